@@ -22,7 +22,7 @@ help:
 	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go,'
 	@echo '             memory under each attack of synthetic guests (VMLANE_ATTACK_MINUTES=10) and under all of them'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
-	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows;'
+	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci.,host. for some rows;'
 	@echo '             AGAINST=BINARY: in pairs with the vmlane-enginebench of another build)'
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
 	@echo 'make coverage  lines that the tests without VMs reach, a crate at a time: out/coverage/'
@@ -122,7 +122,7 @@ dist: bootstrap
 
 package: dist
 	@scripts/bootstrap.sh apparmor binutils lintian
-	@VMLANE_BIN=$${VMLANE_BIN:-target/$(TRIPLE)/dist/vmlane} scripts/package.sh
+	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/package.sh
 
 # Without a build before it, so that root need not build.
 install:

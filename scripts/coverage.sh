@@ -55,8 +55,7 @@ if ! tool llvm-profdata --version >/dev/null 2>&1; then
 fi
 
 packages=("${crates[@]/#/-pvmlane-}")
-# Little is optimized, so that lines stay apart.
-export CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_STRIP=none
+export CARGO_PROFILE_RELEASE_STRIP=none
 export RUSTFLAGS='-C instrument-coverage' LLVM_PROFILE_FILE=$out/%p-%m.profraw
 echo '==> tests with coverage'
 cargo test --release --locked --target-dir target/coverage "${packages[@]}" --no-run 2>"$out/build.log" || {

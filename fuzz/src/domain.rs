@@ -10,7 +10,8 @@ use vmlane_daemon::vmm::libvirt::Attach;
 /// The namespace of what libvirt passes on to QEMU.
 const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 /// Parts of QEMU's arguments that may be the VM's.
-const OURS: [&str; 3] = ["vmlane-", "vfio-user-pci", "acpi-pci-hotplug-with-bridge-support"];
+const OURS: [&str; 4] =
+    ["vmlane-", "vfio-user-pci", "acpi-pci-hotplug-with-bridge-support", "ICH9-LPC.disable_s3"];
 
 /// Everything but the VM's own devices: a line for each element, comment and processing instruction, in their
 /// order. None: that parser does not take it.

@@ -179,7 +179,7 @@ impl Bench {
             let (wire, end) = Wire::small(spec.mac, ROOM);
             let filter = if spec.uplink { Filter::open() } else { filter(input, number) };
             wire.change_filter(|kept| *kept = filter.clone());
-            let id = bench.switch.add_port(spec.clone());
+            let id = bench.switch.add_port(spec.clone()).expect("a switch with room");
             bench.switch.attach(id, end);
             bench.switch.refresh(id);
             bench.ports.push(Port { id, spec, filter, capabilities: PLAIN, attached: true, wire });

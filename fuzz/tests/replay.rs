@@ -32,7 +32,7 @@ fn entries(folder: impl AsRef<Path>) -> Vec<PathBuf> {
     paths
 }
 
-/// None is left behind, or without its line in the list.
+/// None is left behind, or without its line in the list and in SECURITY.md.
 fn names() -> Result<(), Failed> {
     for folder in ["src/targets", "corpus", "crashes"] {
         let paths = entries(folder);
@@ -41,6 +41,10 @@ fn names() -> Result<(), Failed> {
             let name = path.file_stem().expect("a name");
             assert!(TARGETS.iter().any(|(target, _)| name == *target), "{} is of no target", path.display());
         }
+    }
+    let security = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../SECURITY.md"))?;
+    for (target, _) in TARGETS {
+        assert!(security.contains(&format!("| `{target}` |")), "SECURITY.md, Tests, lacks {target}");
     }
     Ok(())
 }

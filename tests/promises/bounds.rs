@@ -175,19 +175,28 @@ const ROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "log lines of a session's thread, and of each port, stream or guest that a worker serves",
+        "log lines of a session's thread, and of each port, stream or guest that a worker serves; of all other threads of the \
+         daemon; of a helper",
         &[
             "daemon: log::a_guest_gets_so_many_lines_and_the_rest_is_counted",
             "daemon: log::what_one_port_of_a_worker_causes_takes_no_line_from_another",
+            "daemon: log::no_thread_of_any_process_writes_without_end",
         ],
     ),
     (
-        "streams of other hosts; calls that wait for another host",
-        &["host: routes::a_host_has_so_many_streams_and_calls_and_no_more"],
+        "streams of other hosts; calls that wait for another host; bytes of those that the helper has not read",
+        &[
+            "host: routes::a_host_has_so_many_streams_and_calls_and_no_more",
+            "host: routes::connects_that_are_given_up_leave_nothing_where_the_helper_does_not_read",
+        ],
     ),
     (
-        "hosts that have not proved a name; how long that may take",
-        &["route: hostile::slow_handshakes_end_and_leave_places_for_others"],
+        "hosts that have not proved a name, at a time, and of those that prove none in a second; how long that may take",
+        &[
+            "route: hostile::slow_handshakes_end_and_leave_places_for_others",
+            "route: hostile::a_peers_address_has_places_while_strangers_of_many_addresses_take_all_others",
+            "route: hostile::hellos_that_are_sent_again_and_again_are_answered_a_few_times_a_second",
+        ],
     ),
     (
         "bytes of a frame of another host; of a stream that its reader has not taken",
@@ -243,12 +252,12 @@ const SHARED: &[(&str, &str, &str)] = &[
     (
         "host/src/sockets/server/clients.rs",
         "SharedPlaces::new(bounds.routed)",
-        "streams of other hosts; calls that wait for another host",
+        "streams of other hosts; calls that wait for another host; bytes of those that the helper has not read",
     ),
     (
         "host/src/sockets/server/route_table.rs",
         "SharedPlaces::new(bounds.calls)",
-        "streams of other hosts; calls that wait for another host",
+        "streams of other hosts; calls that wait for another host; bytes of those that the helper has not read",
     ),
 ];
 

@@ -16,7 +16,7 @@ vmlane_tests::tests! {
 /// Eight seconds without a daemon, in the middle of streams.
 fn streams_outlast_a_stopped_daemon(bed: &Bed) {
     let takers = [take(&bed.guest("a")), take(&bed.guest("b"))];
-    let streams = [("a", "b"), ("b", "a")].map(|(from, to)| (from, give(bed, from, to)));
+    let streams = [("a", "b"), ("b", "a")].map(|(from, to)| (from, trickle(bed, from, to)));
     let daemon = bed.daemon_pid();
     kill_process(daemon, Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_secs(8));

@@ -20,6 +20,7 @@ vmlane_tests::tests! {
         the_crate_map_lists_every_crate_and_its_dependencies,
         the_picture_is_made_from_its_source,
         the_summary_of_the_site_names_every_page_once,
+        the_threads_of_the_architecture_are_those_of_the_code,
         what_pages_say_of_tests_and_sources_is_there,
     }
 }
@@ -45,6 +46,34 @@ fn the_picture_is_made_from_its_source() {
         return;
     }
     assert!(read(&file) == drawn, "docs/architecture.svg is not current: run `make picture`");
+}
+
+/// The table of threads in ARCHITECTURE.md has every name that the daemon's crates give to one.
+fn the_threads_of_the_architecture_are_those_of_the_code() {
+    const DAEMON: [&str; 6] = ["daemon", "device", "host", "stream", "transport", "worker"];
+    const NAMED: [&str; 4] =
+        [".name(\"", ".name(format!(\"", "PeriodicThread::start(\"", "spawn(format!(\""];
+    let text = read("ARCHITECTURE.md");
+    let table = text.split("\n## ").find(|part| part.starts_with("Threads\n")).expect("a section \"Threads\"");
+    let mut found = 0;
+    let mut missing = BTreeSet::new();
+    for path in DAEMON.iter().flat_map(|name| files(&root().join("crates").join(name).join("src"), "rs")) {
+        let code = read(&path);
+        for rest in NAMED.iter().flat_map(|named| code.split(named).skip(1)) {
+            let (name, behind) = rest.split_once('"').expect("a string ends");
+            // What is configured has names, too.
+            let name = name.split('{').next().unwrap_or_default();
+            if name.is_empty() || name.contains(": ") || behind.starts_with(".to_owned") {
+                continue;
+            }
+            found += 1;
+            if !table.contains(&format!("`{name}")) {
+                missing.insert(format!("{name} ({})", path.display()));
+            }
+        }
+    }
+    assert!(found >= 10, "{found} names of threads: is the search right?");
+    assert!(missing.is_empty(), "ARCHITECTURE.md, Threads, lacks: {missing:?}");
 }
 
 /// The table in ARCHITECTURE.md lists exactly the crates of the workspace, each with the crates it depends

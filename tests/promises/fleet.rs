@@ -89,10 +89,15 @@ fn host_settings(directory: &Path, host: usize) -> Settings {
             certificate: directory.join(format!("{name}.pem")),
             key: directory.join(format!("{name}.key")),
             authority: directory.join("authority.pem"),
+            crl: None,
         },
         dead: Duration::from_secs(DEAD_S),
         bounds: Bounds::default(),
-        peers: vec![PeerSettings { name: NAME.into(), address: connects.then(own_address) }],
+        peers: vec![PeerSettings {
+            name: NAME.into(),
+            address: connects.then(own_address),
+            fingerprints: Vec::new(),
+        }],
         name,
     }
 }

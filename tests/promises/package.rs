@@ -6,12 +6,28 @@ pub(crate) mod container;
 pub(crate) mod guests;
 mod layouts;
 
+use std::process::Command;
+
 use container::{Container, Release, boot_with, package};
 use guests::Traffic;
+use vmlane_tests::alone::output;
+use vmlane_tests::tree::root;
 use vmlane_tests::{kept, wait_until};
 
 vmlane_tests::tests! {
+    plain { a_package_is_made_of_the_optimized_program }
     long { a_package_is_installed_upgraded_under_a_stream_and_purged, the_same_in_debian_13 }
+}
+
+/// Whatever program other targets of the Makefile use.
+fn a_package_is_made_of_the_optimized_program() {
+    let mut make = Command::new("make");
+    make.args(["--dry-run", "package"]).current_dir(root()).env_remove("MAKEFLAGS");
+    let said = output(make.env("VMLANE_BIN", "/some/other/program"));
+    let packaging = said.lines().find(|line| line.ends_with("scripts/package.sh")).expect("a package is made");
+    assert!(packaging.contains("/dist/vmlane "), "{packaging}");
+    let built = said.find("cargo build --profile dist").expect("the program is built");
+    assert!(built < said.find(packaging).expect("it is there"), "{said}");
 }
 
 /// Tenths, as `systemd-analyze security --threshold` has them: below 3.

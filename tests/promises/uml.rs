@@ -17,6 +17,7 @@ vmlane_tests::tests! {
     guests {
         virtio_devices_work_under_user_mode_linux,
         two_workers_serve_virtio_vsock,
+        memory_cut_short_ends_one_session_where_nothing_is_overcommitted,
     }
     long { its_own_network_card_beside_virtio_net }
     long in MIXTURE { a_guest_in_qemu_and_one_under_user_mode_linux, any_mixture_of_machines_starts }
@@ -124,6 +125,39 @@ fn two_workers_serve_virtio_vsock() {
             "virtio-vsock on two workers, User Mode Linux: two guests of one group with each other ({rate:.0} Mbit/s), while one of \
              another group talks to the host, and all with the host: equal both ways; both workers' threads have worked"
         ),
+    );
+    bed.finish();
+}
+
+/// A daemon in a guest whose kernel promises no more memory than it has: a VMM that cuts its memory short, of which there was more than
+/// that, loses its session; the daemon, confined as ever, serves the other VMs.
+fn memory_cut_short_ends_one_session_where_nothing_is_overcommitted() {
+    const CONFIG: &str = "[[vm]]\nname = \"cut\"\nvsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]\nlimits = { memory = \"8G\" }\n\
+        [[vm]]\nname = \"other\"\nvsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]\nlimits = { memory = \"8G\" }\n";
+    let mut spec = LabSpec { machines: vec![Machine::Uml], ..lab("strict", &["virtio-net"]) };
+    spec.guests = 1;
+    let bed = Bed::up(&spec);
+    let guest = bed.guest("a");
+    guest.sh("sysctl -w vm.overcommit_memory=2 vm.overcommit_ratio=100").unwrap();
+    guest.sh(&format!("printf '%s' '{CONFIG}' >/run/strict.toml; mkdir -m 700 /run/strict")).unwrap();
+    let daemon = guest.spawn(["vmlane", "daemon", "--config", "/run/strict.toml", "--runtime-dir", "/run/strict"]);
+    let daemon = daemon.unwrap();
+    let ask = "vmlane status --json --runtime-dir /run/strict";
+    let status = || -> Option<Value> { serde_json::from_str(&guest.sh(ask).ok()?).ok() };
+    wait_until("the daemon in the guest serves", || status().is_some());
+    let before = status().unwrap();
+    assert!(before["confined"].as_str().unwrap().contains("seccomp"), "{before}");
+    for vm in ["cut", "other", "cut"] {
+        let ended = python(&guest, &format!("cut /run/strict/vm/{vm}/nic0.sock 4096"));
+        assert_eq!(ended["ended"], true, "{}{}", daemon.stdout(), daemon.stderr());
+        let after = status().unwrap_or_else(|| panic!("the daemon is gone: {}", daemon.stderr()));
+        assert_eq!(after["pid"], before["pid"]);
+    }
+    bed.check_kernel("a");
+    kept(
+        "hostile-vmms",
+        "vm.overcommit_memory = 2, User Mode Linux: three times 4 GiB of memory cut short in a guest of less; each session ended, the \
+         daemon served on",
     );
     bed.finish();
 }

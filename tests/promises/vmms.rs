@@ -67,7 +67,7 @@ fn virtio_devices_work_between_machines_of_one_kind() {
 fn the_daemon_connects_to_qemus_that_listen(bed: &Bed) {
     as_requested(bed);
     let config = bed.lab().status().unwrap().daemon.unwrap().config.display().to_string();
-    let arguments = bed.vmlane(&["qemu-args", "b", "--config", &config]);
+    let arguments = bed.vmlane(&["qemu-args", "b", "--config", &config, "--qemu", "10.1"]);
     assert_eq!(arguments.matches("server=on").count(), 2, "{arguments}");
     traffic_survives(bed);
 }

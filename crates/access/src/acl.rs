@@ -151,6 +151,14 @@ fn refused(error: Errno, path: &Path, count: usize) -> AclError {
     }
 }
 
+/// Has an open file a list? With O_PATH is open enough. If that cannot be known, it may have one.
+pub(crate) fn is_on(file: impl AsFd) -> bool {
+    let name = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let mut list = [0; 64];
+    let outcome = rustix::fs::getxattr(name, ATTRIBUTE, &mut list[..]);
+    !matches!(outcome, Err(Errno::NODATA | Errno::NOTSUP))
+}
+
 /// The permissions of a file's own group: with a list, those of its mode are the list's limit instead.
 pub fn group_bits(path: &Path) -> io::Result<u32> {
     let mode = std::fs::metadata(path)?.permissions().mode();

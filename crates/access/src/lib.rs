@@ -1,4 +1,5 @@
-//! Who may open a socket of the daemon.
+//! Who may open a socket of the daemon, and what vmlane itself may open: [`Trust`] is the one way to a directory whose contents
+//! are served, loaded or run.
 //!
 //! The daemon keeps the ownership of its sockets and their directories: who could write a directory could put another
 //! socket there. Others are let in twice over. An entry in the file's access control list ([`acl`]) lets them
@@ -9,6 +10,7 @@
 //! | --- | --- |
 //! | `peer.rs` | credentials of a connected process: `SO_PEERCRED`, `SO_PEERGROUPS` |
 //! | `owner.rs` | a user or a group of the host |
+//! | `trust.rs` | directories and files that no other user can have made or changed |
 //! | `acl.rs` | POSIX access control lists, as the kernel's extended attribute |
 
 #![deny(missing_docs)]
@@ -20,6 +22,8 @@
 pub mod acl;
 mod owner;
 mod peer;
+mod trust;
 
 pub use owner::Owner;
 pub use peer::Peer;
+pub use trust::{Trust, TrustError};

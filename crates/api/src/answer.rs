@@ -267,6 +267,13 @@ pub struct VmStatus {
     pub vsock: String,
     /// A VMM is connected.
     pub attached: bool,
+    /// The process that is connected as its VMM, as the daemon's PID namespace shows it; none if its devices are connected
+    /// by several, and with a hybrid socket.
+    #[serde(default)]
+    pub vmm_pid: Option<u32>,
+    /// A process that was turned away within the last minute because another one is connected as the VM's VMM.
+    #[serde(default)]
+    pub refused_vmm_pid: Option<u32>,
     /// The guest's driver has set that device up.
     pub ready: bool,
     pub sockets: Vec<String>,

@@ -1,7 +1,7 @@
 //! A client of the daemon: one connection, one call after the other.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,19 +17,20 @@ use crate::line::{self, LineError, LineReader};
 use crate::mirror::MirrorRequest;
 use crate::ovn::{OvnEntries, OvnReport};
 use crate::vms::{VmAdded, VmList, VmRemoved};
-use crate::{MAX_ANSWER, VERSION, control_socket};
+use crate::{MAX_ANSWER, RUNTIME_DIR, VERSION, control_socket};
+
+/// Bytes of the longest path that a unix socket can have.
+const LONGEST_SOCKET: usize = 107;
 
 /// What went wrong between the daemon and us, or what it said.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error(
-        "no daemon answers at {path}: {cause}; start one with `vmlane daemon --runtime-dir {runtime_dir}`, \
-         or name the directory of a running one with --runtime-dir"
-    )]
+    #[error("no daemon answers at {path}: {cause}; {}", way_out(runtime_dir))]
     NoDaemon { path: PathBuf, runtime_dir: PathBuf, cause: io::Error },
     #[error(
         "{path}: {cause}; root may ask it, the user who runs it, and others that its configuration names: \
-             [[control]] uid = NUMBER, may = \"observe\""
+             [[control]] uid = NUMBER, may = \"observe\"{}",
+        of_no_own_daemon(path)
     )]
     Denied { path: PathBuf, cause: io::Error },
     #[error("the daemon at {path} did not answer {method}: {cause}")]
@@ -51,6 +52,47 @@ impl ClientError {
     }
 }
 
+/// What to do about a daemon that is not there.
+fn way_out(runtime_dir: &Path) -> String {
+    let user = rustix::process::geteuid();
+    if runtime_dir == Path::new(RUNTIME_DIR)
+        && !user.is_root()
+        && std::env::var_os("XDG_RUNTIME_DIR").is_none()
+    {
+        return format!(
+            "XDG_RUNTIME_DIR is not set, so no daemon of this user's own was looked for: set it \
+             (`export XDG_RUNTIME_DIR=/run/user/{}`), or name a directory with --runtime-dir",
+            user.as_raw()
+        );
+    }
+    if control_socket(runtime_dir).as_os_str().len() > LONGEST_SOCKET {
+        return format!("a unix socket path may have {LONGEST_SOCKET} bytes; use a shorter --runtime-dir");
+    }
+    format!(
+        "start one with `vmlane daemon --runtime-dir {}`, or name the directory of a running one with --runtime-dir",
+        runtime_dir.display()
+    )
+}
+
+/// Why no daemon of a user's own was asked, if that may be what was meant.
+fn no_own_daemon(runtime_dir: &Path) -> Option<String> {
+    let user = rustix::process::geteuid();
+    let is_set = std::env::var_os("XDG_RUNTIME_DIR").is_some();
+    (runtime_dir == Path::new(RUNTIME_DIR) && !user.is_root() && !is_set).then(|| {
+        format!(
+            "XDG_RUNTIME_DIR is not set, so no daemon of this user's own was looked for: set it \
+             (`export XDG_RUNTIME_DIR=/run/user/{}`), or name a directory with --runtime-dir",
+            user.as_raw()
+        )
+    })
+}
+
+/// The same behind another message, about a control socket.
+fn of_no_own_daemon(control: &Path) -> String {
+    let hint = control.parent().and_then(no_own_daemon);
+    hint.map(|hint| format!("; {hint}")).unwrap_or_default()
+}
+
 /// A connection to the daemon.
 #[derive(Debug)]
 pub struct Client {
@@ -58,6 +100,13 @@ pub struct Client {
     stream: UnixStream,
     answers: LineReader,
     timeout: Duration,
+}
+
+impl AsFd for Client {
+    /// The connection: the kernel knows which process is at its other end.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
 }
 
 impl Client {

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     match cli.command.run() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("vmlane: {error:#}");
+            vmlane_daemon::log::print_error(&format!("{error:#}"));
             ExitCode::from(1)
         }
     }

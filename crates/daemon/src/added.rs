@@ -4,24 +4,26 @@
 //! under another name, synchronized and renamed.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, fchmod, fchown, flock, fstat, fsync, mkdirat, openat,
-    renameat, unlinkat,
+    AtFlags, Dir, FlockOperation, Mode, OFlags, fchmod, fchown, flock, fsync, openat, renameat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
+use vmlane_access::Trust;
 
 use crate::accounts::User;
 use crate::config::ConfigError;
+use crate::config::Sources;
 use crate::config::sources::{Kind, Source, read_from};
+use crate::confine;
 
 /// VMs that are kept.
 pub const MOST_VMS: usize = 1024;
@@ -48,6 +50,11 @@ pub fn state_dir(runtime: &Path, given: Option<&Path>) -> PathBuf {
     }
 }
 
+/// Users beside root and this process's own who may own the directories of a daemon of this configuration.
+pub fn owners(sources: &Sources, runtime: &Path, state: &Path) -> Vec<u32> {
+    confine::users(sources.daemon_user().as_deref(), runtime, &[state, &state.join(NAME)])
+}
+
 /// The directory, or why there is none.
 #[derive(Debug)]
 pub struct AddedVms {
@@ -56,21 +63,21 @@ pub struct AddedVms {
 }
 
 impl AddedVms {
-    /// The directory below `state`, as it is: for those who only read it.
-    pub fn look(state: &Path) -> io::Result<Option<AddedVms>> {
+    /// The directory below `state`, as it is: for those who only read it. `owners`: see [`owners`].
+    pub fn look(state: &Path, owners: &[u32]) -> io::Result<Option<AddedVms>> {
         let path = std::path::absolute(state)?.join(NAME);
-        match open(CWD, &path) {
+        match (Trust { owners, ..Trust::default() }).open(&path) {
             Ok(directory) => Ok(Some(AddedVms { path, directory: Ok(directory) })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            Err(error) => Err(error.about(&path)),
         }
     }
 
     /// The directory below `state`, made if need be, for this daemon alone. Without it, a daemon serves what its
     /// configuration says; that it is another daemon's is an error.
-    pub fn open(state: &Path) -> io::Result<AddedVms> {
+    pub fn open(state: &Path, owners: &[u32]) -> io::Result<AddedVms> {
         let path = std::path::absolute(state)?.join(NAME);
-        let directory = make(state, &path);
+        let directory = make(state, &path, owners);
         if let Ok(directory) = &directory {
             lock(directory, &path)?;
         }
@@ -155,23 +162,13 @@ fn file_name(vm: &str) -> String {
     format!("{vm}.toml")
 }
 
-/// A directory that is no link.
-fn open(at: impl AsFd, path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(at, path, flags, Mode::empty())?.into())
-}
-
 /// Opens the directory, made if need be. The one that it is in may belong to another user, who may have put a link there, or
 /// had something mounted: neither is used.
-fn make(state: &Path, path: &Path) -> io::Result<File> {
-    DirBuilder::new().recursive(true).mode(0o755).create(state)?;
-    let parent = File::open(state)?;
-    match mkdirat(&parent, NAME, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let directory = open(&parent, Path::new(NAME))?;
-    if fstat(&directory)?.st_dev != parent.metadata()?.dev() {
+fn make(state: &Path, path: &Path, owners: &[u32]) -> io::Result<File> {
+    let trust = Trust { owners, ..Trust::default() };
+    let parent = trust.make(state, 0o755).map_err(|error| error.about(state))?;
+    let directory = trust.make(path, 0o700).map_err(|error| error.about(path))?;
+    if directory.metadata()?.dev() != parent.metadata()?.dev() {
         return Err(io::Error::other("something is mounted there"));
     }
     for name in all_names(&directory)?.iter().filter(|name| is_unfinished(name)) {
@@ -261,15 +258,15 @@ mod tests {
     fn vms_are_kept_until_they_are_forgotten() {
         let base = tempfile::tempdir().unwrap();
         let state = base.path().join("a/b");
-        assert!(AddedVms::look(&state).unwrap().is_none());
-        let added = AddedVms::open(&state).unwrap();
+        assert!(AddedVms::look(&state, &[]).unwrap().is_none());
+        let added = AddedVms::open(&state, &[]).unwrap();
         assert_eq!(added.why_not(), None);
-        let error = AddedVms::open(&state).unwrap_err().to_string();
+        let error = AddedVms::open(&state, &[]).unwrap_err().to_string();
         assert!(error.contains("vms.d: another daemon uses it") && error.contains("--state-dir"), "{error}");
         added.keep("web", "1").unwrap();
         added.keep("db.toml", "2").unwrap();
         added.keep("web", "3").unwrap();
-        let next = AddedVms::look(&state).unwrap().unwrap();
+        let next = AddedVms::look(&state, &[]).unwrap().unwrap();
         let read = next.read().unwrap();
         assert_eq!(texts(&next), ["2", "3"]);
         assert_eq!(read[0].path, state.join("vms.d/db.toml.toml"));
@@ -295,7 +292,7 @@ mod tests {
         fs::create_dir(&vms).unwrap();
         fs::write(vms.join(".web.new"), "half of i").unwrap();
         fs::write(vms.join("notes"), "mine").unwrap();
-        let added = AddedVms::open(base.path()).unwrap();
+        let added = AddedVms::open(base.path(), &[]).unwrap();
         assert!(texts(&added).is_empty() && !vms.join(".web.new").exists() && vms.join("notes").exists());
         // One that another daemon is just writing is not in the way either.
         fs::write(vms.join(".web.new"), "half").unwrap();
@@ -309,14 +306,14 @@ mod tests {
         let elsewhere = base.path().join("elsewhere");
         fs::create_dir(&elsewhere).unwrap();
         symlink(&elsewhere, base.path().join("vms.d")).unwrap();
-        let added = AddedVms::open(base.path()).unwrap();
+        let added = AddedVms::open(base.path(), &[]).unwrap();
         let why = added.why_not().unwrap().to_owned();
         assert!(why.contains("vms.d: "), "{why}");
         assert_eq!(added.keep("web", "1").unwrap_err().to_string(), why);
-        assert!(AddedVms::look(base.path()).is_err());
+        assert!(AddedVms::look(base.path(), &[]).is_err());
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
         fs::remove_file(base.path().join("vms.d")).unwrap();
-        let added = AddedVms::open(base.path()).unwrap();
+        let added = AddedVms::open(base.path(), &[]).unwrap();
         fs::write(elsewhere.join("secret"), "secret").unwrap();
         symlink(elsewhere.join("secret"), added.file("web")).unwrap();
         let error = added.read().unwrap_err().to_string();
@@ -326,7 +323,7 @@ mod tests {
     #[test]
     fn descriptions_and_their_number_are_bounded() {
         let base = tempfile::tempdir().unwrap();
-        let added = AddedVms::open(base.path()).unwrap();
+        let added = AddedVms::open(base.path(), &[]).unwrap();
         added.keep("web", &"#".repeat(MOST_BYTES as usize)).unwrap();
         assert_eq!(texts(&added).len(), 1);
         added.keep("web", &"#".repeat(MOST_BYTES as usize + 1)).unwrap();

@@ -80,7 +80,7 @@ pub struct Daemon {
     router: Arc<Router>,
     pub(crate) hypervisor: Arc<Hypervisor>,
     pub(crate) switch: Arc<Switch>,
-    vsock_workers: Arc<VsockWorkers>,
+    pub(crate) vsock_workers: Arc<VsockWorkers>,
     workers: Arc<Workers>,
     /// Where `fault_injection` is on.
     pub(crate) faulty_streams: Option<Arc<FaultyStreams>>,

@@ -8,6 +8,7 @@ use vmlane_mem::MAX_REGIONS;
 use vmlane_transport::SessionStats;
 
 use crate::log;
+use crate::serve::{device_name, nic_name};
 use crate::vm::ServedVm;
 
 /// All bounds of a VM: those of its VMCI or virtio-vsock device, then memory and log lines of each device.
@@ -49,14 +50,14 @@ pub fn of(
     };
     if let Some(stats) = vm.stats() {
         let thread = match guest {
-            Some(_) => format!("vhu-{}-vs", vm.name()),
-            None => format!("{}-{}", session_kind(vm.uml_pci), vm.name()),
+            Some(_) => format!("vhu-{}", device_name(vm.name(), "vsock")),
+            None => format!("{}-{}", session_kind(vm.uml_pci), device_name(vm.name(), "vmci")),
         };
         device("", stats, thread);
     }
     for (number, nic) in vm.nics.iter().enumerate() {
         let kind = session_kind(nic.is_virtio() || vm.uml_pci);
-        device(&format!("nic{number}."), nic.session(), format!("{kind}-{}-n{number}", vm.name()));
+        device(&format!("nic{number}."), nic.session(), format!("{kind}-{}", nic_name(vm.name(), number)));
     }
     bounds
 }

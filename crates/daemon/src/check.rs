@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 
 use crate::accounts::Accounts;
-use crate::added::AddedVms;
-use crate::config::{Config, ConfigError, Owner, Problem, Sources, UplinkKind};
+use crate::added::{self, AddedVms};
+use crate::config::{Config, ConfigError, Owner, Problem, Sources, UplinkKind, VmConfig, Vsock, host_memory};
 use crate::hybrid;
 use crate::paths::Paths;
 
@@ -38,18 +38,27 @@ pub fn check(main: &Path, runtime: &Path, state: &Path) -> Findings {
             return findings;
         }
     };
-    let added = match AddedVms::look(state) {
-        Ok(None) => Ok(Vec::new()),
-        Ok(Some(added)) => added.read().map_err(|error| findings.problems.extend(problems(state, error))),
+    let owners = added::owners(&sources, runtime, state);
+    let added = match AddedVms::look(state, &owners) {
+        Ok(None) => Some(Vec::new()),
+        Ok(Some(added)) => match added.read() {
+            Ok(vms) => Some(vms),
+            Err(error) => {
+                findings.problems.extend(problems(state, error));
+                None
+            }
+        },
         Err(error) => {
             let text = format!("VMs that were added at run time are not checked: {error}; run it as root");
             findings.warnings.push(about(state, text));
-            Ok(Vec::new())
+            None
         }
     };
+    let is_complete = added.is_some();
     let sources = sources.with(added.unwrap_or_default());
     findings.files = sources.0.iter().map(|source| source.path.clone()).collect();
-    match Config::check(&sources) {
+    let checked = if is_complete { Config::check(&sources) } else { Config::check_without_added(&sources) };
+    match checked {
         Ok(config) => {
             findings.vms = config.vms.len();
             findings.uplinks = config.uplinks.len();
@@ -81,6 +90,13 @@ fn of_vm(config: &Config, vm: &str, text: String) -> Problem {
     Problem { path: place.path, line: Some(place.line), text: format!("vm {vm:?}: {text}") }
 }
 
+/// About something else that the configuration describes: `what` is its mark.
+fn of_mark(config: &Config, main: &Path, what: &str, text: String) -> Problem {
+    let mark = config.marks.get(what);
+    let path = mark.map_or(main, |(path, _)| path);
+    Problem { path: path.to_owned(), line: mark.map(|(_, line)| *line), text }
+}
+
 /// Sockets whose paths the kernel would not take.
 fn too_long(config: &Config, main: &Path, runtime: &Path) -> Vec<Problem> {
     let paths = match Paths::new(runtime) {
@@ -94,10 +110,11 @@ fn too_long(config: &Config, main: &Path, runtime: &Path) -> Vec<Problem> {
         }
     };
     let sockets = config.vms.iter().map(|vm| {
-        let vsock = match (vm.vmci, vm.virtio_vsock) {
-            (true, _) => Some(paths.vmci(&vm.name)),
-            (_, true) => Some(paths.vsock(&vm.name)),
-            _ => vm.hybrid.is_some().then(|| hybrid::path(&paths, vm)),
+        let vsock = match vm.vsock {
+            Vsock::Vmci => Some(paths.vmci(&vm.name)),
+            Vsock::Virtio { .. } => Some(paths.vsock(&vm.name)),
+            Vsock::Hybrid(_) => Some(hybrid::path(&paths, vm)),
+            Vsock::None => None,
         };
         let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
         (vm, vsock.into_iter().chain(nics).find_map(Result::err))
@@ -109,20 +126,20 @@ fn too_long(config: &Config, main: &Path, runtime: &Path) -> Vec<Problem> {
 fn on_this_host(config: &Config, main: &Path) -> Vec<Problem> {
     let accounts = Accounts::host();
     let mut warnings = Vec::new();
-    let about = |text: String| Problem { path: main.to_owned(), line: None, text };
+    let about = |what: &str, text: String| of_mark(config, main, what, text);
     if let Some(user) = config.daemon.user.as_deref().filter(|user| accounts.user(user).is_none()) {
-        warnings.push(about(format!(
-            "daemon: user = {user:?} is not in /etc/passwd; make it (`useradd --system {user}`)"
-        )));
+        let text =
+            format!("daemon: user = {user:?} is not in /etc/passwd; make it (`useradd --system {user}`)");
+        warnings.push(about("daemon: user", text));
     }
     if config.daemon.user.is_some() && !geteuid().is_root() {
-        warnings
-            .push(about("daemon: user: only a daemon that is started as root becomes another user".into()));
+        let text = "daemon: user: only a daemon that is started as root becomes another user";
+        warnings.push(about("daemon: user", text.into()));
     }
     for vm in &config.vms {
         let unknown = vm.owner.and_then(|owner| unknown(owner, &accounts));
         warnings.extend(unknown.map(|who| of_vm(config, &vm.name, format!("owner: {who}"))));
-        let directory = vm.hybrid.as_ref().and_then(|hybrid| hybrid.path.as_ref()?.parent());
+        let directory = vm.vsock.hybrid().and_then(|hybrid| hybrid.path.as_ref()?.parent());
         warnings.extend(directory.filter(|directory| !directory.is_dir()).map(|directory| {
             let directory = directory.display();
             let text = format!(
@@ -131,13 +148,22 @@ fn on_this_host(config: &Config, main: &Path) -> Vec<Problem> {
             of_vm(config, &vm.name, text)
         }));
     }
-    for rule in &config.control {
+    let unlimited = |vm: &&VmConfig| vm.owner.is_some() && vm.memory.is_none() && vm.devices() > 0;
+    warnings.extend(config.vms.iter().filter(unlimited).map(|vm| {
+        let text = format!(
+            "limits: memory: none is set, so its VMM can have the daemon hold as much memory as this host has ({} MiB), which is charged to \
+             the daemon and not to the VM's control group; write limits = {{ memory = \"SIZE\" }} with the VM's memory",
+            host_memory() >> 20
+        );
+        of_vm(config, &vm.name, text)
+    }));
+    for (index, rule) in config.control.iter().enumerate() {
         let who = unknown(Owner { uid: rule.uid, gid: rule.gid }, &accounts);
-        warnings.extend(who.map(|who| about(format!("control: {who}"))));
+        warnings.extend(who.map(|who| about(&format!("control {index}"), format!("control: {who}"))));
     }
-    for rule in &config.hosts {
+    for (index, rule) in config.hosts.iter().enumerate() {
         let who = unknown(Owner { uid: rule.uid, gid: rule.gid }, &accounts);
-        warnings.extend(who.map(|who| about(format!("host: {who}"))));
+        warnings.extend(who.map(|who| about(&format!("host {index}"), format!("host: {who}"))));
     }
     let too_long = mtu::too_long(config, mtu::of_uplink);
     warnings.extend(too_long.into_iter().map(|(vm, text)| of_vm(config, &vm.name, text)));
@@ -157,10 +183,10 @@ fn on_this_host(config: &Config, main: &Path) -> Vec<Problem> {
                 (!there).then(|| format!("vhost_user = {socket:?}: there is no socket of this name now"))
             }
         };
-        warnings.extend(
-            missing
-                .map(|why| about(format!("uplink {:?}: {why}; its port waits until there is", uplink.name))),
-        );
+        warnings.extend(missing.map(|why| {
+            let text = format!("uplink {:?}: {why}; its port waits until there is", uplink.name);
+            about(&format!("uplink {}", uplink.name), text)
+        }));
     }
     warnings
 }
@@ -172,4 +198,77 @@ fn unknown(owner: Owner, accounts: &Accounts) -> Option<String> {
     let user = user.map(|uid| format!("user {uid} is not in /etc/passwd"));
     let who = user.or_else(|| group.map(|gid| format!("group {gid} is not in /etc/group")))?;
     Some(format!("{who}; that is right if a directory service has it, else make it, or write another number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn findings(main: &str) -> Findings {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmlane.toml");
+        fs::write(&path, main).unwrap();
+        check(&path, &folder.path().join("run"), folder.path())
+    }
+
+    fn lines(problems: &[Problem]) -> Vec<(Option<usize>, &str)> {
+        problems.iter().map(|problem| (problem.line, problem.text.as_str())).collect()
+    }
+
+    #[test]
+    fn every_warning_has_the_line_that_it_is_about() {
+        let main = "[daemon]\nuser = \"no-such-user\"\n[[control]]\nuid = 1234567\nmay = \"own\"\n[[host]]\ngid = 1234567\n\
+                    [[uplink]]\nname = \"lan\"\ninterface = \"no-such-card\"\n[[vm]]\nname = \"a\"\ncid = 3\nowner = 1234567\nlimits = { memory = \"1G\" }\n";
+        let found = findings(main);
+        assert!(found.problems.is_empty(), "{:?}", found.problems);
+        let warnings = lines(&found.warnings);
+        for (line, words) in
+            [(2, "daemon: user"), (3, "control"), (6, "host"), (8, "uplink \"lan\""), (11, "vm \"a\"")]
+        {
+            let is_there = |(at, text): &(Option<usize>, &str)| *at == Some(line) && text.starts_with(words);
+            assert!(warnings.iter().any(is_there), "{line} {words}: {warnings:?}");
+        }
+        assert!(warnings.iter().all(|(line, _)| line.is_some()), "{warnings:?}");
+    }
+
+    #[test]
+    fn an_owner_without_a_number_is_a_mistake_and_a_number_without_an_account_a_warning() {
+        let vm = "[[vm]]\nname = \"a\"\ncid = 3\nlimits = { memory = \"1G\" }\nowner = ";
+        let named = findings(&format!("{vm}\"no-such-user\"\n"));
+        let numbered = findings(&format!("{vm}\"1234567\"\n"));
+        assert_eq!((named.problems.len(), named.warnings.len()), (1, 0), "{named:?}");
+        assert_eq!((numbered.problems.len(), numbered.warnings.len()), (0, 1), "{numbered:?}");
+    }
+
+    #[test]
+    fn a_vm_with_an_owner_and_no_limit_of_memory_is_warned_of() {
+        let vm = |rest: &str| format!("[[vm]]\nname = \"a\"\ncid = 3\n{rest}\n");
+        for (limits, rest, count) in [
+            ("", "owner = \"root\"", 1),
+            ("", "owner = \"root\"\nlimits = { memory = \"1G\" }", 0),
+            ("[limits]\nmemory = \"1G\"\n", "owner = \"root\"", 0),
+            ("", "owner = \"root\"\nvsock = \"hybrid\"", 0),
+            ("", "", 0),
+        ] {
+            let found = findings(&[limits, &vm(rest)].concat());
+            assert!(found.problems.is_empty(), "{:?}", found.problems);
+            let of_memory = found.warnings.iter().filter(|warning| warning.text.contains("limits: memory"));
+            assert_eq!(of_memory.count(), count, "{limits}{rest}: {:?}", found.warnings);
+        }
+    }
+
+    #[test]
+    fn vms_that_cannot_be_read_make_no_forward_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmlane.toml");
+        fs::write(&path, "[[vm]]\nname = \"a\"\ncid = 3\nforward = [{ port = 1, to = \"added:2\" }]\n")
+            .unwrap();
+        fs::create_dir(folder.path().join("vms.d")).unwrap();
+        fs::create_dir(folder.path().join("vms.d/added.toml")).unwrap();
+        let found = check(&path, &folder.path().join("run"), folder.path());
+        let [(None, problem)] = lines(&found.problems)[..] else { panic!("{found:?}") };
+        assert!(problem.contains("not a regular file"), "{problem}");
+    }
 }

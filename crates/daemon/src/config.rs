@@ -14,6 +14,7 @@ pub mod ovn;
 mod owner;
 mod raw;
 mod route;
+mod shape;
 pub mod sources;
 mod team;
 #[cfg(test)]
@@ -75,6 +76,8 @@ pub struct Config {
     pub route: Option<RouteConfig>,
     /// Where each VM is described, by its name.
     pub places: BTreeMap<String, VmPlace>,
+    /// Where what warnings may be about is described, file and line: `daemon: user`, `uplink NAME`, `host N`, `control N`.
+    pub marks: BTreeMap<String, (PathBuf, usize)>,
 }
 
 /// Where a VM is described.
@@ -270,20 +273,13 @@ pub struct VmConfig {
     /// Who may open its sockets, beside root and the daemon's own user.
     pub owner: Option<Owner>,
     pub group: String,
-    /// It has a VMCI device.
-    pub vmci: bool,
-    /// It has a virtio-vsock device instead.
-    pub virtio_vsock: bool,
-    /// Its VMM has one, with a hybrid Unix socket.
-    pub hybrid: Option<HybridConfig>,
-    /// 0 without one.
+    pub vsock: Vsock,
+    /// 0 without an address.
     pub cid: u32,
     pub nics: Vec<NicConfig>,
     pub forwards: Vec<ForwardConfig>,
     /// The CID by which the guest knows the host, beside 2, as enclaves do.
     pub parent_cid: Option<u32>,
-    /// Of the virtio-vsock device's socket.
-    pub vsock_role: Role,
     /// Its PCI functions are for User Mode Linux, over virtio, and not by vfio-user.
     pub uml_pci: bool,
     /// It is to be moved between hosts while it runs.
@@ -291,8 +287,61 @@ pub struct VmConfig {
     pub restricted: bool,
     pub trusted: bool,
     pub limits: Limits,
-    /// Bytes of guest memory that each of its devices may map; None: an equal share ([`Config::memory_limit`]).
+    /// Bytes of guest memory that each of its devices may map; None: see [`Config::memory_limit`].
     pub memory: Option<u64>,
+}
+
+/// By what a VM takes part in the CID space: the key `vsock`, with the keys that go with one of its values only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Vsock {
+    /// A VMCI device.
+    Vmci,
+    /// A virtio-vsock device. `role`: the daemon's, at its socket.
+    Virtio { role: Role },
+    /// Its VMM's own device, with a hybrid Unix socket.
+    Hybrid(HybridConfig),
+    /// By nothing.
+    None,
+}
+
+impl Vsock {
+    /// As the configuration names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Vsock::Vmci => "vmci",
+            Vsock::Virtio { .. } => "virtio",
+            Vsock::Hybrid(_) => "hybrid",
+            Vsock::None => "none",
+        }
+    }
+
+    /// Is it a VMCI device?
+    pub fn is_vmci(&self) -> bool {
+        matches!(self, Vsock::Vmci)
+    }
+
+    /// The daemon's role at the socket of a virtio-vsock device.
+    pub fn virtio(&self) -> Option<Role> {
+        match self {
+            Vsock::Virtio { role } => Some(*role),
+            Vsock::Vmci | Vsock::Hybrid(_) | Vsock::None => None,
+        }
+    }
+
+    pub fn hybrid(&self) -> Option<&HybridConfig> {
+        match self {
+            Vsock::Hybrid(hybrid) => Some(hybrid),
+            Vsock::Vmci | Vsock::Virtio { .. } | Vsock::None => None,
+        }
+    }
+
+    /// Is it a device of ours, which maps the guest's memory?
+    pub fn is_device(&self) -> bool {
+        match self {
+            Vsock::Vmci | Vsock::Virtio { .. } => true,
+            Vsock::Hybrid(_) | Vsock::None => false,
+        }
+    }
 }
 
 /// A hybrid Unix socket, which the VM's VMM makes.
@@ -305,12 +354,12 @@ pub struct HybridConfig {
 impl VmConfig {
     /// Has it an address in the CID space?
     pub fn takes_connections(&self) -> bool {
-        self.vmci || self.virtio_vsock || self.hybrid.is_some()
+        self.vsock != Vsock::None
     }
 
     /// How many devices map its memory.
     pub fn devices(&self) -> u64 {
-        u64::from(self.vmci) + u64::from(self.virtio_vsock) + self.nics.len() as u64
+        u64::from(self.vsock.is_device()) + self.nics.len() as u64
     }
 }
 
@@ -321,6 +370,13 @@ pub struct ForwardConfig {
     pub port: u32,
     pub to_vm: Option<String>,
     pub to_port: u32,
+}
+
+/// Bytes of the host's memory. A VM's memory file can be sparse and of any size; pages that the daemon is the first to touch are charged to
+/// the daemon, so it maps no more than a VM can have.
+pub fn host_memory() -> u64 {
+    let system = rustix::system::sysinfo();
+    system.totalram.saturating_mul(system.mem_unit.max(1).into())
 }
 
 impl Config {
@@ -334,9 +390,19 @@ impl Config {
         Config::check(&Sources::of(path, text))
     }
 
+    /// What a file may have, as JSON Schema.
+    pub fn schema() -> serde_json::Value {
+        raw::schema()
+    }
+
     /// Checks files that were read.
     pub fn check(sources: &Sources) -> Result<Config, ConfigError> {
-        check::check(sources).map_err(|problems| ConfigError::Invalid { problems })
+        check::check(sources, true).map_err(|problems| ConfigError::Invalid { problems })
+    }
+
+    /// The same of files that may lack VMs to which they refer.
+    pub fn check_without_added(sources: &Sources) -> Result<Config, ConfigError> {
+        check::check(sources, false).map_err(|problems| ConfigError::Invalid { problems })
     }
 
     /// Checks what files say of uplinks, whatever else they say.
@@ -348,9 +414,14 @@ impl Config {
     /// one and the new one are mapped.
     pub const SHARED_OUT: u64 = vmlane_mem::ADDRESS_SPACE / 2;
 
-    /// Bytes of guest memory that each device of a VM may map: what the configuration says, or an equal share
-    /// of what is left.
+    /// Bytes of guest memory that each device of a VM may map: what the configuration says, or as much as the host
+    /// has, as far as the address space goes.
     pub fn memory_limit(&self, vm: &VmConfig) -> u64 {
+        vm.memory.unwrap_or_else(|| self.address_space(vm).min(host_memory()))
+    }
+
+    /// Bytes of address space for each device of a VM: its limit, or an equal share of what is left.
+    fn address_space(&self, vm: &VmConfig) -> u64 {
         let settled = self.vms.iter().filter_map(|vm| Some(vm.memory?.saturating_mul(vm.devices())));
         let rest = settled.fold(Config::SHARED_OUT, u64::saturating_sub);
         let others: u64 = self.vms.iter().filter(|vm| vm.memory.is_none()).map(VmConfig::devices).sum();
@@ -359,7 +430,7 @@ impl Config {
 
     /// Directories outside the runtime directory in which VMMs make hybrid sockets.
     pub fn hybrid_directories(&self) -> Vec<PathBuf> {
-        let paths = self.vms.iter().filter_map(|vm| vm.hybrid.as_ref()?.path.as_ref()?.parent());
+        let paths = self.vms.iter().filter_map(|vm| vm.vsock.hybrid()?.path.as_ref()?.parent());
         paths.map(Path::to_owned).collect()
     }
 

@@ -10,6 +10,7 @@ use vmlane_port::wrap::{Fault, Impairment};
 
 use crate::assembly::{Daemon, State};
 use crate::nic::ServedNic;
+use crate::serve::device_name;
 use crate::vm::ServedVm;
 
 /// The longest stall on request.
@@ -93,7 +94,7 @@ impl Daemon {
             return Err(bad(format!("vm {name:?} has no {nic:?}; its NICs are {}", known.join(", "))));
         };
         let guest_told = served.set_link(&self.host(), name, up);
-        tracing::info!(vm = name, nic, up, "link set by the operator");
+        tracing::info!(device = device_name(name, nic), up, "link set by the operator");
         Ok(LinkSet { port: format!("{name}/{nic}"), link: if up { "up" } else { "down" }.into(), guest_told })
     }
 
@@ -130,7 +131,8 @@ impl Daemon {
         if inject(self, vm, at, fault) {
             return Ok(Done {});
         }
-        let known = "vmci, stream, nicN, nicN-port (active NICs only), control";
+        let known =
+            "vmci, virtio (once its driver is loaded), stream, nicN, nicN-port (active NICs only), control";
         Err(bad(format!("vm {name:?} has no {at:?} now; known are {known}")))
     }
 
@@ -192,7 +194,7 @@ fn bad(message: String) -> Failure {
 
 fn inject(daemon: &Daemon, vm: &ServedVm, at: &str, fault: Fault) -> bool {
     match at {
-        "vmci" => vm.inject(fault),
+        "vmci" | "virtio" => vm.inject(at, fault),
         "stream" => {
             let owner = vm.cid().and_then(|cid| daemon.hypervisor.stream_owner(cid));
             let faulty = daemon.faulty_streams.as_ref().zip(owner);

@@ -55,7 +55,7 @@ fn all(config: &Config, paths: &Paths) -> Vec<Grant> {
         for path in sockets_in(&directory) {
             grants.push(Grant { path, mode: 0o600, right: Right::Connect, to: to.clone() });
         }
-        if vm.hybrid.as_ref().is_some_and(|hybrid| hybrid.path.is_none()) {
+        if vm.vsock.hybrid().is_some_and(|hybrid| hybrid.path.is_none()) {
             let path = paths.hybrid_directory(&vm.name);
             grants.push(Grant { path, mode: hybrid::MODE, right: Right::Make, to: to.clone() });
         }
@@ -78,11 +78,11 @@ fn all(config: &Config, paths: &Paths) -> Vec<Grant> {
     grants
 }
 
-/// The operator may have made the runtime directory, with a mode of theirs.
+/// The operator may have made the runtime directory, with a mode of theirs. None lets others write.
 fn own_mode(runtime: &Path) -> u32 {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = std::fs::metadata(runtime).map_or(0o700, |metadata| metadata.permissions().mode());
-    mode & 0o707 | acl::group_bits(runtime).unwrap_or(0) << 3
+    mode & 0o705 | acl::group_bits(runtime).unwrap_or(0) << 3
 }
 
 /// The sockets of a VM's devices, and of its programs' way in. What host programs listen at for the guest

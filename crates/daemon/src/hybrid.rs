@@ -1,11 +1,13 @@
 //! A VM whose VMM has a hybrid Unix socket, while it is served: its CID, and where its VMM makes its socket.
 
-use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, fchmod, fstat, mkdirat, openat};
+use rustix::io::Errno;
 use rustix::process::geteuid;
+use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
 use vmlane_host::sockets::HybridVm;
 use vmlane_vsock::Vm;
@@ -27,7 +29,7 @@ pub struct ServedHybrid {
 
 /// Where the VM's VMM makes its socket.
 pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
-    match vm.hybrid.as_ref().and_then(|hybrid| hybrid.path.clone()) {
+    match vm.vsock.hybrid().and_then(|hybrid| hybrid.path.clone()) {
         Some(path) => Ok(path),
         None => paths.hybrid(&vm.name),
     }
@@ -39,7 +41,7 @@ impl ServedHybrid {
     pub fn offer(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedHybrid, VmError> {
         let name = || vm.name.clone();
         let path = path(host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
-        if vm.hybrid.as_ref().is_some_and(|hybrid| hybrid.path.is_none()) {
+        if vm.vsock.hybrid().is_some_and(|hybrid| hybrid.path.is_none()) {
             let directory = host.paths.hybrid_directory(&vm.name);
             make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;
         }
@@ -73,17 +75,20 @@ impl ServedHybrid {
 
 /// The VM's directory, and in it the one where its VMM makes sockets.
 fn make(directory: &Path) -> io::Result<()> {
-    let vm = directory.parent().unwrap_or(directory);
-    DirBuilder::new().recursive(true).mode(0o700).create(vm)?;
-    match DirBuilder::new().mode(MODE).create(directory) {
+    let (Some(vm), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let vm = Trust::default().make(vm, 0o700).map_err(|error| error.about(vm))?;
+    match mkdirat(&vm, name, Mode::from_raw_mode(MODE)) {
         // A previous daemon's: others cannot make one there.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        made => made?,
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
     }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let hybrid = openat(&vm, name, flags, Mode::empty())?;
     // Without regard to the umask. Until `grants.rs` lets the owner in.
-    let mode = std::fs::symlink_metadata(directory)?.permissions().mode();
-    if mode & 0o1000 == 0 {
-        std::fs::set_permissions(directory, std::fs::Permissions::from_mode(MODE))?;
+    if fstat(&hybrid)?.st_mode & 0o1000 == 0 {
+        fchmod(&hybrid, Mode::from_raw_mode(MODE))?;
     }
     // The VMM's socket is the VMM's file. Without lists, the VMM must be the daemon's user's.
     if let Err(error) = share_new_files(directory, geteuid().as_raw()) {

@@ -25,6 +25,8 @@
 //! | `takeover.rs` | whether this program knows the state that another daemon keeps |
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 
+#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
+
 mod access;
 pub mod accounts;
 pub mod added;
@@ -51,6 +53,7 @@ pub mod paths;
 mod periodic;
 pub mod plan;
 mod ports;
+mod presence;
 pub mod qemu;
 pub mod run;
 pub mod runtime;

@@ -1,9 +1,12 @@
-//! The log: lines on stderr, as text or as JSON, and a limit on what guests can make the daemon write.
+//! The log: lines on stderr, as text or as JSON, with priorities where the journal reads them, and a limit on what guests can make the daemon write.
 //!
 //! Threads that serve guests (sessions, acceptors, workers) get a number of lines per window each,
-//! whatever code runs on them; on a worker, each port, stream or guest that it serves gets as many. The rest is
-//! counted and told in one line by the main thread. A guest that provokes warnings can so neither fill a disk nor
+//! whatever code runs on them; on a worker, each port, stream or guest that it serves gets as many. All other threads, of the daemon
+//! and of its helpers, get many more, so that no process fills a disk, whoever causes its lines. The rest is
+//! counted and reported in one line. A guest that provokes warnings can so neither fill a disk nor
 //! hide what happens to another.
+
+mod journal;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::IsTerminal;
@@ -14,6 +17,7 @@ use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -21,9 +25,17 @@ use tracing_subscriber::util::SubscriberInitExt;
 const GUEST_THREADS: [&str; 7] = ["vfu-", "vhu-", "acc-", "worker-", "switch", "vsock", "host"];
 /// Lines that one source may write in a window.
 const LINES: u32 = 20;
+/// Lines that all other threads together may write in a window: of the daemon, which may start with thousands of VMs, and of a helper.
+const OWN_LINES: u32 = 20_000;
+const HELPERS_LINES: u32 = 500;
+/// What these threads are called.
+const OTHERS: &str = "other";
 /// Sources that are told apart at once; what is beyond shares the thread's own.
 const SOURCES: usize = 4096;
 const WINDOW: Duration = Duration::from_secs(10);
+
+use self::journal::Prioritized;
+pub use self::journal::print_error;
 
 /// What a line looks like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +65,8 @@ pub enum LogError {
     Filter { key: &'static str, filter: String, why: String },
     #[error("the log was set up already")]
     Twice,
+    #[error("a thread for the log: {0}")]
+    Thread(std::io::Error),
 }
 
 /// Which filter is in force: the command line's, else the environment's, else the configuration's.
@@ -68,20 +82,49 @@ pub fn choose(argument: Option<String>, configured: Option<String>) -> (&'static
 
 /// Starts the log of this process; panics are logged, too.
 pub fn init(key: &'static str, filter: String, format: LogFormat) -> Result<Throttle, LogError> {
+    init_with(key, filter, format, Throttle::new(OWN_LINES))
+}
+
+fn init_with(
+    key: &'static str,
+    filter: String,
+    format: LogFormat,
+    throttle: Throttle,
+) -> Result<Throttle, LogError> {
     let parsed = EnvFilter::builder().parse(&filter);
     let parsed = parsed.map_err(|error| LogError::Filter { key, filter, why: error.to_string() })?;
-    let throttle = Throttle::default();
     let _ = THROTTLE.set(throttle.clone());
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = match format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
-        LogFormat::Json => lines.json().boxed(),
+    let lines = match (format, journal::is_stderr()) {
+        (LogFormat::Text, false) => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        (LogFormat::Text, true) => lines
+            .with_ansi(false)
+            .event_format(Prioritized(fmt::format().without_time().with_ansi(false)))
+            .boxed(),
+        (LogFormat::Json, false) => lines.json().with_span_list(false).boxed(),
+        (LogFormat::Json, true) => {
+            let format = fmt::format().json().with_span_list(false);
+            lines.json().event_format(Prioritized(format)).boxed()
+        }
     };
     let log = tracing_subscriber::registry().with(parsed).with(lines).with(throttle.clone());
     log.try_init().map_err(|_| LogError::Twice)?;
     // Contained panics would otherwise write to stderr past the limit.
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     Ok(throttle)
+}
+
+/// Starts the log of a helper: a thread of its own reports what was suppressed.
+pub fn init_helper(key: &'static str, filter: String) -> Result<(), LogError> {
+    let throttle = init_with(key, filter, LogFormat::Text, Throttle::new(HELPERS_LINES))?;
+    let reports = move || {
+        loop {
+            std::thread::sleep(WINDOW);
+            throttle.tell();
+        }
+    };
+    std::thread::Builder::new().name("log".into()).spawn(reports).map_err(LogError::Thread)?;
+    Ok(())
 }
 
 /// Of this process.
@@ -102,8 +145,10 @@ struct Source {
 }
 
 /// The limit, shared by the log and the thread that reports what was suppressed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Throttle {
+    /// Lines in a window of threads that serve no guest.
+    own: u32,
     windows: Arc<Mutex<HashMap<Source, Window>>>,
     /// By thread: lines held back in windows that are over.
     held_back: Arc<Mutex<HashMap<String, u64>>>,
@@ -117,13 +162,18 @@ struct Window {
 }
 
 impl Throttle {
+    fn new(own: u32) -> Throttle {
+        Throttle { own, windows: Arc::default(), held_back: Arc::default() }
+    }
+
     /// May this thread write a line about `served` now?
     fn allow(&self, thread: &str, served: Option<u64>, now: Instant) -> bool {
-        if !GUEST_THREADS.iter().any(|prefix| thread.starts_with(prefix)) {
-            return true;
-        }
+        let serves_guests = GUEST_THREADS.iter().any(|prefix| thread.starts_with(prefix));
+        let (mut source, most) = match serves_guests {
+            true => (Source { thread: thread.to_owned(), served }, LINES),
+            false => (Source { thread: OTHERS.into(), served: None }, self.own),
+        };
         let mut windows = self.windows.lock();
-        let mut source = Source { thread: thread.to_owned(), served };
         if windows.len() >= SOURCES && !windows.contains_key(&source) {
             source.served = None;
         }
@@ -133,7 +183,7 @@ impl Throttle {
         if window.suppressed == 0 && now.duration_since(window.begun) >= WINDOW {
             *window = fresh;
         }
-        if window.lines < LINES {
+        if window.lines < most {
             window.lines += 1;
             return true;
         }
@@ -213,14 +263,14 @@ mod tests {
 
     #[test]
     fn a_guest_gets_so_many_lines_and_the_rest_is_counted() {
-        let throttle = Throttle::default();
+        let throttle = Throttle::new(OWN_LINES);
         let begun = Instant::now();
         let written = (0..100).filter(|_| throttle.allow("vfu-web", None, begun)).count();
         assert_eq!(written, LINES as usize);
         assert!(throttle.allow("vfu-db", None, begun), "another VM is not affected");
         assert!(
             (0..100).all(|_| throttle.allow("main", None, begun)),
-            "the daemon's own lines are not limited"
+            "the daemon's own lines have a limit of their own"
         );
 
         assert_eq!(throttle.suppressed(begun), []);
@@ -231,8 +281,22 @@ mod tests {
     }
 
     #[test]
+    fn no_thread_of_any_process_writes_without_end() {
+        for own in [OWN_LINES, HELPERS_LINES] {
+            let throttle = Throttle::new(own);
+            let begun = Instant::now();
+            let threads = ["main", "control", "", "signals"];
+            let written = (0..100_000).filter(|line| throttle.allow(threads[line % 4], None, begun)).count();
+            assert_eq!(written, own as usize);
+            assert!(throttle.allow("vfu-web", None, begun), "guests' lines are counted apart");
+            assert_eq!(throttle.suppressed(begun + WINDOW), [(OTHERS.into(), 100_000 - u64::from(own))]);
+            assert!(throttle.allow("main", None, begun + WINDOW));
+        }
+    }
+
+    #[test]
     fn a_quiet_guest_starts_afresh() {
-        let throttle = Throttle::default();
+        let throttle = Throttle::new(OWN_LINES);
         let begun = Instant::now();
         assert!((0..LINES).all(|_| throttle.allow("worker-0", None, begun)));
         assert!((0..LINES).all(|_| throttle.allow("worker-0", None, begun + WINDOW)));
@@ -241,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_one_port_of_a_worker_causes_takes_no_line_from_another() {
-        let throttle = Throttle::default();
+        let throttle = Throttle::new(OWN_LINES);
         let begun = Instant::now();
         for thread in ["switch", "worker-0", "vsock"] {
             let written = (0..100).filter(|_| throttle.allow(thread, Some(3), begun)).count();
@@ -255,7 +319,7 @@ mod tests {
 
     #[test]
     fn sources_without_end_take_no_memory_without_end() {
-        let throttle = Throttle::default();
+        let throttle = Throttle::new(OWN_LINES);
         let begun = Instant::now();
         let ports = SOURCES as u64 + 10_000;
         let written = (0..ports).filter(|&port| throttle.allow("switch", Some(port), begun)).count();
@@ -273,7 +337,7 @@ mod tests {
             }
         }
         let seen = Seen::default();
-        let subscriber = tracing_subscriber::registry().with(seen.clone()).with(Throttle::default());
+        let subscriber = tracing_subscriber::registry().with(seen.clone()).with(Throttle::new(OWN_LINES));
         let dispatch = tracing::Dispatch::new(subscriber);
         for (name, lines) in [("vfu-a", LINES), ("control", 50)] {
             *seen.0.lock() = 0;

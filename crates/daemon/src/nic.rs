@@ -19,7 +19,7 @@ use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, ovn};
-use crate::serve::{Attachment, Host, PciSocket, VmError, vhost_end};
+use crate::serve::{Attachment, Host, PciSocket, VmError, device_name, nic_name, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
 const LINK_DOWN: &str = "down";
@@ -60,6 +60,8 @@ impl ServedNic {
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
         let switch = host.switch;
         let port = switch.add_port(port_spec(config, vm, number));
+        let port =
+            port.map_err(|full| VmError::Nic { name: vm.name.clone(), number, cause: full.to_string() })?;
         let down = found.take(&format!("{}.nic{number}/{LINK_DOWN}", vm.name)).is_some();
         let served = ServedNic::serve(host, &path, vm, number, port, (config, found));
         if let (Ok(nic), true) = (&served, down) {
@@ -93,7 +95,7 @@ impl ServedNic {
         }
         let bad = |cause: String| VmError::Nic { name: name(), number, cause };
         let scope = format!("{}.nic{number}", vm.name);
-        let thread = format!("{}-n{number}", vm.name);
+        let device_name = nic_name(&vm.name, number);
         let (server, counters) = match config.model {
             NicModel::Vmxnet3 => {
                 let attachment = Attachment::new(vm, &session)?;
@@ -105,7 +107,7 @@ impl ServedNic {
                 if let Some(trigger) = faults.as_ref().and_then(|faults| faults.registers.as_ref()) {
                     device = Box::new(FaultyDevice::new(device, trigger.clone()));
                 }
-                let socket = PciSocket { vm: &vm.name, path, scope: &scope, thread: &thread };
+                let socket = PciSocket { vm: &vm.name, path, scope: &scope, device: &device_name };
                 let (server, _) = attachment.serve(host, &socket, device, session.clone(), found)?;
                 (server, DeviceCounters::Vmxnet3(handle))
             }
@@ -118,7 +120,7 @@ impl ServedNic {
                 let device: Box<dyn VhostDevice> = Box::new(device);
                 let end = vhost_end(virtio.role, path);
                 let end = end.map_err(|cause| VmError::Listen { name: name(), cause })?;
-                let server = end.serve(&thread, device, lines, session.clone());
+                let server = end.serve(&device_name, device, lines, session.clone());
                 let server = server.map_err(|cause| VmError::Threads { name: name(), cause })?;
                 (server, DeviceCounters::Virtio(stats))
             }
@@ -195,7 +197,7 @@ impl ServedNic {
         } else if let Err(error) =
             vmlane_mem::memfd(LINK_DOWN, 1).and_then(|file| host.store.put(&name, file.as_fd()))
         {
-            tracing::warn!(vm, nic = self.name, %error, "the link will be up again after the daemon's end");
+            tracing::warn!(device = device_name(vm, &self.name), %error, "the link will be up again after the daemon's end");
         }
         self.apply_link(host.switch, up)
     }
@@ -228,6 +230,14 @@ impl ServedNic {
 
     pub fn attached(&self) -> bool {
         self.server.connected()
+    }
+
+    pub fn refused_vmm_pid(&self) -> Option<u32> {
+        self.server.turned_away()
+    }
+
+    pub fn vmm_pid(&self) -> Option<u32> {
+        self.server.peer_pid()
     }
 
     /// The configuration changed in ways that a guest does not see.
@@ -304,7 +314,7 @@ fn port_spec(config: &Config, vm: &VmConfig, number: usize) -> PortSpec {
     let of_group = || config.port_group(&nic.port_group).map(|group| vlan_mode(&group.vlan));
     let direct = nic.ovn.is_some();
     PortSpec {
-        name: format!("{}/nic{number}", vm.name),
+        name: nic_name(&vm.name, number),
         group: if direct { ovn::group(&vm.name, number) } else { vm.group.clone() },
         mac: nic.mac,
         vlan: if direct { Some(vlan_mode(&Vlan::TrunkAll)) } else { of_group() }

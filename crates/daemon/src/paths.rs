@@ -1,5 +1,6 @@
 //! Where the daemon's sockets are. The names are a contract: VMMs are started with them.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Bytes of the longest path a unix socket can have.
@@ -16,18 +17,27 @@ pub struct Paths {
 /// A socket path that the kernel would not take.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{path}: a unix socket path may have {LONGEST} bytes and this one has {length}; \
-     use a shorter --runtime-dir or a shorter name for the VM"
+    "{path}: a unix socket path may have {LONGEST} bytes and this one has {length}; use a shorter --runtime-dir{}",
+    or_name(*is_of_vm)
 )]
 pub struct TooLong {
     path: PathBuf,
     length: usize,
+    is_of_vm: bool,
+}
+
+fn or_name(is_of_vm: bool) -> &'static str {
+    if is_of_vm { " or a shorter name for the VM" } else { "" }
 }
 
 impl Paths {
     /// Relative directories are made absolute, because VMMs are started elsewhere.
-    pub fn new(runtime: &Path) -> std::io::Result<Paths> {
-        Ok(Paths { runtime: std::path::absolute(runtime)? })
+    pub fn new(runtime: &Path) -> io::Result<Paths> {
+        let paths = Paths { runtime: std::path::absolute(runtime)? };
+        for path in [paths.control(), paths.host(), paths.route()] {
+            checked(path, false).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        }
+        Ok(paths)
     }
 
     pub fn runtime(&self) -> &Path {
@@ -82,7 +92,7 @@ impl Paths {
         let path = self.hybrid_directory(name).join("v.sock");
         // Those of forwards are longer.
         match path.as_os_str().len() + LONGEST - LONGEST_HYBRID {
-            length if length > LONGEST => Err(TooLong { path, length }),
+            length if length > LONGEST => Err(TooLong { path, length, is_of_vm: true }),
             _ => Ok(path),
         }
     }
@@ -93,11 +103,14 @@ impl Paths {
     }
 
     fn socket(&self, name: &str, file: &str) -> Result<PathBuf, TooLong> {
-        let path = self.vm(name).join(file);
-        match path.as_os_str().len() {
-            length if length > LONGEST => Err(TooLong { path, length }),
-            _ => Ok(path),
-        }
+        checked(self.vm(name).join(file), true)
+    }
+}
+
+fn checked(path: PathBuf, is_of_vm: bool) -> Result<PathBuf, TooLong> {
+    match path.as_os_str().len() {
+        length if length > LONGEST => Err(TooLong { path, length, is_of_vm }),
+        _ => Ok(path),
     }
 }
 
@@ -111,6 +124,14 @@ mod tests {
         assert_eq!(paths.control(), Path::new("/run/vmlane/control.sock"));
         assert_eq!(paths.vmci("web").unwrap(), Path::new("/run/vmlane/vm/web/vmci.sock"));
         assert_eq!(paths.nic("web", 1).unwrap(), Path::new("/run/vmlane/vm/web/nic1.sock"));
+    }
+
+    #[test]
+    fn a_directory_that_is_too_long_for_any_socket_is_refused_at_once() {
+        let error = Paths::new(Path::new(&format!("/{}", "d".repeat(100)))).unwrap_err().to_string();
+        for word in ["control.sock", "107", "114", "--runtime-dir"] {
+            assert!(error.contains(word), "{error}");
+        }
     }
 
     #[test]

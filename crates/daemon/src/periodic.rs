@@ -1,5 +1,6 @@
 //! Threads that do something again and again: the watchdog's, which several times a second looks for stuck workers and for VMs
-//! whose devices fail too often, the one that moves ports to other workers, and the one that puts VMs' memory into huge pages. All
+//! whose devices fail too often, the one that moves ports to other workers, the one that puts VMs' memory into huge pages, and the one
+//! that logs which VMs and drivers come and go. All
 //! may wait for sessions, workers or the kernel, so neither of these may wait for them.
 
 use std::io;
@@ -14,12 +15,14 @@ use vmlane_switch::Balancer;
 
 use crate::assembly::Daemon;
 use crate::notify::notify;
+use crate::presence::Presence;
 
 const CHECK: Duration = Duration::from_millis(200);
 /// Checks between two signs of life to systemd, which wants one within twice that time (`WatchdogSec`).
 const CHECKS_A_SIGN: u32 = 10;
 const BALANCE: Duration = Duration::from_secs(1);
 const HUGE_PAGES: Duration = Duration::from_secs(1);
+const PRESENCE: Duration = Duration::from_secs(1);
 
 /// Such a thread; dropping it ends it.
 pub struct PeriodicThread {
@@ -78,6 +81,12 @@ pub fn balance(daemon: Arc<Daemon>) -> io::Result<Option<PeriodicThread>> {
     }
     let mut balancer = Balancer::default();
     PeriodicThread::start("balance", BALANCE, move || daemon.balance(&mut balancer, Instant::now())).map(Some)
+}
+
+/// Logs which VMs and drivers come and go.
+pub fn presence(daemon: Arc<Daemon>) -> io::Result<PeriodicThread> {
+    let mut presence = Presence::default();
+    PeriodicThread::start("presence", PRESENCE, move || presence.log_changes(&daemon))
 }
 
 /// Has memory of VMs that the daemon uses much put into huge pages.

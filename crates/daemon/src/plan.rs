@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Config, DaemonConfig, NicConfig, VmConfig, ovn};
+use crate::config::{Config, DaemonConfig, HybridConfig, NicConfig, VmConfig, Vsock, ovn};
 use crate::vsock::spec;
 
 /// What to do, in this order, and what will be in force then.
@@ -139,10 +139,7 @@ impl Plan {
         ));
         let mut effective = vm.clone();
         effective.cid = before.cid;
-        effective.vmci = before.vmci;
-        effective.virtio_vsock = before.virtio_vsock;
-        effective.hybrid.clone_from(&before.hybrid);
-        effective.vsock_role = before.vsock_role;
+        effective.vsock.clone_from(&before.vsock);
         effective.uml_pci = before.uml_pci;
         effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
@@ -157,13 +154,7 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     let change = |key: &str, differs: bool, value: String| differs.then(|| format!("{key} = {value}"));
     [
         change("cid", before.cid != after.cid, after.cid.to_string()),
-        change("vsock", vsock(before) != vsock(after), format!("{:?}", vsock(after))),
-        change(
-            "uds_path",
-            before.hybrid.is_some() && after.hybrid.is_some() && before.hybrid != after.hybrid,
-            uds_path(after),
-        ),
-        change("vsock_role", before.vsock_role != after.vsock_role, format!("{:?}", after.vsock_role.name())),
+        vsock_change(&before.vsock, &after.vsock),
         change("uml_pci", before.uml_pci != after.uml_pci, after.uml_pci.to_string()),
         change("nic", !same_hardware(&before.nics, &after.nics), format!("[{} of them]", after.nics.len())),
         change("group", before.group != after.group, format!("{:?}", after.group)),
@@ -183,20 +174,18 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     .collect()
 }
 
-/// The key of that name.
-pub fn vsock(vm: &VmConfig) -> &'static str {
-    match (vm.vmci, vm.virtio_vsock) {
-        (true, _) => "vmci",
-        (_, true) => "virtio",
-        _ if vm.hybrid.is_some() => "hybrid",
-        _ => "none",
-    }
-}
-
-/// The key of that name.
-fn uds_path(vm: &VmConfig) -> String {
-    let path = vm.hybrid.as_ref().and_then(|hybrid| hybrid.path.as_ref());
-    path.map_or_else(|| "(none)".into(), |path| format!("{:?}", path.display().to_string()))
+/// The key that says otherwise, and its value.
+fn vsock_change(before: &Vsock, after: &Vsock) -> Option<String> {
+    let of_key = match (before, after) {
+        _ if before == after => return None,
+        (Vsock::Virtio { .. }, Vsock::Virtio { role }) => format!("vsock_role = {:?}", role.name()),
+        (Vsock::Hybrid(_), Vsock::Hybrid(HybridConfig { path: Some(path) })) => {
+            format!("uds_path = {:?}", path.display().to_string())
+        }
+        (Vsock::Hybrid(_), Vsock::Hybrid(HybridConfig { path: None })) => "uds_path = (none)".into(),
+        _ => format!("vsock = {:?}", after.name()),
+    };
+    Some(of_key)
 }
 
 /// What a guest cannot see change under it. A NIC's port group and policy can.

@@ -16,6 +16,10 @@ const MESSAGE_TIMEOUT_MS: u32 = 60_000;
 /// Under ACPI's hotplug, which is q35's default, guests do not see the numbers of slots.
 pub const NATIVE_HOTPLUG: &str = "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off";
 
+/// Waking from S3 resets devices, and Linux's VMCI driver does not set its own up again: connects fail with EINVAL
+/// from then on. For machines with ICH9, as q35 is one.
+pub const NO_SLEEP: &str = "ICH9-LPC.disable_s3=1";
+
 /// Descriptors of a virtio NIC's rings: the most that QEMU has.
 pub const RING: u16 = 1024;
 
@@ -50,17 +54,18 @@ pub fn devices(
     which: impl Fn(&NicConfig) -> bool,
 ) -> Result<Vec<String>, TooLong> {
     let mut arguments = Vec::new();
-    if vm.vmci {
+    if vm.vsock.is_vmci() {
+        arguments.extend(["-global".into(), NO_SLEEP.into()]);
         // With posted writes a guest would continue before its command has been carried out.
         arguments.extend(["-device".into(), json(&paths.vmci(&vm.name)?, true).to_string()]);
     }
-    if vm.virtio_vsock {
+    if let Some(role) = vm.vsock.virtio() {
         if vm.movable {
             arguments.extend(["-device".into(), VSOCK_PORT.into()]);
         }
         // What QEMU cannot migrate is unplugged before, and plugged in again behind the same port.
         if !qemu.incoming {
-            arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, vm, qemu));
+            arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, role, vm.movable, qemu));
         }
     }
     let slots = || vm.nics.iter().filter(|nic| which(nic)).any(|nic| nic.slot.is_some());
@@ -87,11 +92,11 @@ pub fn devices(
 }
 
 /// QEMU makes this device only of a socket that is connected already, so it cannot connect again.
-fn virtio_vsock(socket: &Path, vm: &VmConfig, qemu: Qemu) -> [String; 4] {
+fn virtio_vsock(socket: &Path, role: Role, movable: bool, qemu: Qemu) -> [String; 4] {
     let path = socket.to_string_lossy().replace(',', ",,");
     // As server it waits for the daemon before the guest starts.
-    let listens = if vm.vsock_role == Role::Client { ",server=on" } else { "" };
-    let place = if vm.movable { ",id=vmlane-vsock,bus=vmlane-vsock-port" } else { "" };
+    let listens = if role == Role::Client { ",server=on" } else { "" };
+    let place = if movable { ",id=vmlane-vsock,bus=vmlane-vsock-port" } else { "" };
     [
         "-chardev".into(),
         format!("socket,id=vmlane-vsock,path={path}{listens}"),
@@ -195,7 +200,7 @@ mod tests {
         let paths = Paths::new(Path::new("/run/with \"quotes\"")).unwrap();
         let arguments = arguments(&paths, &vm("cid = 3"), 512, Qemu::default()).unwrap();
         assert_eq!(
-            arguments[..7],
+            arguments[..9],
             [
                 "-object",
                 "memory-backend-memfd,id=vmlane-mem,size=512M,share=on",
@@ -203,10 +208,12 @@ mod tests {
                 "memory-backend=vmlane-mem",
                 "-m",
                 "512M",
+                "-global",
+                "ICH9-LPC.disable_s3=1",
                 "-device",
             ]
         );
-        let device: serde_json::Value = serde_json::from_str(&arguments[7]).unwrap();
+        let device: serde_json::Value = serde_json::from_str(&arguments[9]).unwrap();
         assert_eq!(
             device,
             serde_json::json!({

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -78,7 +78,7 @@ impl RunError {
         match self {
             RunError::Config(_) | RunError::Log(LogError::Filter { .. }) => true,
             RunError::Confine(NotRoot { .. } | UnknownUser { .. } | Unreachable { .. }) => true,
-            RunError::Log(LogError::Twice)
+            RunError::Log(LogError::Twice | LogError::Thread(_))
             | RunError::Confine(_)
             | RunError::Runtime(_)
             | RunError::Assembly(_)
@@ -94,7 +94,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
     // Judged before a daemon that is to be replaced is asked to go.
     let mut sources = Sources::read(&config_path)?;
-    if let Some(added) = AddedVms::look(&state_dir).ok().flatten() {
+    let owners = added::owners(&sources, &options.runtime_dir, &state_dir);
+    if let Some(added) = AddedVms::look(&state_dir, &owners).ok().flatten() {
         sources = sources.with(added.read()?);
     }
     let config = Config::check(&sources)?;
@@ -105,8 +106,10 @@ pub fn run(options: Options) -> Result<(), RunError> {
 
     let shown = options.runtime_dir.display().to_string();
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
-    let claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
-    let added = keep_state(&state_dir, options.state_dir.is_some())?;
+    // Another user's process neither owns what a daemon of this user serves in, nor becomes its user.
+    let owners = if geteuid().is_root() { &owners[..] } else { &[] };
+    let claim = if options.replace { take_place(&paths, owners)? } else { runtime::claim(&paths, owners)? };
+    let added = keep_state(&state_dir, owners, options.state_dir.is_some())?;
     // The daemon that was replaced may have added a VM meanwhile.
     let (files, config) = Files::load(&config_path, added)?;
     let mut uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
@@ -132,6 +135,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
         confine::confine(user, (paths.runtime(), claim.directory()), (&config_path, &hybrid), &files.added)?;
     } else {
         tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
+        confine::take_back(claim.directory(), &files.added)
+            .map_err(host("taking directories of another user back".into()))?;
     }
     let origin = if options.external_keeper { Origin::Service } else { Origin::Daemon };
     let Held { store, mut found, keeper } = keeper::connect(paths.runtime(), reached, origin);
@@ -155,6 +160,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
         periodic::balance(daemon.clone()).map_err(host("starting the thread that moves NICs".into()))?;
     let huge_pages = huge_pages.map(|pages| periodic::huge_pages(daemon.clone(), pages)).transpose();
     let huge_pages = huge_pages.map_err(host("starting the thread that makes huge pages".into()))?;
+    let presence = periodic::presence(daemon.clone())
+        .map_err(host("starting the thread that logs who is there".into()))?;
     tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
     notify("READY=1");
 
@@ -176,7 +183,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     }
     tracing::info!("stopping");
     notify("STOPPING=1");
-    drop((control, watchdog, balance, huge_pages));
+    drop((control, watchdog, balance, huge_pages, presence));
     daemon.stop();
     if let Some(keeper) = keeper {
         keeper.end();
@@ -185,9 +192,9 @@ pub fn run(options: Options) -> Result<(), RunError> {
 }
 
 /// The directory for VMs that are added at run time. Only if it was named (`wanted`) must there be one.
-fn keep_state(state: &Path, wanted: bool) -> Result<AddedVms, RunError> {
+fn keep_state(state: &Path, owners: &[u32], wanted: bool) -> Result<AddedVms, RunError> {
     let host = |cause| RunError::Host { what: format!("state directory {}", state.display()), cause };
-    let added = AddedVms::open(state).map_err(host)?;
+    let added = AddedVms::open(state, owners).map_err(host)?;
     match added.why_not() {
         Some(why) if wanted => return Err(host(io::Error::other(why.to_owned()))),
         Some(why) => {
@@ -213,8 +220,9 @@ fn hold_user_lock(store: &dyn Store, found: &mut Found) {
 
 /// Asks the daemon that serves in the runtime directory to make room, if there is one. It stays where it
 /// and this one do not understand each other.
-fn take_place(paths: &Paths) -> Result<Claim, RunError> {
-    if let Ok(client) = vmlane_api::Client::connect(paths.runtime()) {
+fn take_place(paths: &Paths, owners: &[u32]) -> Result<Claim, RunError> {
+    let is_there = runtime::open(paths, owners)?.is_some();
+    if is_there && let Ok(client) = vmlane_api::Client::connect(paths.runtime()) {
         let mut client = client.with_timeout(PATIENCE);
         // One that does not answer any more may be gone already; the claim shows.
         if let Err(error @ ClientError::Refused { .. }) = client.hand_over(vmlane_state::LAYOUT) {
@@ -224,8 +232,11 @@ fn take_place(paths: &Paths) -> Result<Claim, RunError> {
     }
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match runtime::claim(paths) {
+        match runtime::claim(paths, owners) {
             Ok(claim) => return Ok(claim),
+            Err(error @ (RuntimeError::Trust(_) | RuntimeError::Forbidden { .. })) => {
+                return Err(error.into());
+            }
             Err(error) if Instant::now() > deadline => return Err(error.into()),
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }

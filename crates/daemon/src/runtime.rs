@@ -1,17 +1,18 @@
 //! The runtime directory: made, owned by one daemon at a time, left clean.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
+use vmlane_access::{Trust, TrustError};
 use vmlane_api::Client;
 
 use crate::paths::Paths;
@@ -26,6 +27,8 @@ pub enum RuntimeError {
          directory with --runtime-dir"
     )]
     Forbidden { directory: PathBuf },
+    #[error("the daemon's directory: {0}")]
+    Trust(TrustError),
     #[error(
         "another daemon (pid {pid}) serves {directory}; stop it first, or give this one another --runtime-dir"
     )]
@@ -43,6 +46,15 @@ pub struct Claim {
     directory: File,
 }
 
+/// Opens the runtime directory, if it is there: no other user than these, root and this process's own can have put anything into it.
+pub fn open(paths: &Paths, owners: &[u32]) -> Result<Option<File>, RuntimeError> {
+    match (Trust { owners, ..Trust::default() }).open(paths.runtime()) {
+        Ok(directory) => Ok(Some(directory)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(RuntimeError::Trust(error)),
+    }
+}
+
 impl Claim {
     /// The runtime directory, open: the very one that is claimed, whatever becomes of its name.
     pub fn directory(&self) -> &File {
@@ -51,19 +63,22 @@ impl Claim {
 }
 
 /// Makes the directory if need be and claims it. Two daemons that start at once cannot both win,
-/// because the kernel grants the lock on the directory once.
-pub fn claim(paths: &Paths) -> Result<Claim, RuntimeError> {
+/// because the kernel grants the lock on the directory once. `owners`: users beside root and this process's own who may own it.
+pub fn claim(paths: &Paths, owners: &[u32]) -> Result<Claim, RuntimeError> {
     let path = paths.runtime();
     let host = |what| move |cause: io::Error| RuntimeError::Host { path: path.to_owned(), what, cause };
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| match error.kind() {
+    let made = (Trust { owners, ..Trust::default() }).make(path, 0o700);
+    let directory = made.map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => RuntimeError::Forbidden { directory: path.to_owned() },
-        _ => host("creating the runtime directory")(error),
+        _ if matches!(error, TrustError::Host { .. }) => {
+            host("creating the runtime directory")(error.about(path))
+        }
+        _ => RuntimeError::Trust(error),
     })?;
     let taken = |pid| RuntimeError::Taken { directory: path.to_owned(), pid };
     if let Some(pid) = other_daemon(paths) {
         return Err(taken(pid));
     }
-    let directory = File::open(path).map_err(host("opening the runtime directory"))?;
     match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Claim { directory }),
         // It may have been about to answer.
@@ -135,14 +150,14 @@ mod tests {
     fn a_directory_is_made_private_and_claimed_once() {
         let base = tempfile::tempdir().unwrap();
         let paths = Paths::new(&base.path().join("a/b")).unwrap();
-        let first = claim(&paths).unwrap();
+        let first = claim(&paths, &[]).unwrap();
         assert_eq!(fs::metadata(paths.runtime()).unwrap().permissions().mode() & 0o777, 0o700);
-        let error = claim(&paths).unwrap_err();
+        let error = claim(&paths, &[]).unwrap_err();
         assert!(matches!(error, RuntimeError::Held { .. }), "{error}");
         assert!(error.to_string().contains("--runtime-dir"));
         drop(first);
         // A child that another test of this process is just starting holds the lock until its exec.
-        vmlane_testkit::wait_until("it can be claimed again", || claim(&paths).is_ok());
+        vmlane_testkit::wait_until("it can be claimed again", || claim(&paths, &[]).is_ok());
     }
 
     #[test]

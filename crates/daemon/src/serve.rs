@@ -69,14 +69,24 @@ pub enum Attachment {
     OverVirtio(Arc<Messages>, Arc<RingLines>),
 }
 
+/// The one name of a VM's device: in the log, of its port, and of the threads that serve it.
+pub fn device_name(vm: &str, device: impl std::fmt::Display) -> String {
+    format!("{vm}/{device}")
+}
+
+/// The same of a NIC.
+pub fn nic_name(vm: &str, number: usize) -> String {
+    device_name(vm, format_args!("nic{number}"))
+}
+
 /// Where a PCI function is served.
 pub struct PciSocket<'s> {
     pub vm: &'s str,
     pub path: &'s Path,
-    /// The device's name in the store.
+    /// Its records' name in the store.
     pub scope: &'s str,
-    /// What its threads are named after.
-    pub thread: &'s str,
+    /// See [`device_name`].
+    pub device: &'s str,
 }
 
 impl Attachment {
@@ -107,18 +117,18 @@ impl Attachment {
         stats: Arc<SessionStats>,
         found: &mut Found,
     ) -> Result<(Server, Option<MemoryMap>), VmError> {
-        let PciSocket { vm, path, scope, thread } = *socket;
+        let PciSocket { vm, path, scope, device: name } = *socket;
         let unheard = |cause| VmError::Listen { name: vm.to_owned(), cause };
         let (server, map) = match self {
             Attachment::VfioUser(irqs) => {
                 let (listener, scope, prepared) = listen(host, path, scope, &irqs, found).map_err(unheard)?;
                 let map = prepared.as_ref().map(|prepared| prepared.map.clone());
-                (listener.serve_on(thread, device, irqs, stats, scope, prepared), map)
+                (listener.serve_on(name, device, irqs, stats, scope, prepared), map)
             }
             Attachment::OverVirtio(messages, lines) => {
                 let end = vhost_end(Role::Server, path).map_err(unheard)?;
-                let device = PciOverVirtio::new(thread, device, messages, lines.clone(), stats.clone());
-                (device.and_then(|device| end.serve(thread, Box::new(device), lines, stats)), None)
+                let device = PciOverVirtio::new(name, device, messages, lines.clone(), stats.clone());
+                (device.and_then(|device| end.serve(name, Box::new(device), lines, stats)), None)
             }
         };
         let server = server.map_err(|cause| VmError::Threads { name: vm.to_owned(), cause })?;

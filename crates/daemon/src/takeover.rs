@@ -6,11 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use vmlane_access::{Trust, TrustError};
 use vmlane_api::{Client, ClientError};
 use vmlane_state::{Journal, LAYOUT, Unusable};
 
 use crate::assembly::HYPERVISOR_LOG;
-use crate::keeper;
+use crate::config::Sources;
+use crate::{confine, keeper};
 
 /// How long a daemon may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -24,6 +26,8 @@ pub enum Predecessor {
     Daemon {
         pid: u32,
         version: String,
+        /// VMs that are attached with virtio-vsock, which QEMU does not connect to the next daemon.
+        left_behind: Vec<String>,
     },
     /// No daemon runs, and a keeper holds what one has left.
     Keeper,
@@ -35,10 +39,21 @@ impl fmt::Display for Predecessor {
             Predecessor::None { runtime_dir } => {
                 write!(f, "no daemon runs in {}, and none has left anything there", runtime_dir.display())
             }
-            Predecessor::Daemon { pid, version } => write!(
-                f,
-                "the daemon that runs (process {pid}, version {version}) keeps its state in layout {LAYOUT}, as this program does"
-            ),
+            Predecessor::Daemon { pid, version, left_behind } => {
+                write!(
+                    f,
+                    "the daemon that runs (process {pid}, version {version}) keeps its state in layout {LAYOUT}, as this \
+                     program does"
+                )?;
+                if !left_behind.is_empty() {
+                    let names = left_behind.join(", ");
+                    write!(
+                        f,
+                        "; virtio-vsock under QEMU does not continue: restart these VMs after it: {names}"
+                    )?;
+                }
+                Ok(())
+            }
             Predecessor::Keeper => {
                 write!(
                     f,
@@ -59,6 +74,8 @@ pub enum TakeoverError {
         env!("CARGO_PKG_VERSION")
     )]
     OtherLayout { whose: String, have: u32 },
+    #[error("the daemon's directory: {0}")]
+    Trust(#[from] TrustError),
     #[error("which layout the daemon's state has is not known: {0}")]
     Client(#[from] ClientError),
     #[error("no daemon runs, and what its keeper at {path} holds is not known: {cause}")]
@@ -67,15 +84,28 @@ pub enum TakeoverError {
     State(Unusable),
 }
 
-/// What a daemon of this program would take over in a runtime directory. An error: it could not.
-pub fn can_replace(runtime_dir: &Path) -> Result<Predecessor, TakeoverError> {
+/// What a daemon of this program would take over in a runtime directory. An error: it could not. `config`: its configuration.
+pub fn can_replace(config: &Path, runtime_dir: &Path) -> Result<Predecessor, TakeoverError> {
     let runtime_dir = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
+    let user = Sources::read(config).ok().and_then(|sources| sources.daemon_user());
+    let owners = confine::users(user.as_deref(), &runtime_dir, &[]);
+    // Without one, no process is asked.
+    match (Trust { owners: &owners, ..Trust::default() }).open(&runtime_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Predecessor::None { runtime_dir });
+        }
+        // Sockets in a directory that may be passed and not listed.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+        opened => drop(opened?),
+    }
     let (predecessor, whose, have) = match Client::connect(&runtime_dir) {
         Ok(client) => {
             let mut client = client.with_timeout(PATIENCE);
             let pong = client.ping()?;
             let whose = format!("the daemon that runs (process {}, version {}): its", pong.pid, pong.daemon);
-            (Predecessor::Daemon { pid: pong.pid, version: pong.daemon }, whose, client.layout()?)
+            let layout = client.layout()?;
+            let left_behind = with_virtio_vsock(&mut client);
+            (Predecessor::Daemon { pid: pong.pid, version: pong.daemon, left_behind }, whose, layout)
         }
         Err(ClientError::NoDaemon { cause, .. })
             if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
@@ -97,4 +127,10 @@ pub fn can_replace(runtime_dir: &Path) -> Result<Predecessor, TakeoverError> {
         Err(error) => return Err(error.into()),
     };
     if have == LAYOUT { Ok(predecessor) } else { Err(TakeoverError::OtherLayout { whose, have }) }
+}
+
+/// Of a daemon of another version, whose status this program may not understand, none are known.
+fn with_virtio_vsock(client: &mut Client) -> Vec<String> {
+    let vms = client.status().map(|status| status.vms).unwrap_or_default().into_iter();
+    vms.filter(|vm| vm.attached && vm.vsock == "virtio").map(|vm| vm.name).collect()
 }

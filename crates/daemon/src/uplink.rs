@@ -245,6 +245,7 @@ impl Uplinks {
         };
         let helper = &self.helper;
         let port = switch.add_port(uplink_spec(uplink));
+        let port = port.map_err(|cause| UplinkError::Port { name: uplink.name.clone(), cause })?;
         switch.set_link(port, !self.down.contains(&uplink.name));
         let attached = match opened {
             Some(opened) => opened.and_then(|opened| attach(switch, port, uplink, helper, opened)),

@@ -11,9 +11,11 @@ mod frame;
 mod half;
 mod histogram;
 mod rate;
+mod tunnel;
+mod unexamined;
 mod way;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Serialize;
@@ -24,7 +26,8 @@ use connections::Connections;
 pub use way::{Again, Opening, Seen, Way};
 
 use file::{End, Packet};
-use frame::Frame;
+use frame::{Frame, Point};
+use unexamined::{Counts, Unexamined};
 
 /// Captures that are compared with each other.
 pub const MOST_FILES: usize = 16;
@@ -40,6 +43,9 @@ pub struct Capture {
     pub bytes: u64,
     pub seconds: f64,
     pub connections: u64,
+    /// Packets from which a conclusion could be drawn, and the others by what they are.
+    pub examined: u64,
+    pub not_examined: BTreeMap<String, u64>,
     /// Connections that were forgotten for want of room while they may have gone on.
     pub forgotten: u64,
     /// What the reader of a report must know of it.
@@ -91,9 +97,7 @@ struct Reading {
     packets: u64,
     bytes: u64,
     span: Option<(i64, i64)>,
-    cut: u64,
-    fragments: u64,
-    unknown_links: u64,
+    unexamined: Counts,
 }
 
 impl Reading {
@@ -104,34 +108,22 @@ impl Reading {
         self.span = Some((first.min(packet.time), last.max(packet.time)));
         match frame::decode(packet) {
             Frame::Tcp(segment) => self.connections.see(&segment),
-            Frame::Claim { address, mac } => self.addresses.claim(address, mac),
-            Frame::TooBig { from, to, mtu } => {
-                self.connections.too_big(packet.interface.into(), from, to, mtu, packet.time);
+            Frame::Claim { network, address, mac } => self.addresses.claim(network, address, mac),
+            Frame::TooBig { point, from, to, mtu } => {
+                self.connections.too_big(point, from, to, mtu, packet.time);
             }
-            Frame::Fragment => self.fragments += 1,
-            Frame::Cut => self.cut += 1,
-            Frame::Unknown => self.unknown_links += 1,
-            Frame::Other => {}
+            Frame::Unexamined(kind) => self.unexamined.add(kind, 1),
         }
     }
 
-    fn finish(self, name: &str, end: End) -> Capture {
+    fn finish(mut self, name: &str, end: End) -> Capture {
         let mut notes = Vec::new();
-        if let End::Early(why) = end {
+        if let Some(why) = end.early {
             notes.push(format!("the file ends early, {why}"));
         }
-        for (count, what) in [
-            (
-                self.cut,
-                "packets were recorded too short for their headers: capture at least 128 bytes of each (-s 128)",
-            ),
-            (self.unknown_links, "packets have a link layer that is not known here"),
-            (self.fragments, "packets are fragments, which belong to no connection here"),
-        ] {
-            if count > 0 {
-                notes.push(format!("{count} {what}"));
-            }
-        }
+        self.packets += end.passed_over;
+        self.unexamined.add(Unexamined::Timeless, end.passed_over);
+        notes.extend(self.unexamined.notes());
         let (seen, forgotten) = (self.connections.seen, self.connections.forgotten);
         if forgotten > 0 {
             notes.push(format!(
@@ -142,15 +134,13 @@ impl Reading {
             (addresses::spelled(mac), format!("{} and {}", from.ip(), to.ip()), frames)
         });
         let found = self.connections.finish();
-        let points: BTreeSet<u32> = found.iter().map(|(interface, _)| *interface).collect();
-        let ways: Vec<Way> = found
-            .into_iter()
-            .map(|(interface, way)| {
-                let point =
-                    if points.len() > 1 { format!("{name}, interface {interface}") } else { name.to_owned() };
-                Way { point, ..way }
-            })
-            .collect();
+        let interfaces: BTreeSet<u32> = found.iter().map(|(point, _)| point.interface).collect();
+        let called = |Point { interface, in_tunnel }| {
+            let of = if interfaces.len() > 1 { format!(", interface {interface}") } else { String::new() };
+            format!("{name}{of}{}", if in_tunnel { ", in tunnels" } else { "" })
+        };
+        let ways: Vec<Way> =
+            found.into_iter().map(|(point, way)| Way { point: called(point), ..way }).collect();
         notes.extend(of_ways(&ways));
         let span = self.span.map_or(0, |(first, last)| last.saturating_sub(first));
         Capture {
@@ -159,6 +149,8 @@ impl Reading {
             bytes: self.bytes,
             seconds: span as f64 / 1e9,
             connections: seen,
+            examined: self.packets.saturating_sub(self.unexamined.total()),
+            not_examined: self.unexamined.by_name(),
             forgotten,
             notes,
             ways,

@@ -16,11 +16,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What the host knows, and what those VMs say of themselves that answer, if they are to be asked.
 pub fn join(mut host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Evidence {
     let mut evidence = Evidence::default();
-    for vm in host.vms.iter().filter(|vm| vm.attached && vm.vmm.is_none()) {
-        evidence.notes.push(format!(
-            "how VM {} was started cannot be read: another user's process, or no QEMU",
-            vm.name
-        ));
+    for vm in &host.vms {
+        if let Some(why) = &vm.unread {
+            evidence.notes.push(format!("how VM {} was started cannot be read: {why}", vm.name));
+        }
     }
     for (vm, end) in host.vms.iter_mut().zip([End::Near, End::Far]) {
         let Some(options) = options else { break };
@@ -29,8 +28,9 @@ pub fn join(mut host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Ev
             Ok(facts) if end == End::Near => evidence.near = facts,
             Ok(facts) => evidence.far = Some(facts),
             Err(why) => {
-                let socket = vm.vmm.as_ref().and_then(|vmm| vmm.agent.as_deref());
-                let told = socket.map(agent::ask).transpose().unwrap_or_else(|why| {
+                let agent = vm.vmm.as_ref().and_then(|vmm| Some((vmm.agent.as_deref()?, vmm.pid)));
+                let told = agent.map(|(socket, qemu)| agent::ask(socket, qemu));
+                let told = told.transpose().unwrap_or_else(|why| {
                     evidence.notes.push(why);
                     None
                 });

@@ -20,7 +20,7 @@ a# vmlane doctor --to tcp:10.77.0.2
 It reads the settings of both machines, measures each direction alone, and says what it found, the most important first: what is wrong, what was
 seen, what it costs (measured, or estimated), and the commands that mend it, for now and for good. `--quick` takes less than 5 s, an examination less
 than 30 s, and what there was no time for is named; `--json` is for programs. It changes nothing. The exit code is 0 if nothing was found, 1 with findings, 2 if it was called wrongly, 3 if
-the other machine could not be examined.
+the other machine, or a capture, could not be examined.
 
 `--prove` tries the remedies: after a question (or with `--yes`), each one that is a setting of the machine it runs on is applied, measured without
 and with it in turns for four rounds or more, and taken back. It says before, after, and the spread of both, and whether that helps, does not, or makes
@@ -37,11 +37,14 @@ Where neither machine can be asked, captures can: `vmlane doctor --pcap a.pcap b
 (pcap and pcapng, of any size). Begin the capture before the connection, at the sending end (`tcpdump -s 128 -w a.pcap`): sizes and windows are
 told in the first segments only, and only there it shows what was sent. Of two captures, the report says whether frames were lost between them.
 Frames larger than the MTU are no fault in a capture: the machine that made it hands them to its card whole, or gets them merged.
+TCP inside of VXLAN, Geneve, GRE and IP in IP is judged, too (`-s 256` keeps its headers). What else is in the file, such as vsock, UDP or what is encrypted, is not
+examined: the report says how many packets of which kind, and a file in which none could be examined gives the exit code 3.
 
 On the host of VMs, `vmlane doctor web db` says what no guest can see: which frames the switch dropped and why, whether both VMs are joined to one
 network, how QEMU was started, and where its threads may run. VMs in which `vmlane bench server --doctor --listen vsock:` runs tell their own settings,
 too. Where none runs, QEMU's guest agent is asked for the cards and their addresses, if QEMU's command line names its socket; libvirt passes an open
-socket instead, and talks to the agent itself. `vmlane doctor lab NAME` does both for a lab (`vmlane lab up NAME`).
+socket instead, and talks to the agent itself. A VM's QEMU is the process that is connected to the daemon (`vmm_pid` in `vmlane status --json`), whatever
+the command lines of others name, and the agent's socket is used only if that process listens at it. `vmlane doctor lab NAME` does both for a lab (`vmlane lab up NAME`).
 
 A server tells about its machine only if it was started with `--doctor`, and reads only. Anyone who reaches its port can ask: listen where you
 trust the neighbours, or give a secret (`--secret-file` on both ends).

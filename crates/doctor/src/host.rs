@@ -4,11 +4,13 @@ pub mod agent;
 mod vmm;
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use vmlane_api::{Client, ClientError, Ports, Stats, Status};
+use vmlane_access::Peer;
+use vmlane_api::{Client, ClientError, Ports, Stats, Status, VmStatus};
 
 use crate::text::printable;
 pub use vmm::{Device, Vmm};
@@ -58,6 +60,8 @@ pub struct Vm {
     /// Bounds that were reached: what, how often.
     pub refused: Vec<(String, u64)>,
     pub vmm: Option<Vmm>,
+    /// Why that is not known, if a VMM is connected.
+    pub unread: Option<String>,
     /// What QEMU's guest agent says, if it was asked and answered.
     pub agent: Option<agent::Told>,
 }
@@ -94,13 +98,19 @@ struct Told {
     ports: Ports,
     before: Stats,
     after: Stats,
+    /// Of each VM with a VMM: its QEMU, or why that is not known.
+    vmms: BTreeMap<String, Result<Vmm, String>>,
+    /// The daemon's threads and where they may run.
+    threads: Vec<(String, String)>,
 }
 
 /// Asks the daemon whose runtime directory this is about these VMs.
 pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<Host, String> {
     let failed = |error: ClientError| error.to_string();
     let ask = || Client::connect(runtime_dir).map_err(failed);
-    let status = ask()?.status().map_err(failed)?;
+    let mut client = ask()?;
+    let status = client.status().map_err(failed)?;
+    let shows = shows_same_processes(&client, status.pid);
     for name in names {
         if !status.vms.iter().any(|vm| vm.name == *name) {
             let known: Vec<&str> = status.vms.iter().map(|vm| vm.name.as_str()).take(20).collect();
@@ -117,17 +127,59 @@ pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<
     let after = ask()?.stats().map_err(failed)?;
     let ports = ask()?.ports().map_err(failed)?;
     say("reading how the VMs were started");
-    let processes = vmm::all();
-    Ok(of(&Told { status, ports, before, after }, names, &processes))
+    let vmms = match &shows {
+        Ok(()) => {
+            let read = vmms(&status);
+            // A process that has ended meanwhile was disconnected, and another one may have its number.
+            of_same_processes(read, &ask()?.status().map_err(failed)?)
+        }
+        Err(why) => attached(&status).map(|vm| (vm.name.clone(), Err(why.clone()))).collect(),
+    };
+    let threads = if shows.is_ok() { vmm::threads(status.pid) } else { Vec::new() };
+    Ok(of(&Told { status, ports, before, after, vmms, threads }, names))
 }
 
-fn of(told: &Told, names: &[String], processes: &[Vmm]) -> Host {
-    let serving = |sockets: &[String]| {
-        processes.iter().find(|vmm| vmm.sockets.iter().any(|used| sockets.contains(used))).cloned()
+/// Numbers of processes that the daemon names are those of /proc here only if both are in one PID namespace.
+fn shows_same_processes(daemon: impl AsFd, pid: u32) -> Result<(), String> {
+    let peer = Peer::of(daemon).map_err(|error| format!("the daemon's process is unknown: {error}"))?;
+    if u32::try_from(peer.pid) == Ok(pid) {
+        return Ok(());
+    }
+    Err(format!(
+        "the daemon calls itself process {pid} and is process {} here: another PID namespace",
+        peer.pid
+    ))
+}
+
+fn attached(status: &Status) -> impl Iterator<Item = &VmStatus> {
+    status.vms.iter().filter(|vm| vm.attached)
+}
+
+fn vmms(status: &Status) -> BTreeMap<String, Result<Vmm, String>> {
+    let read = |vm: &VmStatus| match vm.vmm_pid {
+        Some(pid) => vmm::of_process(pid),
+        None => Err("the daemon knows no single process as its VMM".to_owned()),
     };
-    let sockets = |vm: &vmlane_api::VmStatus| -> Vec<String> {
-        vm.sockets.iter().cloned().chain(vm.nics.iter().map(|nic| nic.socket.clone())).collect()
-    };
+    attached(status).map(|vm| (vm.name.clone(), read(vm))).collect()
+}
+
+fn of_same_processes(
+    mut vmms: BTreeMap<String, Result<Vmm, String>>,
+    now: &Status,
+) -> BTreeMap<String, Result<Vmm, String>> {
+    for (name, vmm) in &mut vmms {
+        let pid = attached(now).find(|vm| vm.name == *name).and_then(|vm| vm.vmm_pid);
+        if let Ok(Vmm { pid: before, .. }) = *vmm
+            && pid != Some(before)
+        {
+            *vmm = Err(format!("process {before} has ended meanwhile"));
+        }
+    }
+    vmms
+}
+
+fn of(told: &Told, names: &[String]) -> Host {
+    let vmm = |vm: &VmStatus| told.vmms.get(&vm.name);
     let chosen = told.status.vms.iter().filter(|vm| names.contains(&vm.name));
     let mut vms: Vec<Vm> = chosen
         .map(|vm| Vm {
@@ -141,13 +193,14 @@ fn of(told: &Told, names: &[String], processes: &[Vmm]) -> Host {
             sockets: vm.sockets.clone(),
             nics: vm.nics.iter().map(|nic| card(told, &vm.name, nic)).collect(),
             refused: refused(told, &vm.name),
-            vmm: serving(&sockets(vm)),
+            vmm: vmm(vm).and_then(|vmm| vmm.as_ref().ok()).cloned(),
+            unread: vmm(vm).and_then(|vmm| vmm.as_ref().err()).cloned(),
             agent: None,
         })
         .collect();
     // In the order in which they were named.
     vms.sort_by_key(|vm| names.iter().position(|name| *name == vm.name));
-    let all_vcpus = told.status.vms.iter().filter_map(|vm| serving(&sockets(vm))).map(|vmm| vmm.vcpus).sum();
+    let all_vcpus = told.vmms.values().flatten().map(|vmm| vmm.vcpus).sum();
     Host {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         governor: vmm::line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
@@ -199,9 +252,9 @@ fn refused(told: &Told, vm: &str) -> Vec<(String, u64)> {
 }
 
 fn workers(told: &Told) -> Vec<Worker> {
-    let threads = vmm::threads(told.status.pid);
     let known = |name: &str| told.status.watched.iter().any(|worker| worker.name == name);
-    threads.into_iter().filter(|(name, _)| known(name)).map(|(name, cpus)| Worker { name, cpus }).collect()
+    let threads = told.threads.iter().filter(|(name, _)| known(name));
+    threads.map(|(name, cpus)| Worker { name: name.clone(), cpus: cpus.clone() }).collect()
 }
 
 /// The same address, configured or in use, on a card of one of these VMs and on another card of its port group.
@@ -215,7 +268,7 @@ fn duplicates(status: &Status, names: &[String]) -> Vec<(String, String, String)
         .collect();
     let mut found = Vec::new();
     for (at, (vm, name, nic)) in cards.iter().enumerate() {
-        for (other_vm, other, other_nic) in &cards[at + 1..] {
+        for (other_vm, other, other_nic) in cards.iter().skip(at + 1) {
             let concerns = names.iter().any(|name| name == vm || name == other_vm);
             if concerns
                 && nic.mac == other_nic.mac
@@ -227,4 +280,51 @@ fn duplicates(status: &Status, names: &[String]) -> Vec<(String, String, String)
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A daemon's status, with one VM.
+    fn status(vmm_pid: Option<u32>) -> Status {
+        let vm = json!({
+            "name": "web", "group": "default", "attached": true, "vmm_pid": vmm_pid, "ready": true, "sockets": [],
+            "queue_pairs": 0, "queue_pair_bytes": 0, "connections": 0, "doorbells": 0, "inbox_bytes": 0
+        });
+        let status = json!({
+            "daemon": "0.1.0", "pid": 1, "uptime_seconds": 1.0, "config": "", "runtime_dir": "", "workers": 1, "mode": "poll",
+            "spin_us": 0, "fault_injection": false, "vms": [vm]
+        });
+        serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn a_process_that_has_ended_does_not_speak_for_a_vm() {
+        let read = || BTreeMap::from([("web".to_owned(), Ok(Vmm { pid: 7, ..Vmm::default() }))]);
+        assert!(of_same_processes(read(), &status(Some(7)))["web"].is_ok());
+        for now in [None, Some(8)] {
+            let why = of_same_processes(read(), &status(now))["web"].clone().unwrap_err();
+            assert!(why.contains("process 7 has ended"), "{why}");
+        }
+    }
+
+    #[test]
+    fn only_the_process_that_the_daemon_names_is_read() {
+        let why = vmms(&status(None))["web"].clone().unwrap_err();
+        assert!(why.contains("no single process"), "{why}");
+        let why = vmms(&status(Some(std::process::id())))["web"].clone().unwrap_err();
+        assert!(why.contains("is no QEMU"), "{why}");
+    }
+
+    #[test]
+    fn numbers_of_another_pid_namespace_are_not_taken_for_those_of_this_one() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        assert_eq!(shows_same_processes(&near, std::process::id()), Ok(()));
+        assert!(shows_same_processes(&near, 1).unwrap_err().contains("another PID namespace"));
+    }
 }

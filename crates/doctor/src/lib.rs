@@ -10,6 +10,11 @@
 //! settings of this machine, for as long as it measures; see there. What comes from the other end is bounded and escaped
 //! when it arrives.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 pub mod capture;
 pub mod change;
 pub mod checks;
@@ -33,3 +38,4 @@ pub use guests::join;
 pub use proof::{Proven, prove};
 pub use question::examiner;
 pub use report::Diagnosis;
+pub use text::printable_lines;

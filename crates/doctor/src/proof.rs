@@ -211,9 +211,9 @@ impl Proof<'_> {
                 }
             }
             // Every second round begins with what the one before has ended with.
-            let order = if round % 2 == 0 { [false, true] } else { [true, false] };
-            for with in order {
-                if with != order[0] {
+            let first = round % 2 != 0;
+            for with in [first, !first] {
+                if with != first {
                     if with {
                         self.order(|guardian| guardian.apply(changes))?
                     } else {

@@ -33,13 +33,19 @@ impl Diagnosis {
         Diagnosis { evidence, findings, own, seconds }
     }
 
-    /// 0: nothing found; 1: findings; 3: the other end could not be examined, and nothing here says why.
+    /// 0: nothing found; 1: findings; 3: the other end, or a capture, could not be examined, and nothing here says why.
     pub fn exit_code(&self) -> u8 {
-        match (self.findings.is_empty(), &self.evidence.unreachable) {
+        match (self.findings.is_empty(), self.is_examined()) {
             (false, _) => 1,
-            (true, Some(_)) => 3,
-            (true, None) => 0,
+            (true, false) => 3,
+            (true, true) => 0,
         }
+    }
+
+    /// Whether all was examined that should be.
+    fn is_examined(&self) -> bool {
+        self.evidence.unreachable.is_none()
+            && self.evidence.captures.iter().all(|capture| capture.examined > 0)
     }
 
     pub fn json(&self) -> String {
@@ -69,7 +75,7 @@ impl Diagnosis {
             "facts": evidence.captures.is_empty().then(|| json!({ "near": evidence.near, "far": evidence.far })),
         });
         if let Some(proof) = proof {
-            value["proof"] = proof;
+            insert(&mut value, "proof", proof);
         }
         value.to_string()
     }
@@ -108,7 +114,11 @@ impl Diagnosis {
         if !evidence.left_out.is_empty() {
             line(0, &format!("not measured, because time was short: {}", evidence.left_out.join("; ")));
         }
-        if self.findings.is_empty() && evidence.unreachable.is_none() {
+        for capture in evidence.captures.iter().filter(|capture| capture.examined == 0) {
+            line(0, "");
+            line(0, &format!("{}: no packet in it could be examined.", capture.file));
+        }
+        if self.findings.is_empty() && self.is_examined() {
             line(0, "");
             line(0, "Nothing found.");
         }
@@ -154,10 +164,15 @@ impl Diagnosis {
 
 fn told(finding: &Finding) -> Value {
     let mut value = serde_json::to_value(finding).unwrap_or_default();
-    if let Some(object) = value.as_object_mut() {
-        object.insert("guide".to_owned(), finding.guide().into());
-    }
+    insert(&mut value, "guide", finding.guide().into());
     value
+}
+
+/// Adds an entry to an object.
+pub fn insert(object: &mut Value, key: &str, value: Value) {
+    if let Some(object) = object.as_object_mut() {
+        object.insert(key.to_owned(), value);
+    }
 }
 
 /// Connections of a capture that a report tells of.
@@ -166,9 +181,7 @@ const TOLD: usize = 5;
 /// The file's name and the directions that matter most.
 fn captured(capture: &Capture) -> Value {
     let mut value = serde_json::to_value(capture).unwrap_or_default();
-    if let Some(object) = value.as_object_mut() {
-        object.insert("ways".to_owned(), json!(capture.ways.iter().take(32).collect::<Vec<_>>()));
-    }
+    insert(&mut value, "ways", json!(capture.ways.iter().take(32).collect::<Vec<_>>()));
     tame(value)
 }
 
@@ -332,5 +345,20 @@ mod tests {
         diagnosis.evidence.unreachable = Some("no route".to_owned());
         assert_eq!(diagnosis.exit_code(), 3);
         assert!(diagnosis.text().contains("no route"));
+    }
+
+    #[test]
+    fn a_capture_without_a_packet_that_could_be_examined_is_no_result() {
+        let of = |counts: &[u64]| {
+            let capture = |examined: &u64| Capture { packets: 9, examined: *examined, ..Capture::default() };
+            let captures = counts.iter().map(capture).collect();
+            Diagnosis::new(Evidence { captures, ..Evidence::default() }, 0.0)
+        };
+        for (examined, code) in [(&[9][..], 0), (&[0], 3), (&[9, 0], 3)] {
+            let diagnosis = of(examined);
+            assert_eq!(diagnosis.exit_code(), code, "{examined:?}");
+            assert_eq!(diagnosis.text().contains("Nothing found."), code == 0, "{}", diagnosis.text());
+            assert_eq!(diagnosis.text().contains("no packet in it could be examined"), code == 3);
+        }
     }
 }

@@ -73,8 +73,10 @@ impl Ethtool {
     /// Makes the call for `command`, whose structure is in `buffer` from the second word on.
     fn call(&self, interface: &str, command: u32, buffer: &mut [u64]) -> io::Result<()> {
         // The largest structure of fixed size, struct ethtool_drvinfo, has 196 bytes.
-        assert!(buffer.len() >= 32, "room for any structure of fixed size");
-        set(buffer, 0, command);
+        if buffer.len() < 32 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        set(buffer, 0, command)?;
         let mut request =
             Request { name: name_of(interface)?, data: buffer.as_mut_ptr().cast(), _rest: [0; 16] };
         // SAFETY: `request` has the layout of struct ifreq and names a buffer that outlives the call. The kernel writes the
@@ -142,8 +144,8 @@ impl Ethtool {
     pub fn names(&self, interface: &str, names: Names) -> io::Result<Vec<String>> {
         let count = self.count(interface, names)?;
         let mut buffer = vec![0; ROOM];
-        set(&mut buffer, 1, names as u32);
-        set(&mut buffer, 2, count as u32);
+        set(&mut buffer, 1, names as u32)?;
+        set(&mut buffer, 2, count as u32)?;
         self.get(interface, Get::Strings, &mut buffer)?;
         let told = (word(&buffer, 2) as usize).min(count);
         Ok((0..told).map(|at| text(&buffer, 12 + at * STRING)).collect())
@@ -152,10 +154,10 @@ impl Ethtool {
     pub fn statistics(&self, interface: &str) -> io::Result<Vec<(String, u64)>> {
         let names = self.names(interface, Names::Statistics)?;
         let mut buffer = vec![0; ROOM];
-        set(&mut buffer, 1, names.len() as u32);
+        set(&mut buffer, 1, names.len() as u32)?;
         self.get(interface, Get::Statistics, &mut buffer)?;
         let told = word(&buffer, 1) as usize;
-        Ok(names.into_iter().zip(buffer[1..].iter().copied()).take(told).collect())
+        Ok(names.into_iter().zip(buffer.iter().skip(1).copied()).take(told).collect())
     }
 
     /// A name, whether it is on, and whether it can be changed, of each feature.
@@ -163,7 +165,7 @@ impl Ethtool {
         let names = self.names(interface, Names::Features)?;
         let mut buffer = [0; 64];
         let blocks = names.len().div_ceil(32).min(16);
-        set(&mut buffer, 1, blocks as u32);
+        set(&mut buffer, 1, blocks as u32)?;
         self.get(interface, Get::Features, &mut buffer)?;
         let bit = |at: usize, field: usize| word(&buffer, 2 + at / 32 * 4 + field) & (1 << (at % 32)) != 0;
         let feature = |(at, name): (usize, String)| (name, bit(at, 2), bit(at, 0) && !bit(at, 3));
@@ -177,27 +179,32 @@ fn name_of(interface: &str) -> io::Result<[u8; NAME]> {
     if bytes.is_empty() || bytes.len() >= NAME || bytes.contains(&0) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    name[..bytes.len()].copy_from_slice(bytes);
+    name.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
     Ok(name)
 }
 
 /// Word `at` of a buffer, as the kernel wrote it.
 fn word(buffer: &[u64], at: usize) -> u32 {
-    let bytes = buffer[at / 2].to_ne_bytes();
-    let first = at % 2 * 4;
-    u32::from_ne_bytes(std::array::from_fn(|byte| bytes[first + byte]))
+    let [a, b, c, d, e, f, g, h] = buffer.get(at / 2).copied().unwrap_or(0).to_ne_bytes();
+    u32::from_ne_bytes(if at.is_multiple_of(2) { [a, b, c, d] } else { [e, f, g, h] })
 }
 
-fn set(buffer: &mut [u64], at: usize, value: u32) {
-    let mut bytes = buffer[at / 2].to_ne_bytes();
-    bytes[at % 2 * 4..][..4].copy_from_slice(&value.to_ne_bytes());
-    buffer[at / 2] = u64::from_ne_bytes(bytes);
+fn set(buffer: &mut [u64], at: usize, value: u32) -> io::Result<()> {
+    let pair = buffer.get_mut(at / 2).ok_or(io::ErrorKind::InvalidInput)?;
+    let [a, b, c, d, e, f, g, h] = pair.to_ne_bytes();
+    let [i, j, k, l] = value.to_ne_bytes();
+    *pair = u64::from_ne_bytes(if at.is_multiple_of(2) {
+        [i, j, k, l, e, f, g, h]
+    } else {
+        [a, b, c, d, i, j, k, l]
+    });
+    Ok(())
 }
 
 /// The string of at most [`STRING`] bytes at this byte of a buffer.
 fn text(buffer: &[u64], at: usize) -> String {
-    let bytes = (at..at + STRING).map(|at| buffer[at / 8].to_ne_bytes()[at % 8]);
-    let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+    let byte = |at: usize| buffer.get(at / 8)?.to_ne_bytes().get(at % 8).copied();
+    let bytes: Vec<u8> = (at..at + STRING).map_while(byte).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -247,8 +254,9 @@ mod tests {
     #[test]
     fn words_and_strings_are_where_the_kernel_puts_them() {
         let mut buffer = [0_u64; 8];
-        set(&mut buffer, 3, 0xdead_beef);
-        set(&mut buffer, 2, 7);
+        set(&mut buffer, 3, 0xdead_beef).unwrap();
+        set(&mut buffer, 2, 7).unwrap();
+        assert!(set(&mut buffer, 16, 7).is_err());
         assert_eq!((word(&buffer, 2), word(&buffer, 3)), (7, 0xdead_beef));
         buffer[1] = u64::from_ne_bytes(*b"ab\0\0c\0\0\0");
         assert_eq!(text(&buffer, 8), "ab");

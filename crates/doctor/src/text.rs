@@ -35,6 +35,11 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
+/// The same of each line.
+pub fn printable_lines(text: &str) -> String {
+    text.lines().map(|line| printable(line) + "\n").collect()
+}
+
 /// Bits per second, for people.
 pub fn rate(bps: f64) -> String {
     match bps {
@@ -65,6 +70,7 @@ mod tests {
     #[test]
     fn nothing_of_a_peer_reaches_the_terminal_as_a_command() {
         assert_eq!(printable("a\u{1b}[2Jb\n\u{202e}c\u{9b}"), "a\\u{1b}[2Jb\\n\\u{202e}c\\u{9b}");
+        assert_eq!(printable_lines("a\u{1b}[2J\n\n  b"), "a\\u{1b}[2J\n\n  b\n");
         let hostile = serde_json::json!({ "k\r": ["x".repeat(9999), { "\u{7}": 1 }], "n": vec![0; 9999] });
         let tamed = tame(hostile);
         assert_eq!(tamed["k\\r"][0].as_str().unwrap().len(), LONGEST);

@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::report::Sample;
@@ -57,11 +57,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> anyhow::Result<Bench> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder =
-            std::env::temp_dir().join(format!("vmlane-enginebench-host-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&folder)?;
+        let folder = crate::folders::temporary()?;
         let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
         let router = Router::new(workers.clone());
         let hypervisor = Hypervisor::new(router.clone());

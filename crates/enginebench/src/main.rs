@@ -5,6 +5,7 @@
 mod baseline;
 mod compare;
 mod dpdk;
+mod folders;
 mod frames;
 mod host;
 mod model;
@@ -17,15 +18,16 @@ mod vsock;
 mod xdp;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::report::{Options, Registry};
+use crate::report::{Only, Options, Registry};
 use clap::Parser;
 
 /// Native benchmarks of the engine, beside plain copies, rings and sockets
 #[derive(Debug, Parser)]
 struct Args {
-    /// Only the rows whose names begin so
+    /// Only the rows whose names begin so; several with commas between them
     #[arg(long, default_value = "")]
     only: String,
     /// Rounds; each row's figure is the median
@@ -52,20 +54,31 @@ struct Args {
     guest: Option<Vec<String>>,
 }
 
-fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(code) => code,
+        // Without a stack backtrace, whatever RUST_BACKTRACE says: most are mistakes of the command line.
+        Err(error) => {
+            eprintln!("vmlane-enginebench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(guest) = args.guest {
-        return process::be_guest(&guest);
+        return process::be_guest(&guest).map(|()| ExitCode::SUCCESS);
     }
     if let Some(&[frame, handed, round, port]) = args.model.as_deref() {
         print!("{}", model::table(model::Costs { frame, handed, round, port }));
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
+    let only = Only::parse(&args.only);
     if let Some(against) = args.against {
-        return compare(against, args.pairs, &args.only, (args.rounds, args.millis), &args.out);
+        compare(against, args.pairs, &only, (args.rounds, args.millis), &args.out)?;
+        return Ok(ExitCode::SUCCESS);
     }
-    let options =
-        Options { only: args.only, rounds: args.rounds, length: Duration::from_millis(args.millis) };
+    let options = Options { only, rounds: args.rounds, length: Duration::from_millis(args.millis) };
     let mut registry = Registry::default();
     baseline::register(&mut registry);
     rows::register(&mut registry)?;
@@ -80,7 +93,7 @@ fn main() -> anyhow::Result<()> {
     let path = args.out.join("latest.json");
     report.write(&path)?;
     println!("\nwritten: {}", path.display());
-    Ok(())
+    Ok(if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Without `--only`: all that a change of the engines can move, and no program of others.
@@ -89,18 +102,18 @@ const COMPARED: [&str; 5] = ["vmci.", "vmxnet3.", "host.", "virtio.vsock.", "vir
 fn compare(
     against: PathBuf,
     pairs: usize,
-    only: &str,
+    only: &Only,
     (rounds, millis): (usize, u64),
     out: &std::path::Path,
 ) -> anyhow::Result<()> {
-    let only: Vec<String> = match only {
-        "" => COMPARED.iter().map(|&prefix| prefix.to_owned()).collect(),
-        only => only.split(',').map(str::to_owned).collect(),
+    let only: Vec<String> = match only.words() {
+        [] => COMPARED.iter().map(|&prefix| prefix.to_owned()).collect(),
+        words => words.to_vec(),
     };
     let outcome =
         compare::Comparison { against, pairs, only, rounds, millis }.run(|line| eprintln!("{line}"))?;
     print!("{}", outcome.table());
-    std::fs::create_dir_all(out)?;
+    folders::make(out)?;
     let path = out.join("against.json");
     std::fs::write(&path, serde_json::to_string(&outcome)? + "\n")?;
     println!("\nwritten: {}", path.display());

@@ -22,7 +22,7 @@ const PORT: u32 = 5000;
 
 /// One round: a daemon's pieces here, two guest processes, one stream.
 pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
-    let folder = std::env::temp_dir().join(format!("vmlane-enginebench-{}", std::process::id()));
+    let folder = crate::folders::temporary().context("a folder for sockets")?;
     let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
     let hypervisor = Hypervisor::new(Router::new(workers.clone()));
     let serve = |cid: u32| -> anyhow::Result<Server> {

@@ -46,14 +46,33 @@ struct Bench {
     name: String,
     unit: &'static str,
     beside: Vec<String>,
-    foreign: bool,
     run: Run,
+}
+
+/// Which rows are wanted: those whose names begin with one of these words, or all where there is none.
+#[derive(Clone, Debug, Default)]
+pub struct Only(Vec<String>);
+
+impl Only {
+    /// Words that commas separate.
+    pub fn parse(list: &str) -> Only {
+        let words = list.split(',').map(str::trim).filter(|word| !word.is_empty());
+        Only(words.map(str::to_owned).collect())
+    }
+
+    pub fn wants(&self, name: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|word| name.starts_with(word))
+    }
+
+    pub fn words(&self) -> &[String] {
+        &self.0
+    }
 }
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Only the rows whose names begin so (and, unlisted, what stands beside them).
-    pub only: String,
+    /// Beside these, what they are compared with is measured, and not listed.
+    pub only: Only,
     pub rounds: usize,
     /// How long one benchmark runs in one round.
     pub length: Duration,
@@ -75,28 +94,17 @@ impl Registry {
         run: impl FnMut(Duration) -> io::Result<Sample> + 'static,
     ) {
         let beside = beside.iter().map(|&name| name.to_owned()).collect();
-        self.benches.push(Bench { name: name.to_owned(), unit, beside, foreign: false, run: Box::new(run) });
+        self.benches.push(Bench { name: name.to_owned(), unit, beside, run: Box::new(run) });
     }
 
-    /// Adds a row of programs that are not ours: where they fail, the report says so and continues without them.
-    pub fn add_foreign(
-        &mut self,
-        name: &str,
-        unit: &'static str,
-        beside: &[&str],
-        run: impl FnMut(Duration) -> io::Result<Sample> + 'static,
-    ) {
-        self.add(name, unit, beside, run);
-        self.benches.iter_mut().filter(|bench| bench.name == name).for_each(|bench| bench.foreign = true);
-    }
-
-    /// Runs what `options` choose. `progress` hears each benchmark's name before it runs.
+    /// Runs what `options` choose; what cannot be measured leaves the other rows as they are. `progress` is called with
+    /// each benchmark's name before it runs.
     pub fn run(mut self, options: &Options, mut progress: impl FnMut(usize, &str)) -> io::Result<Report> {
         self.check(options)?;
         let needed: BTreeSet<String> = self
             .benches
             .iter()
-            .filter(|bench| bench.name.starts_with(&options.only))
+            .filter(|bench| options.only.wants(&bench.name))
             .flat_map(|bench| bench.beside.iter().chain([&bench.name]).cloned())
             .collect();
         let mut samples = Samples::new();
@@ -106,16 +114,11 @@ impl Registry {
                 progress(round, &bench.name);
                 match (bench.run)(options.length) {
                     Ok(sample) => samples.entry(bench.name.clone()).or_default().push((round, sample.value)),
-                    Err(error) if bench.foreign => {
-                        failed.push(format!("{} in round {}: {error}", bench.name, round + 1));
-                    }
-                    Err(error) => {
-                        return Err(io::Error::new(error.kind(), format!("{}: {error}", bench.name)));
-                    }
+                    Err(error) => failed.push(format!("{} in round {}: {error}", bench.name, round + 1)),
                 }
             }
         }
-        let chosen = self.benches.iter().filter(|bench| bench.name.starts_with(&options.only));
+        let chosen = self.benches.iter().filter(|bench| options.only.wants(&bench.name));
         let rows = chosen.filter_map(|bench| Row::new(bench, &samples)).collect();
         let seconds = options.length.as_secs_f64();
         let made = Made::here();
@@ -132,8 +135,9 @@ impl Registry {
     fn check(&self, options: &Options) -> io::Result<()> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         let names: Vec<&str> = self.benches.iter().map(|bench| bench.name.as_str()).collect();
-        if !names.iter().any(|name| name.starts_with(&options.only)) {
-            return wrong(format!("ONLY={}: no row begins so; there are {}", options.only, names.join(", ")));
+        let begins_no = |word: &&String| !names.iter().any(|name| name.starts_with(word.as_str()));
+        if let Some(word) = options.only.words().iter().find(begins_no) {
+            return wrong(format!("ONLY={word}: no row begins so; there are {}", names.join(", ")));
         }
         if options.rounds == 0 {
             return wrong("rounds 0: at least one is needed".to_owned());
@@ -158,7 +162,7 @@ pub struct Report {
     pub rounds: usize,
     pub seconds_per_round: f64,
     pub rows: Vec<Row>,
-    /// Rows of other people's programs that did not work, with the round and the reason.
+    /// What could not be measured, with the round and the reason.
     #[serde(default)]
     pub failed: Vec<String>,
 }
@@ -262,7 +266,7 @@ impl Report {
     /// Writes the JSON, with the folders it needs: `out/bench/latest.json` for `make bench`.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
+            crate::folders::make(folder)?;
         }
         std::fs::write(path, self.json() + "\n")
     }

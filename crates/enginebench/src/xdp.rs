@@ -26,18 +26,18 @@ const PLAIN: &str = "xdp.loop.64";
 
 /// Adds the rows. The bar is a ratio of 0.8.
 pub fn register(registry: &mut Registry) {
-    registry.add_foreign(PLAIN, "Mframes/s", &[], |length| {
+    registry.add(PLAIN, "Mframes/s", &[], |length| {
         let mut rig = Rig::new()?;
         let [(mut from, _from), (mut to, _to)] = rig.inner()?;
         rig.measure(length, || forward(&mut from, &mut to))
     });
-    registry.add_foreign("uplink.xdp.64", "Mframes/s", &[PLAIN], |length| {
+    registry.add("uplink.xdp.64", "Mframes/s", &[PLAIN], |length| {
         let mut rig = Rig::new()?;
         let [(from, _from), (to, _to)] = rig.inner()?;
         let (switch, mut worker) = Switch::unstarted(Settings { poll: true, ..Settings::default() });
         for (number, end) in [from, to].into_iter().enumerate() {
             // Nothing goes from one uplink to another, so the second one is a VM's port to the switch.
-            let port = switch.add_port(spec(number));
+            let port = switch.add_port(spec(number)).expect("a switch with room");
             switch.attach(port, Box::new(end));
         }
         worker.step();

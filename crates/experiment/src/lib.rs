@@ -28,6 +28,8 @@
 //!
 //! [`figure`] and [`report`] draw from the rows alone.
 
+#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
+
 mod bench;
 pub mod data;
 pub mod factors;

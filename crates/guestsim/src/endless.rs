@@ -107,4 +107,8 @@ impl StreamPort for Endless {
     fn notify_both(&mut self) {}
 
     fn end(&mut self, _end: End) {}
+
+    vmlane_port::plain! {
+        fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, address, keep
+    }
 }

@@ -473,6 +473,8 @@ impl FramePort for MemoryPort {
         self.wire.0.lock().refreshes += 1;
         self.filter = self.wire.0.lock().filter.clone();
     }
+
+    vmlane_port::plain!(changed);
 }
 
 impl WakeUp for MemoryPort {
@@ -496,4 +498,6 @@ impl WakeUp for MemoryPort {
     fn glance(&self) -> Glance {
         self.wire.0.lock().glance
     }
+
+    vmlane_port::plain!(signs, readable_fd);
 }

@@ -1,25 +1,29 @@
 //! Machines as vmlane's configuration.
 
+mod networks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::esxi::{PortGroup, Vlan};
-use crate::machine::{Machine, Nic, Note};
+use vmlane_wire::ethernet::Mac;
+
+use crate::esxi::PortGroup;
+use crate::machine::{Machine, Nic, Note, Reach};
 use crate::names::Names;
+use networks::Networks;
 
 /// vmlane takes so many queues and no more.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=32;
 const MTUS: std::ops::RangeInclusive<u16> = 1280..=9190;
 const MOST_NICS: usize = 10;
-/// VLANs for networks of which nothing else is known.
-const APART: std::ops::Range<u16> = 3001..4095;
 
 /// What the description does not say.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The isolation group of all.
     pub group: Option<String>,
-    /// The CID of the first VM with a vsock device; the others get the next ones. None: their own, or free ones from 3 on.
+    /// The CID of the first VM with a vsock device; the others get the next ones. None: their own,
+    /// or free ones from 3 on.
     pub cid: Option<u32>,
     /// The port groups of the old host.
     pub port_groups: Vec<PortGroup>,
@@ -29,7 +33,8 @@ pub struct Options {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Configuration {
     pub toml: String,
-    /// The VMs' names in it, in the order of the machines; None: nothing of it is vmlane's, and it is left out.
+    /// The VMs' names in it, in the order of the machines; None: nothing of it is vmlane's, and it
+    /// is left out.
     pub names: Vec<Option<String>>,
     /// What is otherwise than it was, those of the machines included.
     pub notes: Vec<Note>,
@@ -37,44 +42,35 @@ pub struct Configuration {
 
 /// Writes the configuration of machines.
 pub fn configuration(machines: &[Machine], options: &Options) -> Configuration {
+    let mut taken = Names::default();
+    let names: Vec<String> = machines.iter().map(|machine| taken.take(&machine.name, "vm")).collect();
+    let mut notes = Vec::new();
+    let mut toml = String::new();
+    let networks = Networks::write(machines, &names, &options.port_groups, &mut toml, &mut notes);
     let mut writer = Writer {
         options,
-        notes: Vec::new(),
-        groups: Names::default(),
-        known: BTreeMap::new(),
-        toml: String::new(),
-        cids: BTreeSet::new(),
+        networks,
+        notes,
+        toml,
+        cids: BTreeMap::new(),
+        // CIDs that VMs had are kept for them.
+        kept: machines.iter().filter_map(own_cid).filter(|_| options.cid.is_none()).collect(),
+        macs: BTreeMap::new(),
     };
-    writer.port_groups(machines.iter().flat_map(|machine| &machine.nics));
-    // CIDs that VMs had are kept for them.
-    if options.cid.is_none() {
-        writer.cids.extend(machines.iter().filter_map(own_cid));
-    }
-    let mut names = Names::default();
-    let mut taken = Vec::new();
-    for machine in machines {
-        let name = names.take(&machine.name, "vm");
+    let mut served = Vec::new();
+    for (number, (machine, name)) in machines.iter().zip(names).enumerate() {
         if name != machine.name {
             writer.note(format!("name {:?}", machine.name), format!("is {name:?} in vmlane"));
         }
-        let is_served = machine.vsock.is_some() || !machine.nics.is_empty();
-        if is_served {
-            writer.vm(&name, machine);
-        } else {
-            writer.note(
-                format!("vm {name:?}"),
-                "is left out: with neither a card nor VMCI there is nothing to serve",
-            );
-        }
-        writer.notes.extend(machine.notes.iter().map(|note| {
-            let what = if machines.len() > 1 { format!("{name}: {}", note.what) } else { note.what.clone() };
-            Note { what, then: note.then.clone() }
+        let is_served = writer.vm(number, &name, machine);
+        writer.notes.extend(machine.notes.iter().cloned().chain(machine.common_notes()).map(|note| {
+            let what = if machines.len() > 1 { format!("{name}: {}", note.what) } else { note.what };
+            Note { what, then: note.then }
         }));
-        taken.push(Some(name).filter(|_| is_served));
+        served.push(Some(name).filter(|_| is_served));
     }
-    writer.switches();
     let Writer { toml, notes, .. } = writer;
-    Configuration { toml, names: taken, notes }
+    Configuration { toml, names: served, notes }
 }
 
 /// CIDs of vmlane: those below are reserved, and guests take one above for a negative number.
@@ -87,12 +83,15 @@ fn own_cid(machine: &Machine) -> Option<u32> {
 
 struct Writer<'a> {
     options: &'a Options,
+    networks: Networks,
     notes: Vec<Note>,
-    groups: Names,
-    /// Port groups by the network and the VLAN that cards name.
-    known: BTreeMap<(String, Option<u16>), String>,
     toml: String,
-    cids: BTreeSet<u32>,
+    /// Those that are given, and to which VM.
+    cids: BTreeMap<u32, String>,
+    /// Those that VMs had.
+    kept: BTreeSet<u32>,
+    /// Addresses, and the cards that have them.
+    macs: BTreeMap<Mac, String>,
 }
 
 /// A string as TOML has it: JSON's escapes are TOML's.
@@ -116,67 +115,36 @@ impl Writer<'_> {
         self.notes.push(Note { what: what.into(), then: then.into() });
     }
 
-    /// Writes the port groups of all cards, each once.
-    fn port_groups<'n>(&mut self, nics: impl Iterator<Item = &'n Nic>) {
-        let mut keys: Vec<(&str, Option<u16>)> = Vec::new();
-        for nic in nics {
-            let key = nic.network.as_deref().map(|network| (network, nic.vlan));
-            keys.extend(key.filter(|key| !keys.contains(key)));
-        }
-        let told: Vec<Option<Vlan>> = keys.iter().map(|key| self.told(*key)).collect();
-        let mut used: BTreeSet<u16> = told.iter().flatten().filter_map(|vlan| vlan.number()).collect();
-        for (key, told) in keys.into_iter().zip(told) {
-            // Networks that were different ones stay apart.
-            let vlan = told.unwrap_or_else(|| {
-                let free = [0].into_iter().chain(APART).find(|vlan| !used.contains(vlan)).unwrap_or(0);
-                used.insert(free);
-                self.note_chosen(key.0, free);
-                if free == 0 { Vlan::None } else { Vlan::Tagged(free) }
-            });
-            self.port_group(key, vlan);
-        }
-    }
-
-    /// The VLAN of a network, as far as it is known.
-    fn told(&self, (network, vlan): (&str, Option<u16>)) -> Option<Vlan> {
-        let listed = || self.options.port_groups.iter().find(|group| group.name == network);
-        vlan.map(Vlan::Tagged).or_else(|| listed().map(|group| group.vlan))
-    }
-
-    fn note_chosen(&mut self, network: &str, vlan: u16) {
-        let why = if self.options.port_groups.is_empty() {
-            "its VLAN is not in this description: give --port-groups, or set vlan yourself"
-        } else {
-            "is none of the port groups that --port-groups lists: set vlan yourself"
-        };
-        let apart =
-            if vlan == 0 { String::new() } else { format!(" ({vlan} keeps it apart from the others)") };
-        self.note(format!("network {network:?}"), format!("{why}{apart}"));
-    }
-
-    fn port_group(&mut self, (network, vlan): (&str, Option<u16>), is: Vlan) {
-        let wish = vlan.map_or_else(|| network.to_owned(), |vlan| format!("{network}-vlan{vlan}"));
-        let name = self.groups.take(&wish, "network");
-        let _ = writeln!(self.toml, "[[port_group]]\nname = {}", quoted(&name));
-        if name != network {
-            let _ = writeln!(self.toml, "# was {}", quoted(network));
-        }
-        let is = is.number().map_or_else(|| quoted("trunk"), |vlan| vlan.to_string());
-        let _ = writeln!(self.toml, "vlan = {is}\n");
-        self.known.insert((network.to_owned(), vlan), name);
-    }
-
-    fn cid(&mut self, machine: &Machine) -> u32 {
+    /// The VM's own CID if it is the first that has it, else one that no VM has or had.
+    fn cid(&mut self, name: &str, machine: &Machine) -> u32 {
         if let (None, Some(own)) = (self.options.cid, own_cid(machine)) {
-            return own;
+            if let Some(other) = self.cids.get(&own) {
+                self.note(
+                    format!("{name}: CID {own}"),
+                    format!("is that of {other}, too; this VM gets another one"),
+                );
+            } else {
+                self.cids.insert(own, name.to_owned());
+                return own;
+            }
         }
         let from = self.options.cid.unwrap_or(3).max(3);
-        let free = (from..=*CIDS.end()).find(|cid| !self.cids.contains(cid)).unwrap_or(from);
-        self.cids.insert(free);
+        let is_free = |cid: &u32| !self.cids.contains_key(cid) && !self.kept.contains(cid);
+        let free = (from..=*CIDS.end()).chain(*CIDS.start()..from).find(is_free).unwrap_or(from);
+        self.cids.insert(free, name.to_owned());
         free
     }
 
-    fn vm(&mut self, name: &str, machine: &Machine) {
+    /// Writes a VM, if there is something to serve.
+    fn vm(&mut self, number: usize, name: &str, machine: &Machine) -> bool {
+        let cards = self.cards(number, name, machine);
+        if machine.vsock.is_none() && cards.is_empty() {
+            self.note(
+                format!("vm {name:?}"),
+                "is left out: with neither a card nor VMCI there is nothing to serve",
+            );
+            return false;
+        }
         let _ = writeln!(self.toml, "[[vm]]\nname = {}", quoted(name));
         if let Some(group) = &self.options.group {
             let _ = writeln!(self.toml, "group = {}", quoted(group));
@@ -184,16 +152,29 @@ impl Writer<'_> {
         let kind = match machine.vsock {
             None => "none",
             Some(vsock) => {
-                let cid = self.cid(machine);
+                let cid = self.cid(name, machine);
                 let _ = writeln!(self.toml, "cid = {cid}");
                 if vsock.cid != Some(cid) {
-                    let was = vsock.cid.map_or_else(|| "not told".into(), |cid| cid.to_string());
+                    let was = vsock.cid.map_or_else(|| "not given".into(), |cid| cid.to_string());
                     self.note(format!("{name}: CID"), format!("was {was}, and is {cid}"));
                 }
-                if vsock.vmci { "vmci" } else { "virtio" }
+                vsock.model.name()
             }
         };
         let _ = writeln!(self.toml, "vsock = {}", quoted(kind));
+        if machine.vsock.is_some_and(|vsock| vsock.reach == Reach::Host) {
+            let _ = writeln!(self.toml, "restricted = true");
+        }
+        if !cards.is_empty() {
+            let lines: String = cards.iter().map(|card| format!("  {{ {card} }},\n")).collect();
+            let _ = writeln!(self.toml, "nic = [\n{lines}]");
+        }
+        self.toml.push('\n');
+        true
+    }
+
+    /// The lines of a VM's cards.
+    fn cards(&mut self, number: usize, name: &str, machine: &Machine) -> Vec<String> {
         if machine.nics.len() > MOST_NICS {
             let count = machine.nics.len();
             self.note(
@@ -201,28 +182,48 @@ impl Writer<'_> {
                 format!("vmlane serves {MOST_NICS} of a VM; the others are left out"),
             );
         }
-        if !machine.nics.is_empty() {
-            let _ = writeln!(self.toml, "nic = [");
-            for nic in machine.nics.iter().take(MOST_NICS) {
-                let line = self.nic(name, nic);
-                let _ = writeln!(self.toml, "  {{ {line} }},");
-            }
-            let _ = writeln!(self.toml, "]");
+        let mut slots = BTreeMap::new();
+        let mut cards = Vec::new();
+        for (card, nic) in machine.nics.iter().enumerate().take(MOST_NICS) {
+            let group = self.networks.group_of(number, card, nic).map(quoted);
+            cards.extend(group.map(|group| self.nic(name, nic, &group, &mut slots)));
         }
-        self.toml.push('\n');
+        cards
     }
 
-    fn nic(&mut self, vm: &str, nic: &Nic) -> String {
+    fn nic(&mut self, vm: &str, nic: &Nic, group: &str, slots: &mut BTreeMap<u16, String>) -> String {
+        let place = format!("{vm}: {}", nic.place);
         let mut keys = vec![format!("model = {}", quoted(nic.model.name()))];
-        let group = nic.network.clone().and_then(|network| self.known.get(&(network, nic.vlan)));
-        keys.extend(group.map(|group| format!("port_group = {}", quoted(group))));
-        keys.extend(nic.mac.map(|mac| format!("mac = {}", quoted(&mac.to_string()))));
-        keys.extend(nic.slot.map(|slot| format!("slot = {slot}")));
+        keys.push(format!("port_group = {group}"));
+        if let Some(mac) = nic.mac {
+            match self.macs.get(&mac) {
+                None => {
+                    keys.push(format!("mac = {}", quoted(&mac.to_string())));
+                    self.macs.insert(mac, place.clone());
+                }
+                Some(other) => {
+                    let then = format!("is left out: {other} has it, too; vmlane chooses another one");
+                    self.note(format!("{place}: MAC address {mac}"), then);
+                }
+            }
+        }
+        if let Some(slot) = nic.slot {
+            match slots.get(&slot) {
+                None => {
+                    keys.push(format!("slot = {slot}"));
+                    slots.insert(slot, nic.place.clone());
+                }
+                Some(other) => {
+                    let then = format!("is left out: {other} is in it, too; QEMU chooses another one");
+                    self.note(format!("{place}: slot {slot}"), then);
+                }
+            }
+        }
         let mut number = |key: &str, value: Option<u16>, range: std::ops::RangeInclusive<u16>| match value {
             Some(value) if range.contains(&value) => keys.push(format!("{key} = {value}")),
             Some(value) => {
                 let (low, high) = (range.start(), range.end());
-                let what = format!("{vm}: {}: {key} = {value}", nic.place);
+                let what = format!("{place}: {key} = {value}");
                 self.notes.push(Note { what, then: format!("is left out: vmlane takes {low} to {high}") });
             }
             None => {}
@@ -230,29 +231,5 @@ impl Writer<'_> {
         number("mtu", nic.mtu, MTUS);
         number("queues", nic.queues, QUEUES);
         keys.join(", ")
-    }
-
-    /// Port groups of several switches are one network in vmlane if their VLANs are the same.
-    fn switches(&mut self) {
-        let used = self
-            .options
-            .port_groups
-            .iter()
-            .filter(|group| self.known.keys().any(|(network, _)| *network == group.name));
-        let used: Vec<&PortGroup> = used.collect();
-        let mut met = Vec::new();
-        for (at, one) in used.iter().enumerate() {
-            let meets = |other: &&&PortGroup| other.switch != one.switch && other.vlan == one.vlan;
-            met.extend(used.iter().skip(at + 1).filter(meets).map(|other| (one, *other)));
-        }
-        for (one, other) in met {
-            self.notes.push(Note {
-                what: format!("port groups {:?} and {:?}", one.name, other.name),
-                then: format!(
-                    "were on different switches ({}, {}) with the same VLAN; in vmlane they are one network. Give one of them another vlan",
-                    one.switch, other.switch
-                ),
-            });
-        }
     }
 }

@@ -4,11 +4,17 @@ use std::fmt;
 
 use vmlane_wire::ethernet::Mac;
 
+use crate::image::{Image, is_outside};
+use crate::network::{Network, Tagging};
+use crate::text::has_escapes;
+
 /// A VM as it was, in words of no one system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// As it was called.
     pub name: String,
+    /// By which its guest, and licences in it, know the machine.
+    pub uuid: Option<Uuid>,
     pub memory_mib: Option<u64>,
     pub cpus: Option<u32>,
     /// It boots by UEFI, not by a BIOS.
@@ -24,9 +30,33 @@ pub struct Machine {
 /// The device for sockets between VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vsock {
-    /// VMware's; else virtio's.
-    pub vmci: bool,
+    pub model: VsockModel,
     pub cid: Option<u32>,
+    pub reach: Reach,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VsockModel {
+    Vmci,
+    Virtio,
+}
+
+impl VsockModel {
+    pub fn name(self) -> &'static str {
+        match self {
+            VsockModel::Vmci => "vmci",
+            VsockModel::Virtio => "virtio",
+        }
+    }
+}
+
+/// What a VM reached by its sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The host only: ESXi since 5.1 unless `vmci0.unrestricted` is TRUE, and Linux's vhost-vsock.
+    Host,
+    /// Other VMs, too.
+    Vms,
 }
 
 /// A network card.
@@ -35,10 +65,9 @@ pub struct Nic {
     /// Where the description has it: `ethernet0`.
     pub place: String,
     pub model: NicModel,
-    /// The port group, network or bridge that it was in.
-    pub network: Option<String>,
-    /// Told by the description itself, and not by the port group.
-    pub vlan: Option<u16>,
+    pub network: Network,
+    /// As far as the description itself has it, and not the port group.
+    pub tagging: Tagging,
     pub mac: Option<Mac>,
     /// Of the PCI slot that guests name it after: 192 is `ens192`.
     pub slot: Option<u16>,
@@ -81,10 +110,39 @@ pub enum Bus {
 pub struct Disk {
     pub bus: Bus,
     /// None: an empty drive.
-    pub file: Option<String>,
-    /// As QEMU names it: `vmdk`, `qcow2`, `raw`; None: to be found out.
-    pub format: Option<String>,
+    pub image: Option<Image>,
     pub cdrom: bool,
+    /// The guest may not write to it. CD-ROMs have no need of it.
+    pub readonly: bool,
+}
+
+/// A UUID, as RFC 9562 writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uuid([u8; 16]);
+
+impl Uuid {
+    /// 32 hexadecimal digits, with spaces and hyphens between them: VMware writes both.
+    pub(crate) fn parse(text: &str) -> Option<Uuid> {
+        let digits: Option<Vec<u8>> = text
+            .chars()
+            .filter(|letter| !" -{}".contains(*letter))
+            .map(|letter| letter.to_digit(16).map(|digit| digit as u8))
+            .collect();
+        let bytes: Vec<u8> =
+            digits?.chunks(2).map(|two| two.iter().fold(0, |byte, digit| (byte << 4) | digit)).collect();
+        let odd = text.chars().filter(char::is_ascii_hexdigit).count() != 32;
+        bytes.try_into().ok().filter(|_| !odd).map(Uuid)
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, byte) in self.0.iter().enumerate() {
+            let hyphen = if [4, 6, 8, 10].contains(&number) { "-" } else { "" };
+            write!(f, "{hyphen}{byte:02x}")?;
+        }
+        Ok(())
+    }
 }
 
 /// Something that changes on the way.
@@ -94,6 +152,17 @@ pub struct Note {
     pub what: String,
     /// What becomes of it, and what can be done.
     pub then: String,
+}
+
+/// Names that one note has, at most.
+const MOST_NAMED: usize = 40;
+
+/// Names one after another, as a note has them.
+pub fn joined(names: &[impl AsRef<str>]) -> String {
+    let shown: Vec<&str> = names.iter().take(MOST_NAMED).map(AsRef::as_ref).collect();
+    let more = names.len().saturating_sub(MOST_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    shown.join(", ") + &more
 }
 
 impl fmt::Display for Note {
@@ -107,20 +176,73 @@ impl Machine {
         self.notes.push(Note { what: what.into(), then: then.into() });
     }
 
-    /// Tells what becomes of controllers that QEMU has no counterpart of.
-    pub(crate) fn note_controllers(&mut self) {
+    /// A number of the description; if it is none that is wanted, a note says so.
+    pub(crate) fn number<T: std::str::FromStr>(&mut self, what: &str, text: Option<&str>) -> Option<T> {
+        let text = text?;
+        let number = text.trim().parse().ok();
+        if number.is_none() {
+            self.note(format!("{what}: {text:?}"), "is no number that it can have; it is left out");
+        }
+        number
+    }
+
+    /// A UUID of the description; if it is none, a note says so.
+    pub(crate) fn uuid_of(&mut self, what: &str, text: Option<&str>) -> Option<Uuid> {
+        let text = text?;
+        let uuid = Uuid::parse(text);
+        if uuid.is_none() {
+            self.note(format!("{what}: {text:?}"), "is no UUID; QEMU gets none");
+        }
+        uuid
+    }
+
+    /// What is to be noted of every VM, whichever reader it came from.
+    pub(crate) fn common_notes(&self) -> Vec<Note> {
+        let mut notes = Vec::new();
+        let mut note = |what: String, then: &str| notes.push(Note { what, then: then.into() });
         if self.disks.iter().any(|disk| disk.bus == Bus::ParallelScsi) {
-            self.note(
-                "a parallel SCSI controller (LSI Logic or BusLogic)",
+            note(
+                "a parallel SCSI controller (LSI Logic or BusLogic)".into(),
                 "becomes virtio-scsi: QEMU has none that guests' drivers for VMware's know; see that the guest's initramfs has virtio_scsi",
             );
         }
         if self.disks.iter().any(|disk| disk.bus == Bus::Ide) {
-            self.note("IDE", "becomes SATA: the machine q35 has no IDE");
+            note("IDE".into(), "becomes SATA: the machine q35 has no IDE");
         }
+        let images = || self.disks.iter().filter_map(|disk| disk.image.as_ref());
+        for file in images().map(|image| image.file.as_str()) {
+            let what = format!("disk {file:?}");
+            if file.contains("://") {
+                note(
+                    what,
+                    "is not in a file of this host: download it first, and change its name in QEMU's words",
+                );
+            } else if is_datastore(file) {
+                note(what, "names a datastore of VMware's: write the file's path here into QEMU's words");
+            } else if is_outside(file) {
+                note(
+                    what,
+                    "is outside of the description's folder: QEMU opens whatever has this name on the host; see that it is the VM's disk, and change the name if not",
+                );
+            }
+        }
+        let networks = self.nics.iter().flat_map(|nic| nic.network.texts());
+        let files = images().map(|image| image.file.as_str());
+        let mut odd: Vec<&str> = [self.name.as_str()].into_iter().chain(networks).chain(files).collect();
+        odd.retain(|text| has_escapes(text));
+        odd.sort_unstable();
+        odd.dedup();
+        for text in odd {
+            note(
+                format!("{text:?}"),
+                "has bytes that are not of the encoding that the file names, written here by their numbers; give the name that was meant",
+            );
+        }
+        notes
     }
 
-    /// What becomes of a card of a model, by its name in VMware's files or in libvirt's. None: it is left out.
+    /// What becomes of a card of a model, by its name in VMware's files or in libvirt's. None: it
+    /// is left out.
     pub(crate) fn nic_model(&mut self, place: &str, model: &str) -> Option<NicModel> {
         let what = format!("{place}: model {model:?}");
         match model.to_ascii_lowercase().as_str() {
@@ -153,6 +275,11 @@ impl Machine {
     }
 }
 
+/// `[datastore1] web/web.vmdk`
+fn is_datastore(file: &str) -> bool {
+    file.starts_with('[') && file.contains("] ")
+}
+
 /// A MAC address that a card may have; else a note says why it gets another one.
 pub(crate) fn mac(machine: &mut Machine, place: &str, text: &str) -> Option<Mac> {
     let hex = text.replace('-', ":");
@@ -164,6 +291,28 @@ pub(crate) fn mac(machine: &mut Machine, place: &str, text: &str) -> Option<Mac>
                 "is none that a card can have; vmlane chooses one",
             );
             None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Uuid;
+
+    #[test]
+    fn uuids_are_those_of_both_systems() {
+        for text in
+            ["56 4d 00 00 00 00 00 00-00 00 00 00 00 00 00 01", "564d0000-0000-0000-0000-000000000001"]
+        {
+            assert_eq!(
+                Uuid::parse(text).map(|uuid| uuid.to_string()).as_deref(),
+                Some("564d0000-0000-0000-0000-000000000001")
+            );
+        }
+        for text in
+            ["", "56", "564d0000-0000-0000-0000-0000000000011", "564d0000-0000-0000-0000-00000000000g"]
+        {
+            assert_eq!(Uuid::parse(text), None, "{text}");
         }
     }
 }

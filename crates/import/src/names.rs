@@ -8,7 +8,19 @@ const LONGEST: usize = 64;
 #[derive(Debug, Default)]
 pub struct Names(BTreeSet<String>);
 
+/// Would vmlane take this name?
+pub fn is_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.len() <= LONGEST
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
+
 impl Names {
+    /// Names, but for one that has a meaning already.
+    pub fn without(reserved: &str) -> Names {
+        Names(BTreeSet::from([reserved.to_owned()]))
+    }
+
     /// A name that is like `name`, and that no other has.
     pub fn take(&mut self, name: &str, otherwise: &str) -> String {
         let good = tidy(name);
@@ -58,6 +70,8 @@ mod tests {
         ] {
             assert_eq!(names.take(name, "x"), taken);
         }
+        assert!(is_name("a--b") && !is_name("VM Network") && !is_name("-a") && !is_name(""));
+        assert_eq!(Names::without("default").take("default", "x"), "default-2");
         let long = "n".repeat(100);
         let both = [names.take(&long, "x"), names.take(&long, "x")];
         assert!(both.iter().all(|name| name.len() <= LONGEST) && both[0] != both[1]);

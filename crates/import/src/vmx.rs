@@ -1,130 +1,69 @@
 //! VMware's `.vmx`: lines of `key = "value"`.
 
-use std::collections::BTreeMap;
+mod keys;
+mod network;
+mod rest;
 
-use crate::machine::{Bus, Disk, Machine, Nic, Vsock, mac};
+use crate::image::{Format, Image};
+use crate::kind::{Expected, refuse_others};
+use crate::machine::{Bus, Disk, Machine, Nic, Reach, Vsock, VsockModel, mac};
+use crate::network::Tagging;
 use crate::{Error, MOST_BYTES};
+pub(crate) use rest::{hint, is_harmless, shown};
 
-/// Lines of a file, at most.
-const MOST_LINES: usize = 20_000;
+use keys::{Device, Keys};
+
 /// Numbers of controllers and of devices on one: VMware has fewer.
 const CONTROLLERS: u32 = 4;
 const UNITS: u32 = 64;
 const CARDS: u32 = 10;
 
-/// What a file says: keys in lower case, as VMware compares them.
-#[derive(Debug, Default)]
-struct Keys(BTreeMap<String, String>);
-
-impl Keys {
-    fn parse(text: &str) -> Result<Keys, Error> {
-        let mut keys: BTreeMap<String, (usize, String)> = BTreeMap::new();
-        for (number, line) in (1..).zip(text.lines()) {
-            if number > MOST_LINES {
-                return Err(Error::line(number, format!("a file has {MOST_LINES} lines at most")));
-            }
-            let line = line.trim_start_matches('\u{feff}').trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let Some((key, value)) = line.split_once('=') else {
-                return Err(Error::line(number, format!("{line:?} is not of the form key = \"value\"")));
-            };
-            let (key, value) = (key.trim().to_ascii_lowercase(), value.trim());
-            if key.is_empty() || key.contains(char::is_whitespace) {
-                return Err(Error::line(number, format!("{key:?} is no key")));
-            }
-            let value = unquoted(value).ok_or_else(|| {
-                Error::line(number, format!("{key}: {value} has a quotation mark without its other one"))
-            })?;
-            if let Some((first, _)) = keys.insert(key.clone(), (number, value)) {
-                return Err(Error::line(number, format!("{key} is there twice: line {first} has it, too")));
-            }
-        }
-        Ok(Keys(keys.into_iter().map(|(key, (_, value))| (key, value)).collect()))
-    }
-
-    /// A value that is not empty.
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(&key.to_ascii_lowercase()).map(String::as_str).filter(|value| !value.is_empty())
-    }
-
-    fn number<T: std::str::FromStr>(&self, key: &str) -> Option<T> {
-        self.get(key)?.parse().ok()
-    }
-
-    fn is_true(&self, key: &str) -> bool {
-        self.get(key).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1")
-    }
-
-    fn is_false(&self, key: &str) -> bool {
-        self.get(key).is_some_and(|value| value.eq_ignore_ascii_case("false") || value == "0")
-    }
-}
-
-/// A value without its quotation marks; `|22` in it is a character by its number.
-fn unquoted(value: &str) -> Option<String> {
-    let inner = match value.strip_prefix('"') {
-        Some(rest) => rest.strip_suffix('"')?,
-        None => value,
-    };
-    let mut bytes = Vec::with_capacity(inner.len());
-    let mut rest = inner.as_bytes();
-    while let [first, behind @ ..] = rest {
-        let digits = behind.first_chunk::<2>().filter(|_| *first == b'|');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = behind.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*first);
-                rest = behind;
-            }
-        }
-    }
-    Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
 /// The VM of a `.vmx` file.
 ///
 /// # Errors
-/// The file is not one; the line is named.
-pub fn vmx(text: &str) -> Result<Machine, Error> {
-    if text.len() > MOST_BYTES {
-        return Err(Error::TooLong(text.len()));
+/// The file is not one.
+pub fn vmx(source: impl AsRef<[u8]>) -> Result<Machine, Error> {
+    let source = source.as_ref();
+    if source.len() > MOST_BYTES {
+        return Err(Error::TooLong(source.len()));
     }
-    let keys = Keys::parse(text)?;
+    refuse_others(source, Expected::Vmx)?;
+    let (keys, notes) = Keys::parse(source)?;
     if keys.get("config.version").is_none() && keys.get("displayName").is_none() {
         return Err(Error::NoMachine("neither config.version nor displayName is set"));
     }
-    let mut machine = Machine {
-        name: keys.get("displayName").unwrap_or("vm").to_owned(),
-        memory_mib: keys.number("memSize"),
-        // Both are VMware's own defaults.
-        cpus: Some(keys.number("numvcpus").unwrap_or(1)),
-        uefi: keys.get("firmware").is_some_and(|firmware| firmware.eq_ignore_ascii_case("efi")),
-        ..Machine::default()
-    };
-    if keys.is_true("uefi.secureBoot.enabled") {
+    if let Some(guest) = keys.get("guestOS").filter(|guest| is_of_arm(guest)) {
+        return Err(Error::Architecture(guest.into()));
+    }
+    let mut machine = Machine { notes, ..Machine::default() };
+    machine.name = keys.get("displayName").unwrap_or("vm").to_owned();
+    machine.memory_mib = keys.number("memSize", &mut machine);
+    // Both are VMware's own defaults.
+    machine.cpus = Some(keys.number("numvcpus", &mut machine).filter(|count| *count > 0).unwrap_or(1));
+    machine.uefi = keys.get("firmware").is_some_and(|firmware| firmware.eq_ignore_ascii_case("efi"));
+    machine.uuid = machine.uuid_of("uuid.bios", keys.get("uuid.bios"));
+    if keys.is_true("uefi.secureBoot.enabled", &mut machine) {
         machine.note(
             "uefi.secureBoot.enabled",
             "is not carried over; give QEMU a firmware and variables with Secure Boot",
         );
     }
-    if keys.get("managedVM.autoAddVTPM").is_some() || keys.is_true("vtpm.present") {
-        machine.note("vtpm.present", "is not carried over: its secrets do not leave VMware");
-    }
     cards(&keys, &mut machine);
     disks(&keys, &mut machine);
     vmci(&keys, &mut machine);
-    left_out(&keys, &mut machine);
-    machine.note_controllers();
+    snapshots(&mut machine);
+    rest::note(&keys, &mut machine);
     Ok(machine)
 }
 
-/// The number that guests name a card after, of VMware's number of its slot: function, bridge and device in one.
+/// Is a guest of Arm's, by VMware's or VirtualBox's name of it: `arm-debian12-64`, `Debian12_arm64`?
+pub(crate) fn is_of_arm(guest: &str) -> bool {
+    let guest = guest.trim_start_matches('*').to_ascii_lowercase();
+    guest.starts_with("arm") || guest.contains("_arm")
+}
+
+/// The number that guests name a card after, of VMware's number of its slot: function, bridge and
+/// device in one.
 pub(crate) fn slot(number: i64) -> Option<u16> {
     // Of the first function it is the number itself; the others come right behind it.
     let (place, function) = (number & 0x3ff, number >> 10);
@@ -135,67 +74,125 @@ pub(crate) fn slot(number: i64) -> Option<u16> {
 fn cards(keys: &Keys, machine: &mut Machine) {
     for number in 0..CARDS {
         let place = format!("ethernet{number}");
-        let key = |name: &str| format!("{place}.{name}");
-        if !keys.is_true(&key("present")) {
-            continue;
-        }
+        let Some(card) = keys.device(&place, machine) else { continue };
         // VMware's own default for guests that it does not know.
-        let model = keys.get(&key("virtualDev")).unwrap_or("vlance");
+        let model = card.get("virtualDev").unwrap_or("vlance");
+        let network = network::of(card);
+        let address = address(card, machine);
+        let number = card.number("pciSlotNumber", machine);
+        let slot = number.and_then(slot);
+        if let Some(number) = number.filter(|number| *number > 0 && slot.is_none()) {
+            machine.note(
+                format!("{} = {number}", card.key("pciSlotNumber")),
+                "is no slot of VMware's; QEMU chooses one",
+            );
+        }
         let Some(model) = machine.nic_model(&place, model) else { continue };
-        let address = keys.get(&key("address")).or(keys.get(&key("generatedAddress")));
         let mac = address.and_then(|text| mac(machine, &place, text));
         if address.is_none() {
             machine
                 .note(format!("{place}: no MAC address"), "VMware had not given one yet; vmlane chooses one");
         }
-        if keys.is_false(&key("startConnected")) {
+        if card.flag("startConnected", machine) == Some(false) {
             machine.note(
-                key("startConnected"),
+                card.key("startConnected"),
                 format!("is FALSE; set its link down with `vmlane link VM/nic{} down`", machine.nics.len()),
             );
         }
-        let network = keys.get(&key("networkName")).or(keys.get(&key("vnet"))).map(str::to_owned);
-        let network = network.or_else(|| match keys.get(&key("connectionType")).unwrap_or("bridged") {
-            kind if kind.eq_ignore_ascii_case("custom") => None,
-            kind => Some(kind.to_owned()),
-        });
-        let slot = keys.number(&key("pciSlotNumber")).and_then(slot);
-        machine.nics.push(Nic { place, model, network, vlan: None, mac, slot, mtu: None, queues: None });
+        let tagging = Tagging::OfNetwork;
+        machine.nics.push(Nic { place, model, network, tagging, mac, slot, mtu: None, queues: None });
     }
+}
+
+/// The address in use: `addressType` says which of the two it is. A note names the other one.
+fn address<'k>(card: Device<'k>, machine: &mut Machine) -> Option<&'k str> {
+    let (fixed, generated) = (card.get("address"), card.get("generatedAddress"));
+    let kind = card.get("addressType").map(str::to_ascii_lowercase);
+    let (used, other) = match kind.as_deref() {
+        Some("static") => (fixed, generated.map(|address| ("generatedAddress", address))),
+        Some("generated" | "vpx") => (generated, fixed.map(|address| ("address", address))),
+        other => {
+            if let Some(kind) = other {
+                machine.note(format!("{} = {kind:?}", card.key("addressType")), "is no type that is known");
+            }
+            // Without a type it is a generated one, if there is one.
+            (generated.or(fixed), fixed.filter(|_| generated.is_some()).map(|address| ("address", address)))
+        }
+    };
+    if let Some((name, address)) =
+        other.filter(|(_, address)| used.is_none_or(|used| !used.eq_ignore_ascii_case(address)))
+    {
+        machine.note(
+            format!("{} = {address:?}", card.key(name)),
+            "is not the address in use, as addressType says; it is left out",
+        );
+    }
+    used
 }
 
 fn disks(keys: &Keys, machine: &mut Machine) {
     let kinds = [("scsi", Bus::ParallelScsi), ("nvme", Bus::Nvme), ("sata", Bus::Sata), ("ide", Bus::Ide)];
     for (kind, bus) in kinds {
-        for controller in 0..CONTROLLERS {
-            let of = format!("{kind}{controller}");
+        for number in 0..CONTROLLERS {
+            let of = format!("{kind}{number}");
+            let controller = keys.device(&of, machine);
             let bus = if kind == "scsi" { scsi(keys, &of) } else { bus };
             for unit in 0..UNITS {
                 let place = format!("{of}:{unit}");
-                let key = |name: &str| format!("{place}.{name}");
-                if !keys.is_true(&key("present")) {
-                    continue;
+                if let Some(device) = keys.device(&place, machine) {
+                    disk(device, bus, machine);
+                    // IDE's controllers are there without being mentioned; others are not.
+                    if controller.is_none() && kind != "ide" {
+                        machine.note(
+                            format!("{of}.present"),
+                            format!("is not TRUE, and yet it has {place}; the disk comes along"),
+                        );
+                    }
                 }
-                let device = keys.get(&key("deviceType")).unwrap_or("disk").to_ascii_lowercase();
-                let cdrom = device.contains("cdrom");
-                let named = keys.get(&key("fileName")).map(str::to_owned);
-                // A drive of the host is none of the VM's.
-                let file = named.filter(|_| !cdrom || device == "cdrom-image");
-                if file.is_none() && !cdrom {
-                    machine.note(key("fileName"), "is missing; the disk is left out");
-                    continue;
-                }
-                if keys.get(&key("mode")).is_some_and(|mode| mode.contains("nonpersistent")) {
-                    machine.note(
-                        key("mode"),
-                        "is not carried over; QEMU's counterpart is snapshot=on of -drive",
-                    );
-                }
-                let format = (!cdrom).then(|| "vmdk".to_owned());
-                machine.disks.push(Disk { bus, file, format, cdrom });
             }
         }
     }
+}
+
+fn disk(device: Device<'_>, bus: Bus, machine: &mut Machine) {
+    let kind = device.get("deviceType").unwrap_or("disk").to_ascii_lowercase();
+    let cdrom = kind.contains("cdrom");
+    let named = device.get("fileName");
+    match kind.as_str() {
+        "disk" | "scsi-harddisk" | "ata-harddisk" | "cdrom-image" => {}
+        _ if cdrom => {
+            let drive = named
+                .filter(|name| !["auto detect", "emptybackingstring"].contains(&&*name.to_ascii_lowercase()));
+            if let Some(drive) = drive {
+                machine.note(
+                    format!("{} = {drive:?}", device.key("fileName")),
+                    "is a drive of the old host; the VM gets an empty one",
+                );
+            }
+        }
+        _ => machine.note(
+            format!("{} = {kind:?}", device.key("deviceType")),
+            "is taken for a disk in a file; if it was one of the old host's, copy it into a file first",
+        ),
+    }
+    // A drive of the host is none of the VM's.
+    let file = named.filter(|_| !cdrom || kind == "cdrom-image");
+    if file.is_none() && !cdrom {
+        machine.note(device.key("fileName"), "is missing; the disk is left out");
+        return;
+    }
+    let mode = device.get("mode").unwrap_or("persistent").to_ascii_lowercase();
+    if mode.contains("nonpersistent") {
+        machine.note(device.key("mode"), "is not carried over; QEMU's counterpart is snapshot=on of -drive");
+    } else if !["persistent", "independent-persistent"].contains(&mode.as_str()) {
+        machine.note(
+            format!("{} = {mode:?}", device.key("mode")),
+            "is not carried over; the guest writes to the disk",
+        );
+    }
+    let format = if cdrom { Format::Raw } else { Format::Vmdk };
+    let image = file.map(|file| Image { file: file.to_owned(), format });
+    machine.disks.push(Disk { bus, image, cdrom, readonly: false });
 }
 
 fn scsi(keys: &Keys, controller: &str) -> Bus {
@@ -207,52 +204,35 @@ fn scsi(keys: &Keys, controller: &str) -> Bus {
 }
 
 fn vmci(keys: &Keys, machine: &mut Machine) {
-    if !keys.is_true("vmci0.present") {
-        return;
-    }
+    let Some(device) = keys.device("vmci0", machine) else { return };
     // The number is written with a sign.
-    let id = keys.get("vmci0.id").and_then(|id| {
-        let number: i64 = id.parse().ok()?;
+    let cid = device.number::<i64>("id", machine).and_then(|number| {
         u32::try_from(number).ok().or_else(|| i32::try_from(number).ok().map(|signed| signed as u32))
     });
-    machine.vsock = Some(Vsock { vmci: true, cid: id });
-    if keys.is_true("vmci0.unrestricted") {
-        machine.note(
-            "vmci0.unrestricted",
-            "VMs talk to each other if they are in one group of vmlane's configuration",
-        );
-    }
+    let reach = reach(device.flag("unrestricted", machine), machine);
+    machine.vsock = Some(Vsock { model: VsockModel::Vmci, cid, reach });
 }
 
-/// What is there and does not come along.
-fn left_out(keys: &Keys, machine: &mut Machine) {
-    let devices = [
-        ("floppy0", "give QEMU a floppy if the guest needs one"),
-        ("usb", "add -device qemu-xhci if the guest needs USB"),
-        ("ehci", "add -device qemu-xhci if the guest needs USB"),
-        ("usb_xhci", "add -device qemu-xhci if the guest needs USB"),
-        ("sound", "add a sound card to QEMU's words if the guest needs one"),
-        ("serial0", "add -serial to QEMU's words if the guest needs it"),
-        ("serial1", "add -serial to QEMU's words if the guest needs it"),
-        ("parallel0", "QEMU has no counterpart worth having"),
-        ("pciPassthru0", "devices of the old host are given to QEMU by -device vfio-pci"),
-    ];
-    for (device, then) in devices {
-        if keys.is_true(&format!("{device}.present")) {
-            machine.note(format!("{device}.present"), format!("is not carried over; {then}"));
-        }
+/// What VMCI reaches, by `vmci0.unrestricted`.
+pub(crate) fn reach(unrestricted: Option<bool>, machine: &mut Machine) -> Reach {
+    if unrestricted != Some(true) {
+        return Reach::Host;
     }
-    let snapshots =
-        machine.disks.iter().filter_map(|disk| disk.file.as_deref()).filter(|file| is_snapshot(file));
-    let snapshots: Vec<String> = snapshots.map(str::to_owned).collect();
+    machine.note(
+        "vmci0.unrestricted",
+        "VMs talk to each other if they are in one group of vmlane's configuration and neither is restricted",
+    );
+    Reach::Vms
+}
+
+fn snapshots(machine: &mut Machine) {
+    let files = machine.disks.iter().filter_map(|disk| disk.image.as_ref()).map(|image| image.file.clone());
+    let snapshots: Vec<String> = files.filter(|file| is_snapshot(file)).collect();
     for file in snapshots {
         machine.note(
             format!("disk {file:?}"),
             "looks like a snapshot's difference; consolidate the VM's snapshots in VMware before its disks are copied",
         );
-    }
-    if keys.get("encryption.keySafe").is_some() {
-        machine.note("encryption.keySafe", "the VM is encrypted; decrypt it in VMware first");
     }
 }
 
@@ -280,29 +260,18 @@ mod tests {
     }
 
     #[test]
-    fn values_are_taken_out_of_their_quotation_marks() {
-        for (text, value) in [
-            ("\"a b\"", "a b"),
-            ("TRUE", "TRUE"),
-            ("\"a|22b|7Cc\"", "a\"b|c"),
-            ("\"|\"", "|"),
-            ("\"|2\"", "|2"),
-        ] {
-            assert_eq!(unquoted(text).as_deref(), Some(value), "{text}");
+    fn guests_of_arm_are_known_by_their_names() {
+        for (guest, is_of_arm) in
+            [("arm-debian12-64", true), ("*arm64-other", true), ("Debian12_arm64", true), ("alarm-64", false)]
+        {
+            assert_eq!(super::is_of_arm(guest), is_of_arm, "{guest}");
         }
-        assert_eq!(unquoted("\"open"), None);
-        assert_eq!(unquoted("\""), None);
     }
 
     #[test]
-    fn faults_name_their_line() {
-        let error = |text: &str| vmx(text).unwrap_err().to_string();
-        assert_eq!(error("a = \"1\"\nnonsense"), "line 2: \"nonsense\" is not of the form key = \"value\"");
-        assert_eq!(
-            error("displayName = \"x\"\ndisplayname = \"y\""),
-            "line 2: displayname is there twice: line 1 has it, too"
-        );
-        assert!(error("a = \"1\"").contains("describes no VM"));
-        assert!(error("displayName = \"x").contains("line 1: displayname: \"x has a quotation mark"));
+    fn what_describes_no_vm_is_refused() {
+        for text in ["", "a = \"1\"\n", "nonsense\n"] {
+            assert!(vmx(text).unwrap_err().to_string().contains("describes no VM"), "{text}");
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! Where the lab keeps things: the cache that outlives labs, and one short runtime directory a lab.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use vmlane_access::Trust;
 
 /// `${XDG_CACHE_HOME:-~/.cache}/vmlane`.
 pub fn cache() -> Result<PathBuf> {
@@ -16,6 +17,16 @@ pub fn cache() -> Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/vmlane"))
 }
 
+/// Makes the cache, of which programs and guests' files are taken: no other user can have put one there.
+pub fn make_cache() -> Result<PathBuf> {
+    let dir = cache()?;
+    let made = Trust { link: true, ..Trust::default() }.make(&dir, 0o755);
+    made.context(
+        "the cache of programs and images has to be this user's: set XDG_CACHE_HOME to a directory of theirs",
+    )?;
+    Ok(dir)
+}
+
 /// `${XDG_RUNTIME_DIR:-/tmp}/vmlane-lab-UID`: short, because socket paths end at 107 bytes.
 pub fn runtime() -> PathBuf {
     let base = std::env::var_os("XDG_RUNTIME_DIR")
@@ -24,9 +35,19 @@ pub fn runtime() -> PathBuf {
     base.join(format!("vmlane-lab-{}", rustix::process::getuid().as_raw()))
 }
 
+/// Whether there is a runtime directory. An error: another user has planted one, or can write to it.
+pub fn has_runtime() -> Result<bool> {
+    match Trust::default().open(&runtime()) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).context("the directory of labs"),
+    }
+}
+
 /// The directory of the lab `name`.
 pub fn lab(name: &str) -> Result<PathBuf> {
     check_name(name)?;
+    has_runtime()?;
     let dir = runtime().join(name);
     // The longest path under it that must be a socket address is the daemon's "d/vm/a/vsock.sock".
     let length = dir.as_os_str().len() + "/d/vm/aa/vsock.sock".len();
@@ -55,21 +76,15 @@ pub fn check_name(name: &str) -> Result<()> {
 /// Makes the runtime directory, listed by this user alone (the daemon's user gets through), and refuses one that another user planted.
 pub fn make_runtime() -> Result<PathBuf> {
     let dir = runtime();
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o711)
-        .create(&dir)
-        .with_context(|| format!("cannot make the runtime directory {}", dir.display()))?;
-    let meta = fs::symlink_metadata(&dir)?;
-    if !meta.is_dir() || meta.uid() != rustix::process::getuid().as_raw() {
-        bail!("{} is not a directory of this user; remove it", dir.display());
-    }
+    let made = Trust::default().make(&dir, 0o711).context("the directory of labs")?;
     // One of an older version lets no other user through.
-    fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
+    made.set_permissions(fs::Permissions::from_mode(0o711))
+        .with_context(|| format!("{}: setting its mode", dir.display()))?;
     Ok(dir)
 }
 
-/// Makes `dir` and its parents.
+/// Makes `dir` and its parents, below a directory that is trusted, or wherever the user wants results.
+#[expect(clippy::disallowed_methods, reason = "what is in them is not trusted, or was judged above them")]
 pub fn make(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
 }

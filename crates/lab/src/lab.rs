@@ -228,7 +228,10 @@ fn is_alive(dir: &Path) -> bool {
 }
 
 /// The labs of this user: name, and status when it answers.
-pub fn list() -> Vec<(String, Option<Status>)> {
+pub fn list() -> Result<Vec<(String, Option<Status>)>> {
+    if !dirs::has_runtime()? {
+        return Ok(Vec::new());
+    }
     let entries = fs::read_dir(dirs::runtime()).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
         .filter(|e| e.path().is_dir())
@@ -236,13 +239,14 @@ pub fn list() -> Vec<(String, Option<Status>)> {
         .filter(|name| dirs::check_name(name).is_ok())
         .collect();
     names.sort();
-    names
+    let labs = names
         .into_iter()
         .map(|name| {
             let status = Lab::open(&name).and_then(|lab| lab.status()).ok();
             (name, status)
         })
-        .collect()
+        .collect();
+    Ok(labs)
 }
 
 /// Makes the lab's directory; one whose supervisor is gone is stale and makes room.

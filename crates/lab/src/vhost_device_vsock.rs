@@ -1,13 +1,13 @@
 //! vhost-device-vsock, whose guests are siblings of each other, to compare with.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::device::Device;
+use crate::dirs;
 use crate::log_tail::tail;
 use crate::plan::Plan;
 use crate::spec::GuestSpec;
@@ -25,7 +25,7 @@ fn served(plan: &Plan) -> impl Iterator<Item = GuestSpec> {
 pub fn command(plan: &Plan) -> Result<Option<Command>> {
     let Some(program) = &plan.assets.vhost_device_vsock else { return Ok(None) };
     let dir = plan.peer_runtime();
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    dirs::make(&dir)?;
     let mut command = Command::new(program);
     for guest in served(plan) {
         let (cid, socket) = (guest.cid.unwrap_or_default(), socket(plan, &guest));

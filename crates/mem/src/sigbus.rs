@@ -3,9 +3,10 @@
 //! Touching a page past the end of a mapped file raises SIGBUS, which would end the daemon because
 //! of one VMM. The handler looks the address up in a table of our mappings, puts anonymous
 //! zero memory over the whole mapping and marks it poisoned; the interrupted copy continues with
-//! zeros and the code that sees the mark ends the session afterwards.
+//! zeros and the code that sees the mark ends the session afterwards. `replacement.rs` has where the zeros come from.
 #![allow(unsafe_code)] // signal handler: async-signal-safe calls only
 
+mod replacement;
 mod slot;
 
 use std::mem::MaybeUninit;
@@ -16,6 +17,10 @@ use slot::Slot;
 
 /// Entries that are allocated at once.
 const SLOTS: usize = 512;
+
+/// A mapping that was replaced may fault again on other threads, which began before. More often than this, and the host has no pages for
+/// what replaced it.
+const MOST_HITS: usize = 4096;
 
 /// A piece of the table. There are as many as mappings need, whose number each VM's limits bound; none is ever freed, so
 /// that a signal handler can walk them at any time.
@@ -42,7 +47,11 @@ fn new_block() -> Box<Block> {
 
 /// An entry of the table; freed on drop. Must be dropped before its mapping is unmapped.
 #[derive(Debug)]
-pub struct Guard(&'static Slot);
+pub struct Guard {
+    slot: &'static Slot,
+    start: usize,
+    len: usize,
+}
 
 impl Guard {
     /// Registers `[start, start + len)`.
@@ -52,7 +61,7 @@ impl Guard {
         loop {
             let block = place.get_or_init(new_block);
             if let Some(slot) = block.slots.iter().find(|slot| slot.claim(start, len)) {
-                return Guard(slot);
+                return Guard { slot, start, len };
             }
             place = &block.next;
         }
@@ -60,13 +69,16 @@ impl Guard {
 
     /// True once the file under this mapping turned out to be shorter than promised.
     pub fn poisoned(&self) -> bool {
-        self.0.is_hit()
+        self.slot.is_hit()
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.0.free();
+        if self.poisoned() {
+            replacement::release(self.start, self.len);
+        }
+        self.slot.free();
     }
 }
 
@@ -75,8 +87,9 @@ pub fn poisonings() -> u64 {
     POISONINGS.load(Ordering::Acquire)
 }
 
-/// Installs the handler, once.
+/// Installs the handler, once, with what it needs.
 pub fn prepare() {
+    replacement::prepare();
     INSTALL.call_once(install);
 }
 
@@ -93,34 +106,43 @@ fn install() {
 }
 
 extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo for a handler installed with SA_SIGINFO.
-    let address = unsafe { (*info).si_addr() } as usize;
-    for slot in blocks().flat_map(|block| &block.slots) {
-        let Some((start, len)) = slot.range_around(address) else { continue };
-        // SAFETY: the range is a mapping of ours (guards are dropped before their mappings are unmapped, and the thread
-        // that was interrupted holds the one that it touches), so replacing it in place takes no other memory. mmap is
-        // a plain system call.
-        let replaced = unsafe {
-            libc::mmap(
-                start as *mut libc::c_void,
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if replaced != libc::MAP_FAILED {
-            // SAFETY: the mapping that was just made. It may hold bytes of other guests from now on.
-            unsafe { libc::madvise(replaced, len, libc::MADV_DONTDUMP) };
-            slot.mark_hit();
-            POISONINGS.fetch_add(1, Ordering::Release);
-            return;
-        }
+    // SAFETY: errno is this thread's, and code that was interrupted may be about to read it; the kernel passes a valid siginfo for a
+    // handler installed with SA_SIGINFO.
+    let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
+    if !survives(address) {
+        end();
     }
-    // Not ours (or beyond repair): the default action, taken when the instruction faults again.
-    // SAFETY: restoring the default disposition is async-signal-safe.
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Puts zeros where the mapping around `address` was. False: there is none of ours, or the host has no memory for zeros.
+fn survives(address: usize) -> bool {
+    let found = blocks().flat_map(|block| &block.slots);
+    let Some((slot, (start, len))) =
+        found.filter_map(|slot| Some((slot, slot.range_around(address)?))).next()
+    else {
+        return false;
+    };
+    // SAFETY: the range is a mapping of ours (guards are dropped before their mappings are unmapped, and the thread that was interrupted
+    // holds the one that it touches), and from now on it is known to be poisoned.
+    if !unsafe { replacement::put(start, len) } {
+        return false;
+    }
+    let hits = slot.count_hit();
+    POISONINGS.fetch_add(1, Ordering::Release);
+    hits < MOST_HITS
+}
+
+/// The end of the process: a touch of memory that is no VM's, or no memory to survive it. The signal's default action cannot be had, since a
+/// confined thread may not change what a signal does.
+fn end() -> ! {
+    const WHY: &[u8] =
+        b"ERROR SIGBUS: memory that is no VM's is gone, or there is none to replace a VM's; the process ends\n";
+    // SAFETY: a buffer of this function, its length within it; the other calls take and return numbers. All are plain system calls.
     unsafe {
-        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        libc::write(libc::STDERR_FILENO, WHY.as_ptr().cast(), WHY.len());
+        libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGABRT);
+        libc::_exit(128 + libc::SIGBUS)
     }
 }

@@ -103,9 +103,7 @@ pub trait FramePort: WakeUp + Send + Any {
     /// Descriptors read in vain since this was last asked: of frames that were skipped, of pieces without bytes, of
     /// buffers far smaller than frames need. The guest whose rings they are in is charged for them. A port without
     /// descriptors has none.
-    fn take_overhead(&mut self) -> usize {
-        0
-    }
+    fn take_overhead(&mut self) -> usize;
 
     /// The frame behind a token.
     fn frame(&self, token: Token) -> TxFrame<'_>;
@@ -134,15 +132,13 @@ pub trait FramePort: WakeUp + Send + Any {
     fn tick(&mut self, now: Instant) -> bool;
 
     /// Have filter or capabilities changed inside of [`Self::tick`]? Asked after each, and true once.
-    fn changed(&mut self) -> bool {
-        false
-    }
+    fn changed(&mut self) -> bool;
 
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
-    fn refresh(&mut self) {}
+    fn refresh(&mut self);
 
     /// A fault of ours ended this port: its guest is told, so that its driver starts anew. Only the drop follows.
-    fn fail(&mut self) {}
+    fn fail(&mut self);
 }
 
 /// What a glance at an armed port tells.
@@ -158,39 +154,32 @@ pub enum Glance {
 
 /// How a worker learns that a port has something to send, while it does not look by itself. Control calls: none
 /// is made while frames flow.
+///
+/// No method has a default, here and in [`FramePort`]: a port that wraps another one would answer by it in place of that
+/// one. What a port has nothing to say in, it names in [`crate::plain!`].
 pub trait WakeUp {
     /// The worker is about to sleep: ask the guest to announce its next frame if it can. Returns true if a frame
     /// waits already.
-    fn arm(&mut self) -> bool {
-        false
-    }
+    fn arm(&mut self) -> bool;
 
     /// The worker is awake again and looks by itself.
-    fn disarm(&mut self) {}
+    fn disarm(&mut self);
 
     /// While it is armed and has announced nothing: what a glance tells, in place of a turn. It costs little, however
     /// many ports there are.
-    fn glance(&self) -> Glance {
-        Glance::Turn
-    }
+    fn glance(&self) -> Glance;
 
     /// The same for one whose glance says [`Glance::Nothing`], to be looked at side by side with those of many others: as long
     /// as none of these signs has changed, nor anything else happens to it, a glance would say the same. False: there are none.
     /// Told with a delay of some 100 ms is what they leave out, such as an interrupt of the device's own that its guest lets
     /// through now.
-    fn signs(&self, _into: &mut Vec<Sign>) -> bool {
-        false
-    }
+    fn signs(&self, into: &mut Vec<Sign>) -> bool;
 
     /// A file that becomes readable when the guest announces a frame, until [`Self::disarm`].
-    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// A file that is readable while a frame waits: for ports that the kernel serves.
-    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>>;
 }
 
 /// A word of a guest's memory, and what is in it while its port needs no turn.

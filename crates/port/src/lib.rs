@@ -10,6 +10,7 @@
 
 #![deny(missing_docs)]
 
+mod bounded;
 pub mod fair;
 mod fault;
 mod filter;
@@ -17,6 +18,8 @@ mod frame;
 mod frame_port;
 pub mod indexed_ring;
 pub mod life_of_a_stream_port;
+mod log_limit;
+mod methods;
 mod queue_turns;
 mod reason;
 pub mod role;
@@ -25,6 +28,7 @@ mod streams;
 mod vnet;
 pub mod wrap;
 
+pub use bounded::{Bounded, Distinct};
 pub use fault::PortFault;
 pub use filter::{Filter, VlanSet};
 pub use frame::{
@@ -35,6 +39,7 @@ pub use frame_port::{
     BURST, FramePort, Frames, Glance, PortId, Refused, RxCapabilities, Sign, Token, WakeUp,
 };
 pub use indexed_ring::{RingSlice, transfer};
+pub use log_limit::LogLimit;
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};
 pub use stream_port::{End, StreamAddress, StreamPort};

@@ -103,6 +103,10 @@
 //!     fn end(&mut self, end: End) {
 //!         self.ended = Some(end);
 //!     }
+//!     // It needs no more than these.
+//!     vmlane_port::plain! {
+//!         fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, address, keep
+//!     }
 //! }
 //!
 //! # fn port() -> InMemory {

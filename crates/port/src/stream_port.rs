@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 
-use crate::{PortFault, RingSlice, transfer};
+use crate::{PortFault, RingSlice};
 
 /// How a stream ends for the end that stays, always behind the last byte it could get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +45,9 @@ impl StreamAddress {
 /// Reading half: bytes the other side has written. Writing half: room for bytes the other side will read.
 /// Indices that the other side sees may lag behind what was really consumed while the stream is awake;
 /// `publish_room` and the `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
+///
+/// No method has a default: a port that wraps another one would answer by it in place of that one. What a port has nothing to say
+/// in, it names in [`crate::plain!`].
 pub trait StreamPort: Send + Any {
     /// Bytes that the other side has written and that are not consumed yet, from a fresh load of its index.
     fn readable(&mut self) -> Result<usize, PortFault>;
@@ -78,10 +81,7 @@ pub trait StreamPort: Send + Any {
 
     /// Moves `len` bytes, for which there is room, from the ring of another port into this one's. Bytes
     /// first, then the index that announces them (rule M1).
-    fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault> {
-        transfer(self.sink(), from, len);
-        self.produce(len)
-    }
+    fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault>;
 
     /// A fresh look. True if the ring is exactly full and the other side's next read will wake the stream.
     fn arm_writable(&mut self) -> Result<bool, PortFault>;
@@ -92,49 +92,35 @@ pub trait StreamPort: Send + Any {
 
     /// The stream has slept for a moment, so what the other side stored before it went to sleep is visible now: wakes it if it
     /// may sleep for something that is there.
-    fn remind(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
+    fn remind(&mut self) -> Result<(), PortFault>;
 
     /// Wakes the other side on both halves: the safety net's repair.
     fn notify_both(&mut self);
 
     /// Sends what had to wait for its time, if the time has come. True while something still waits: the stream's
     /// worker may not sleep.
-    fn withholds(&mut self) -> bool {
-        false
-    }
+    fn withholds(&mut self) -> bool;
 
     /// False if the other side never tells the stream of new bytes or room: the stream must look by itself.
-    fn notifies(&self) -> bool {
-        true
-    }
+    fn notifies(&self) -> bool;
 
     /// A file that becomes readable whenever the other side announces something, if it does so by a file: the worker of the
     /// stream watches it, until [`Self::answer_doorbell`] says otherwise.
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
+    fn doorbell(&self) -> Option<BorrowedFd<'_>>;
 
     /// The doorbell has rung: takes what was announced. The stream gets a turn. False: the file announces nothing from now
     /// on, and is not to be watched any more.
-    fn answer_doorbell(&mut self) -> bool {
-        false
-    }
+    fn answer_doorbell(&mut self) -> bool;
 
     /// Requests of any kind that the other side has made so far. One that makes some while its bytes lie there has
     /// had the time to announce them. `None` if they are not counted: its time passes as clocks go.
-    fn requests(&self) -> Option<u64> {
-        None
-    }
+    fn requests(&self) -> Option<u64>;
 
     /// Between whom the stream is, if this end knows. For captures.
-    fn address(&self) -> Option<StreamAddress> {
-        None
-    }
+    fn address(&self) -> Option<StreamAddress>;
 
     /// The other end has left these bytes for this one: they are all that the next daemon has of them.
-    fn keep(&mut self, _bytes: &[u8]) {}
+    fn keep(&mut self, bytes: &[u8]);
 
     /// Tells the other side how its stream ends. All bytes before it are published.
     fn end(&mut self, end: End);

@@ -6,20 +6,19 @@ mod frames;
 mod line;
 mod peers;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use vmlane_port::Budget;
-use vmlane_port::fair::SharedPlaces;
+use vmlane_port::{Budget, Distinct, LogLimit};
 use vmlane_wire::route::Refusal;
 use vmlane_worker::AdaptiveSpin;
 
+use crate::admission::Admission;
 use crate::buffer::Buffer;
 use crate::daemon::Line;
 use crate::frame::Frame;
@@ -87,6 +86,14 @@ struct Entry {
     stage: Stage,
 }
 
+/// Limits on lines that strangers, programs and peers can cause.
+#[derive(Default)]
+struct Logs {
+    accepting: LogLimit,
+    strangers: LogLimit,
+    rings: LogLimit,
+}
+
 /// Reads the configuration.
 pub type Load = Box<dyn FnMut() -> Result<Settings, String> + Send>;
 
@@ -98,12 +105,14 @@ pub struct Helper {
     epoll: Arc<OwnedFd>,
     control: OwnedFd,
     listener: Option<OwnedFd>,
+    /// Accepting has failed: it is tried again at the next tick.
+    accepts_later: bool,
     line: Line,
     links: HashMap<Token, Link>,
     /// What windows of all streams may take.
     windows: Arc<Budget>,
-    /// Connections that have not proved a name, by address.
-    unproved: SharedPlaces<IpAddr>,
+    /// Connections that have not proved a name.
+    unproved: Admission,
     entries: HashMap<Token, Entry>,
     /// Calls of the daemon's that a peer was asked for.
     calls: HashMap<u64, Token>,
@@ -114,9 +123,8 @@ pub struct Helper {
     /// What is read goes here where the link it is read from holds nothing: a thousand links that are silent hold no memory.
     spare: Buffer,
     /// Links that have something to do.
-    busy: VecDeque<Token>,
-    /// The same, to have each once.
-    queued: HashSet<Token>,
+    busy: Distinct<Token>,
+    logs: Logs,
     last: Token,
     ticked: Instant,
     spin: AdaptiveSpin,
@@ -130,12 +138,13 @@ impl Helper {
         epoll::add(&*epoll, &control, epoll::EventData::new_u64(CONTROL), epoll::EventFlags::IN)?;
         let mut helper = Helper {
             windows: Arc::new(Budget::new(WINDOWS)),
-            unproved: SharedPlaces::new(settings.bounds.handshakes),
+            unproved: peers::admission(&settings, &BTreeMap::new()),
             load,
             identity,
             epoll,
             control,
             listener: None,
+            accepts_later: false,
             line: Line::Down { retry: Instant::now(), why: String::new() },
             links: HashMap::new(),
             entries: HashMap::new(),
@@ -144,8 +153,8 @@ impl Helper {
             strangers: Status { state: "helper", ..Status::default() },
             strangers_told: None,
             spare: Buffer::default(),
-            busy: VecDeque::new(),
-            queued: HashSet::new(),
+            busy: Distinct::default(),
+            logs: Logs::default(),
             last: FIRST,
             ticked: Instant::now(),
             spin: AdaptiveSpin::new(SPIN),
@@ -161,7 +170,7 @@ impl Helper {
     pub const RELOAD: u8 = RELOAD;
 
     fn listen(&mut self) -> Result<(), StartError> {
-        self.listener = None;
+        (self.listener, self.accepts_later) = (None, false);
         let Some(address) = self.settings.listen else { return Ok(()) };
         let socket = link::listen(address).map_err(|cause| StartError::Listen { address, cause })?;
         self.watch(&socket, LISTENER, epoll::EventFlags::IN)?;
@@ -199,8 +208,7 @@ impl Helper {
                 }
             }
             for _ in 0..self.busy.len() {
-                if let Some(token) = self.busy.pop_front() {
-                    self.queued.remove(&token);
+                if let Some(token) = self.busy.pop() {
                     self.serve(token);
                 }
             }
@@ -300,7 +308,7 @@ impl Helper {
     /// A stream has its turn once its link has.
     fn wake(&mut self, link: Token, stream: Token) {
         if let Some(link) = self.links.get_mut(&link) {
-            link.lane.wake(stream);
+            link.lane.ready.push(stream);
             let token = link.lane.token;
             self.again(token);
         }
@@ -308,9 +316,7 @@ impl Helper {
 
     /// A link has something to do.
     fn again(&mut self, link: Token) {
-        if self.queued.insert(link) {
-            self.busy.push_back(link);
-        }
+        self.busy.push(link);
     }
 
     /// Forgets a stream; its peer is told so, if there is something to tell.
@@ -320,7 +326,7 @@ impl Helper {
             self.calls.remove(&number);
         }
         if let Some(link) = self.links.get_mut(&entry.link) {
-            link.lane.streams.remove(&entry.number);
+            link.lane.forget(entry.number);
             if let Some(tell) = tell {
                 link.lane.say(&tell(entry.number));
                 self.again(entry.link);
@@ -363,7 +369,7 @@ impl Helper {
                 if link.wire.waiting() + link.lane.plain.len() >= queued {
                     break;
                 }
-                let Some(token) = link.lane.next() else { break };
+                let Some(token) = link.lane.ready.pop() else { break };
                 self.stream_turn(link, token);
                 if link.lane.plain.len() >= BATCH {
                     link.wire.flush(&mut link.lane.plain)?;
@@ -385,16 +391,18 @@ impl Helper {
         link.lane.sent += link.lane.plain.len().saturating_sub(before) as u64;
         match turn {
             Ok(Turn::Waits) => {}
-            Ok(Turn::Again) => link.lane.wake(token),
+            Ok(Turn::Again) => link.lane.ready.push(token),
             Ok(Turn::Over) => {
                 self.entries.remove(&token);
-                link.lane.streams.remove(&number);
+                link.lane.forget(number);
             }
             Err(error) => {
-                tracing::error!(%error, "a stream's ring; the stream is reset");
+                if let Some(held_back) = self.logs.rings.allow() {
+                    tracing::error!(%error, held_back, "a stream's ring; the stream is reset");
+                }
                 link.lane.say(&Frame::Reset { stream: number });
                 self.entries.remove(&token);
-                link.lane.streams.remove(&number);
+                link.lane.forget(number);
             }
         }
     }

@@ -17,24 +17,29 @@
 //! | `stream.rs` | one stream between its ring and its frames |
 //! | `ring.rs`, `far.rs`, `program.rs` | its ring, shared with the daemon or, without the daemon's worker, with a program |
 //! | `link.rs` | the connection with one peer |
+//! | `admission.rs` | which connections may begin a handshake |
 //! | `daemon.rs` | the socket of the daemon |
 //! | `helper.rs`, `helper/` | the one thread, which owns it all |
+//! | `fingerprint.rs` | certificates that are pinned |
 //! | `status.rs` | what an operator is told of each peer |
 //! | `authority.rs` | certificates for those who have no authority of their own |
 //! | `settings.rs` | what the configuration says |
 //!
 //! What the helper knows of a peer is the name that its certificate proves. Which CIDs that peer may speak for, and whom it may
 //! reach, the daemon checks for each stream.
+#![deny(clippy::disallowed_types)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
+mod admission;
 pub mod authority;
 mod buffer;
 mod credit;
 mod daemon;
 mod far;
+mod fingerprint;
 pub mod frame;
 mod helper;
 mod link;
@@ -45,6 +50,7 @@ mod status;
 mod stream;
 mod tls;
 
+pub use fingerprint::Fingerprint;
 pub use helper::{Helper, StartError};
 pub use settings::{Bounds, Files, PeerSettings, Settings};
 pub use tls::{FilesError, Identity};

@@ -1,6 +1,6 @@
 //! The connection with one peer: its socket, its TLS, the streams on it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
-use vmlane_port::Budget;
+use vmlane_port::{Budget, Distinct};
 
+use crate::admission::Place;
 use crate::buffer::Buffer;
 use crate::frame::{Decoder, Frame, Piece, Violation};
 use crate::tls::{Ready, Tls, TlsError};
@@ -65,6 +66,10 @@ pub struct Lane {
     /// This host has connected to the other.
     pub dialled: bool,
     pub address: IpAddr,
+    /// Among connections that have proved no name.
+    pub place: Option<Place>,
+    /// When the peer's certificate was judged.
+    pub judged: Instant,
     /// Whose name was proved, or is expected.
     pub peer: Option<String>,
     /// By when the phase must be `Up`.
@@ -84,9 +89,7 @@ pub struct Lane {
     /// Streams to which the peer has just sent something.
     pub fresh: Vec<Token>,
     /// Streams that may have something to send.
-    pub ready: VecDeque<Token>,
-    /// The same, to have each once.
-    queued: HashSet<Token>,
+    pub ready: Distinct<Token>,
     /// The next number of this end, and the last of the other.
     own_next: u32,
     pub peers_last: u32,
@@ -182,6 +185,8 @@ impl Link {
                 phase: if dialled { Phase::Connecting } else { Phase::Handshaking },
                 dialled,
                 address,
+                place: None,
+                judged: now,
                 peer: None,
                 deadline,
                 heard: now,
@@ -192,8 +197,7 @@ impl Link {
                 plain: Buffer::default(),
                 streams: HashMap::new(),
                 fresh: Vec::new(),
-                ready: VecDeque::new(),
-                queued: HashSet::new(),
+                ready: Distinct::default(),
                 own_next: if dialled { 1 } else { 2 },
                 peers_last: 0,
                 takes: 0,
@@ -300,18 +304,11 @@ impl Wire {
 }
 
 impl Lane {
-    /// A stream may have something to send.
-    pub fn wake(&mut self, stream: Token) {
-        if self.queued.insert(stream) {
-            self.ready.push_back(stream);
-        }
-    }
-
-    /// The stream that has waited longest.
-    pub fn next(&mut self) -> Option<Token> {
-        let stream = self.ready.pop_front()?;
-        self.queued.remove(&stream);
-        Some(stream)
+    /// Forgets a stream. What the thread knows it by.
+    pub fn forget(&mut self, stream: u32) -> Option<Token> {
+        let token = self.streams.remove(&stream)?;
+        self.ready.remove(&token);
+        Some(token)
     }
 
     pub fn say(&mut self, frame: &Frame) {

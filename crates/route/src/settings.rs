@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::fingerprint::Fingerprint;
+
 /// See the module's text. `guide/hosts.md` has the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -29,6 +31,8 @@ pub struct Files {
     pub key: PathBuf,
     /// Certificates of those who may vouch for hosts.
     pub authority: PathBuf,
+    /// Lists of certificates that were revoked, one of each authority; None: none was.
+    pub crl: Option<PathBuf>,
 }
 
 /// Another host.
@@ -37,6 +41,8 @@ pub struct PeerSettings {
     pub name: String,
     /// None: it connects to this host.
     pub address: Option<SocketAddr>,
+    /// Of its certificates; empty: any that proves its name will do.
+    pub fingerprints: Vec<Fingerprint>,
 }
 
 /// What others can use up.
@@ -44,7 +50,8 @@ pub struct PeerSettings {
 pub struct Bounds {
     /// Streams of one peer at once.
     pub streams: usize,
-    /// Connections that have not proved a name; of one address, as many as stay free.
+    /// Connections that have not proved a name; of one address or IPv6 network, as many as stay free. Addresses of peers have some of
+    /// their own.
     pub handshakes: usize,
     /// How long that may take, up to the peer's first frame.
     pub handshake: Duration,

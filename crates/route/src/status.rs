@@ -1,7 +1,10 @@
 //! What the daemon is told of each peer, for operators: a state, what is wrong, counters.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+use vmlane_port::LogLimit;
 
 use crate::link::Token;
 
@@ -31,15 +34,17 @@ counts! {
     violations,
     /// Connections that ended before.
     handshakes_failed,
-    /// Of those, because a certificate had expired, or was not valid yet.
+    /// Connections that ended, before or later, because a certificate had expired, or was not valid yet.
     certificates_expired,
-    /// Of those, because a certificate was of a foreign authority.
+    /// The same because a certificate was of a foreign authority.
     certificates_foreign,
-    /// Of those, because the name in the certificate is no peer's.
+    /// The same because a certificate was revoked, or is none of those that are pinned.
+    certificates_revoked,
+    /// Of those that ended before, because the name in the certificate is no peer's.
     unknown_names,
     /// Of those, because they took too long.
     handshakes_late,
-    /// Connections for which there was no place.
+    /// Connections for which there was no place: too many at a time, or within a second.
     over_handshakes,
     /// Bytes of streams, to the peer and from it.
     bytes_sent,
@@ -71,6 +76,11 @@ pub struct PeerState {
     pub link: Option<Token>,
     pub retry: Instant,
     pub patience: Duration,
+    /// Where it has connected from.
+    pub address: Option<IpAddr>,
+    /// Limits on lines about its connections that come about, and that end.
+    pub ups: LogLimit,
+    pub downs: LogLimit,
     pub status: Status,
     /// What the daemon was told last; None: nothing.
     pub told: Option<Status>,
@@ -79,6 +89,15 @@ pub struct PeerState {
 impl Default for PeerState {
     fn default() -> PeerState {
         let status = Status { state: "down", ..Status::default() };
-        PeerState { link: None, retry: Instant::now(), patience: RETRY[0], status, told: None }
+        PeerState {
+            link: None,
+            retry: Instant::now(),
+            patience: RETRY[0],
+            address: None,
+            ups: LogLimit::default(),
+            downs: LogLimit::default(),
+            status,
+            told: None,
+        }
     }
 }

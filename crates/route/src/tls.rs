@@ -6,14 +6,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::client::UnbufferedClientConnection;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::client::{UnbufferedClientConnection, WebPkiServerVerifier};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, UnbufferedServerConnection, WebPkiClientVerifier};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore, ServerConfig};
 
 use crate::buffer::Buffer;
+use crate::fingerprint::Fingerprint;
 use crate::frame::Violation;
 use crate::settings::{Files, PeerSettings};
 
@@ -28,6 +31,15 @@ pub enum TlsError {
     Tls(rustls::Error),
     #[error("{0}")]
     Violation(#[from] Violation),
+    #[error(
+        "the name in its certificate is no [[peer]]'s, or that of several; add it, or give it a certificate of its own"
+    )]
+    Unnamed,
+    #[error(
+        "the certificate that names {name:?} has the fingerprint {found}, which is none of those in this [[peer]]; if the host \
+         has a new certificate, add its fingerprint"
+    )]
+    Unpinned { name: String, found: Fingerprint },
 }
 
 /// Why there is nothing to speak TLS with.
@@ -43,11 +55,16 @@ pub enum FilesError {
     Mismatch(String),
 }
 
-/// What both ends of a connection are set up with. Replaced as a whole when files are read again; connections keep theirs.
+/// What both ends of a connection are set up with, and what judges certificates of others. Replaced as a whole when files are read
+/// again: connections keep what they were set up with, and their certificates are judged anew.
 #[derive(Clone)]
 pub struct Identity {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
+    /// Of hosts that have connected to this one.
+    clients: Arc<dyn ClientCertVerifier>,
+    /// Of hosts that this one has connected to.
+    servers: Arc<WebPkiServerVerifier>,
 }
 
 impl Identity {
@@ -68,25 +85,66 @@ impl Identity {
             roots.add(root).map_err(|why| unreadable(&files.authority, &why))?;
         }
         let roots = Arc::new(roots);
+        let revoked = match &files.crl {
+            Some(path) => {
+                pem_items::<CertificateRevocationListDer<'static>>(path, "list of revoked certificates")?
+            }
+            None => Vec::new(),
+        };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mismatch = |why: &dyn std::fmt::Display| FilesError::Mismatch(why.to_string());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
-        let verifier = verifier.build().map_err(|why| mismatch(&why))?;
+        let unlisted = |why: &dyn std::fmt::Display| match &files.crl {
+            Some(path) => unreadable(path, why),
+            None => FilesError::Mismatch(why.to_string()),
+        };
+        let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+        let clients = clients.with_crls(revoked.clone()).build().map_err(|why| unlisted(&why))?;
+        let servers = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
+        let servers = servers.with_crls(revoked).build().map_err(|why| unlisted(&why))?;
         let mut server = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|why| mismatch(&why))?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(clients.clone())
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(|why| mismatch(&why))?;
         server.send_tls13_tickets = 0;
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|why| mismatch(&why))?
-            .with_root_certificates(roots)
+            .with_webpki_verifier(servers.clone())
             .with_client_auth_cert(chain, key)
             .map_err(|why| mismatch(&why))?;
         client.resumption = rustls::client::Resumption::disabled();
-        Ok(Identity { client: Arc::new(client), server: Arc::new(server) })
+        Ok(Identity { client: Arc::new(client), server: Arc::new(server), clients, servers })
+    }
+
+    /// The peer whose certificate the other end has: `expected`, if that is known. It is judged by the time, the authorities and the
+    /// lists of now, which may be others than those when the connection began.
+    pub fn judge(
+        &self,
+        tls: &Tls,
+        peers: &[PeerSettings],
+        expected: Option<&str>,
+    ) -> Result<String, TlsError> {
+        let chain = tls.chain().unwrap_or_default();
+        let (own, between) =
+            chain.split_first().ok_or(TlsError::Tls(rustls::Error::NoCertificatesPresented))?;
+        let peer = named(own, peers).filter(|peer| expected.is_none_or(|name| name == peer.name));
+        let peer = peer.ok_or(TlsError::Unnamed)?;
+        let now = UnixTime::now();
+        let judged = match tls {
+            Tls::Server(_) => self.clients.verify_client_cert(own, between, now).map(drop),
+            Tls::Client(_) => {
+                let name = ServerName::try_from(peer.name.as_str()).map_err(|_| TlsError::Unnamed)?;
+                self.servers.verify_server_cert(own, between, &name, &[], now).map(drop)
+            }
+        };
+        judged.map_err(TlsError::Tls)?;
+        let found = Fingerprint::of(own);
+        if !peer.fingerprints.is_empty() && !peer.fingerprints.contains(&found) {
+            return Err(TlsError::Unpinned { name: peer.name.clone(), found });
+        }
+        Ok(peer.name.clone())
     }
 
     /// The end that has connected to `peer`.
@@ -113,15 +171,29 @@ fn unreadable(path: &Path, why: &dyn std::fmt::Display) -> FilesError {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FilesError> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    pem_items(path, "certificate")
+}
+
+/// All of one kind that a file has.
+fn pem_items<T: PemObject>(path: &Path, what: &str) -> Result<Vec<T>, FilesError> {
+    let read = T::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read.map_err(|why| unreadable(path, &why))? {
-        none if none.is_empty() => Err(unreadable(path, &"there is no certificate in it")),
+        none if none.is_empty() => Err(unreadable(path, &format!("there is no {what} in it"))),
         some => Ok(some),
     }
 }
 
+/// The one peer whose name the certificate has.
+fn named<'p>(certificate: &CertificateDer<'_>, peers: &'p [PeerSettings]) -> Option<&'p PeerSettings> {
+    let parsed = ParsedCertificate::try_from(certificate).ok()?;
+    let mut named = peers.iter().filter(|peer| names(&parsed, &peer.name).is_ok());
+    let first = named.next()?;
+    // One for several would let a host speak for another.
+    named.next().is_none().then_some(first)
+}
+
 /// Does this certificate have `name` among its subject alternative names?
-fn proves(certificate: &CertificateDer<'_>, name: &str) -> Result<(), String> {
+pub fn proves(certificate: &CertificateDer<'_>, name: &str) -> Result<(), String> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|why| why.to_string())?;
     names(&parsed, name)
 }
@@ -133,7 +205,7 @@ fn names(parsed: &ParsedCertificate<'_>, name: &str) -> Result<(), String> {
 
 /// Text for an operator, with what can be done.
 pub fn explain(error: &rustls::Error) -> String {
-    use rustls::Error::{AlertReceived, InvalidCertificate};
+    use rustls::Error::{AlertReceived, InvalidCertRevocationList, InvalidCertificate};
     let text = match error {
         InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             "its certificate has expired, or this host's clock is wrong; renew it, and compare the clocks"
@@ -147,6 +219,18 @@ pub fn explain(error: &rustls::Error) -> String {
         InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => "its certificate has another name than the configuration has for it",
+        InvalidCertificate(CertificateError::Revoked) => {
+            "its certificate was revoked: it is in the list `crl`"
+        }
+        InvalidCertificate(CertificateError::UnknownRevocationStatus) => {
+            "`crl` has no list of its certificate's authority; add the one of each authority to that file"
+        }
+        InvalidCertRevocationList(_) => {
+            "`crl` has a list that was not signed by its certificate's authority, or cannot be understood; replace it"
+        }
+        AlertReceived(AlertDescription::CertificateRevoked) => {
+            "it says that this host's certificate was revoked"
+        }
         AlertReceived(AlertDescription::CertificateExpired) => {
             "it says that this host's certificate has expired (or its clock is wrong); renew it, and reload its helper"
         }
@@ -168,6 +252,7 @@ pub enum Blame {
     Expired,
     NotYet,
     Foreign,
+    Revoked,
     Other,
 }
 
@@ -184,6 +269,9 @@ impl TlsError {
             TlsError::Tls(InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             )) => Blame::Foreign,
+            TlsError::Tls(InvalidCertificate(CertificateError::Revoked)) | TlsError::Unpinned { .. } => {
+                Blame::Revoked
+            }
             _ => Blame::Other,
         }
     }
@@ -253,18 +341,12 @@ impl Tls {
         }
     }
 
-    /// The one peer whose name the other end's certificate has.
-    pub fn peer<'p>(&self, peers: &'p [PeerSettings]) -> Option<&'p PeerSettings> {
-        let chain = match self {
+    /// The other end's certificate, and those between it and its authority.
+    fn chain(&self) -> Option<&[CertificateDer<'static>]> {
+        match self {
             Tls::Client(tls) => tls.peer_certificates(),
             Tls::Server(tls) => tls.peer_certificates(),
-        };
-        let certificate = chain?.first()?;
-        let parsed = ParsedCertificate::try_from(certificate).ok()?;
-        let mut named = peers.iter().filter(|peer| names(&parsed, &peer.name).is_ok());
-        let first = named.next()?;
-        // One for several would let a host speak for another.
-        named.next().is_none().then_some(first)
+        }
     }
 }
 

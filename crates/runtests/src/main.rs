@@ -29,7 +29,7 @@ Commands:
   acceptance  tests in real guests in their long form: make acceptance
 
 Environment:
-  LANES=3     jobs at a time (6 without guests)
+  LANES=2     jobs at a time (6 without guests)
   ONLY=a,b    guests: these beds or modules; acceptance: these modules
   SINCE=REV   quick: what changed since this commit
   AGAIN=1     acceptance: what has passed as well
@@ -149,7 +149,7 @@ fn guests(report: &mut Report, built: &Built) -> Result<()> {
     if let Some(only) = setting("ONLY") {
         jobs = job::chosen(jobs, &names(&only))?;
     }
-    let lanes = lanes(3)?;
+    let lanes = lanes(2)?;
     report.jobs("guests", |report| run_all(report, jobs, lanes))
 }
 

@@ -31,6 +31,7 @@ pub struct Report {
 
 impl Report {
     /// Logs and `times.json` lie in `directory`.
+    #[expect(clippy::disallowed_methods, reason = "results go wherever the user wants them")]
     pub fn new(directory: &str) -> Result<Report> {
         let directory = PathBuf::from(directory);
         fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;

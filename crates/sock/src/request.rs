@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -36,8 +37,16 @@ fn named() -> Option<PathBuf> {
 
 /// Where a daemon of a user who is not root has its sockets.
 fn own() -> Option<PathBuf> {
-    let base = variable("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root())?;
-    Some(base.join("vmlane"))
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        return None;
+    }
+    let base = variable("XDG_RUNTIME_DIR").or_else(|| {
+        // Where systemd makes it, for sessions that were begun without the variable (su, cron).
+        let usual = PathBuf::from(format!("/run/user/{}", user.as_raw()));
+        std::fs::metadata(&usual).is_ok_and(|of| of.is_dir() && of.uid() == user.as_raw()).then_some(usual)
+    });
+    Some(base?.join("vmlane"))
 }
 
 fn variable(name: &str) -> Option<PathBuf> {

@@ -100,7 +100,7 @@ fn loads_of(switch: &Switch) -> Vec<PortLoad> {
     let entries = switch.entries().lock();
     let load = |(id, entry): (&PortId, &Entry)| PortLoad {
         id: *id,
-        slot: entry.slot,
+        slot: entry.numbers.slot,
         worker: switch.owner(*id),
         work: work_of(&entry.stats),
         last_to: entry.state.last_to.load(Ordering::Relaxed),

@@ -194,7 +194,7 @@ impl Core {
 
     /// What a glance at all ports, which are armed, tells: the most that any of them needs.
     pub fn glance(&mut self) -> Glance {
-        if !self.ports.teams.is_empty() || self.links.has_waiting() || self.ports.allowances.any_owes() {
+        if self.ports.teams_have_changed() || self.links.has_waiting() || self.ports.allowances.any_owes() {
             return Glance::Turn;
         }
         self.ports.turns.merge();

@@ -47,6 +47,7 @@ mod lent;
 mod mirror;
 mod moving;
 mod multicast;
+mod numbers;
 mod parse;
 mod pending;
 mod port;
@@ -82,6 +83,7 @@ pub use handover::MOST_WORKERS;
 pub use mirror::{MirrorDirection, MirrorSpec, MirrorView};
 #[doc(hidden)]
 pub use moving::Move;
+pub use numbers::{MOST_PORTS, SwitchFull};
 pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Rate, Settings, Shape, Traffic, VlanMode};
 pub use stats::WorkerStats;
 pub use switch::Switch;

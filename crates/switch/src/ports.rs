@@ -180,6 +180,11 @@ impl Ports {
         teams.set(wanted, |id| by_id.get(&id).copied())
     }
 
+    /// See [`Teams::have_changed`].
+    pub fn teams_have_changed(&self) -> bool {
+        self.teams.have_changed(|slot| self.slots.get(usize::from(slot))?.as_deref())
+    }
+
     /// See [`Teams::look`].
     pub fn look_at_team(&mut self, at: usize) -> Option<(Choice, Change)> {
         let Ports { slots, teams, .. } = self;

@@ -1,10 +1,9 @@
 //! The switch as others see it: ports to manage, ends to attach.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,11 +14,11 @@ use vmlane_port::{FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
 use vmlane_worker::{Calls, Heartbeat, Parking};
 
-use crate::Slot;
 use crate::core::Place;
 use crate::fdb::{LearnedAddresses, MOST_LEARNED};
 use crate::handover::{Links, MOST_WORKERS};
 use crate::mirror::Mirrors;
+use crate::numbers::{Numbers, PortNumbers, SwitchFull};
 use crate::port::{Numbered, PortState};
 use crate::queue::{Command, Request, Requests};
 use crate::shaping::Shaper;
@@ -31,8 +30,7 @@ use crate::worker::{SwitchEngine, Worker};
 /// A port as the switch knows it.
 pub(crate) struct Entry {
     pub spec: PortSpec,
-    /// Where it is with every worker.
-    pub slot: Slot,
+    pub numbers: PortNumbers,
     pub stats: Arc<PortStats>,
     pub state: Arc<PortState>,
     /// It is of the switch's own, and stays where it is.
@@ -48,6 +46,15 @@ impl Entry {
     }
 }
 
+/// A port's configuration was replaced.
+struct Changed {
+    before: PortSpec,
+    /// The numbers of the groups that it was in, and is in now.
+    left: u16,
+    group: u16,
+    down: bool,
+}
+
 /// None: nothing is to be done to the port's frames.
 fn shaper(shape: Shape, down: bool) -> Option<Box<Shaper>> {
     Some(Shaper::new(shape, down, Instant::now())).filter(Shaper::limits).map(Box::new)
@@ -55,56 +62,6 @@ fn shaper(shape: Shape, down: bool) -> Option<Box<Shaper>> {
 
 /// What looks at frames, by the name of the port. Held while a port's taps are changed; the worker never takes it.
 type Taps = Vec<(String, Arc<dyn FrameTap>)>;
-
-/// Numbers that mean the same to all workers.
-#[derive(Default)]
-struct Numbers {
-    owners: HashMap<String, u16>,
-    groups: HashMap<String, u16>,
-    /// By slot: is it taken?
-    slots: Vec<bool>,
-    /// By worker: its ports.
-    ports: Vec<usize>,
-}
-
-/// A port goes to a worker with others of its group that has fewer than so many ports more than the one with the fewest.
-const BESIDE: usize = 2;
-
-/// The number of a name; a new one gets the next.
-fn number(names: &mut HashMap<String, u16>, name: &str) -> u16 {
-    let next = names.len() as u16;
-    *names.entry(name.to_owned()).or_insert(next)
-}
-
-impl Numbers {
-    /// A free slot, taken.
-    fn take_slot(&mut self) -> Slot {
-        let slot = self.slots.iter().position(|taken| !taken).unwrap_or(self.slots.len());
-        if slot == self.slots.len() {
-            self.slots.push(false);
-        }
-        self.slots.iter_mut().skip(slot).take(1).for_each(|taken| *taken = true);
-        slot as Slot
-    }
-
-    /// The worker that gets one more port: of those that have ports of its group, by worker, the one with the most, unless it has
-    /// many more than others; else the one with the fewest ports.
-    fn place(&self, of_group: &[usize]) -> usize {
-        let fewest = self.ports.iter().copied().min().unwrap_or(0);
-        let beside = self.ports.iter().zip(of_group).enumerate();
-        let beside = beside.filter(|(_, (count, of_group))| **of_group > 0 && **count < fewest + BESIDE);
-        let most = beside.min_by_key(|(_, (count, of_group))| (Reverse(**of_group), **count));
-        most.map(|(worker, _)| worker)
-            .or_else(|| self.ports.iter().position(|&count| count == fewest))
-            .unwrap_or(0)
-    }
-
-    fn count(&mut self, worker: usize, change: isize) {
-        if let Some(count) = self.ports.get_mut(worker) {
-            *count = count.saturating_add_signed(change);
-        }
-    }
-}
 
 /// One of the workers as others see it.
 struct WorkerHandle {
@@ -118,13 +75,13 @@ struct WorkerHandle {
 pub struct Switch {
     /// One at least.
     workers: Vec<WorkerHandle>,
-    numbers: Mutex<Numbers>,
     ports: Mutex<BTreeMap<PortId, Entry>>,
+    /// Taken after `ports`.
+    numbers: Mutex<Numbers>,
     taps: Mutex<Taps>,
     teams: Mutex<Vec<(TeamSpec, Arc<TeamState>)>>,
     /// Taken before `taps`.
     mirrors: Mutex<Mirrors>,
-    next: AtomicU32,
     coalesce: Arc<AtomicBool>,
     /// The workers of ports that are not those' that they were made for.
     moved: RwLock<HashMap<PortId, usize>>,
@@ -177,10 +134,9 @@ impl Switch {
             workers.push(Worker::new(engine, requests.clone(), heartbeat.clone(), runtime));
             handles.push(WorkerHandle { requests: requests.clone(), stats, heartbeat, thread: None });
         }
-        let numbers = Mutex::new(Numbers { ports: vec![0; count], ..Numbers::default() });
+        let numbers = Mutex::new(Numbers::of_workers(count));
         let (ports, taps, teams, mirrors) = Default::default();
         let (moved, any_moved, whose) = Default::default();
-        let next = AtomicU32::new(1);
         let switch = Switch {
             workers: handles,
             numbers,
@@ -188,7 +144,6 @@ impl Switch {
             taps,
             teams,
             mirrors,
-            next,
             coalesce,
             moved,
             any_moved,
@@ -208,49 +163,52 @@ impl Switch {
     }
 
     /// Makes a port; nothing is attached to it yet.
-    pub fn add_port(&self, spec: PortSpec) -> PortId {
+    pub fn add_port(&self, spec: PortSpec) -> Result<PortId, SwitchFull> {
         let name = spec.name.clone();
         let _here = self.whose.read_recursive();
         let taps = self.taps.lock();
-        let id = self.make_port(spec, Arc::new(PortStats::default()), None);
+        let id = self.make_port(spec, Arc::new(PortStats::default()), None)?;
         self.place_known_taps(&taps, &name);
         drop(taps);
         self.aim_mirrors(&name);
-        id
+        Ok(id)
     }
 
     /// Makes a port with every worker. Uplinks are the first worker's, but for direct ones: with their NICs they are spread as NICs are. `internal`: it is of the switch's own, not listed,
     /// and that worker's.
-    pub(crate) fn make_port(&self, spec: PortSpec, stats: Arc<PortStats>, internal: Option<usize>) -> PortId {
+    pub(crate) fn make_port(
+        &self,
+        spec: PortSpec,
+        stats: Arc<PortStats>,
+        internal: Option<usize>,
+    ) -> Result<PortId, SwitchFull> {
         let state = Arc::new(PortState::default());
         let joined = if spec.direct { self.worker_of_direct(&spec.group) } else { spec.uplink.then_some(0) };
         let of_group = self.workers_of_group(&spec.group);
         let (of, worker) = {
+            let mut ports = self.ports.lock();
             let mut numbers = self.numbers.lock();
             let worker = internal.or(joined).unwrap_or_else(|| numbers.place(&of_group));
+            let own = numbers.take(&spec)?;
             numbers.count(worker, 1);
-            let owner = spec.name.split_once('/').map_or(&*spec.name, |(owner, _)| owner);
-            let owner = number(&mut numbers.owners, owner);
-            let group = number(&mut numbers.groups, &spec.group);
-            let id = self.new_id(worker);
-            (Numbered { id, slot: numbers.take_slot(), owner, group, remote: None }, worker)
+            let id = numbers.id(worker, |id| ports.contains_key(&id));
+            let entry = Entry {
+                spec: spec.clone(),
+                numbers: own,
+                stats: stats.clone(),
+                state: state.clone(),
+                internal: internal.is_some(),
+                down: false,
+            };
+            ports.insert(id, entry);
+            (Numbered { id, slot: own.slot, owner: own.owner, group: own.group, remote: None }, worker)
         };
-        let id = of.id;
-        let entry = Entry {
-            spec: spec.clone(),
-            slot: of.slot,
-            stats: stats.clone(),
-            state: state.clone(),
-            internal: internal.is_some(),
-            down: false,
-        };
-        self.ports.lock().insert(id, entry);
         self.ask_all(|number| {
             let of = Numbered { remote: (number != worker).then_some(worker), ..of };
             let shaper = shaper(spec.traffic.shape, false).filter(|_| of.remote.is_none());
             Request::Add { of, spec: spec.clone(), stats: stats.clone(), state: state.clone(), shaper }
         });
-        id
+        Ok(of.id)
     }
 
     /// The worker of the port that a direct one of this group is joined to: their frames need no handover.
@@ -278,7 +236,7 @@ impl Switch {
     /// Removes a port from every worker, its own one first: the others do not look at what was attached to it any more
     /// when this returns.
     pub(crate) fn unmake_port(&self, id: PortId) -> Option<PortSpec> {
-        let Entry { spec, slot, .. } = self.ports.lock().remove(&id)?;
+        let Entry { spec, numbers: own, .. } = self.ports.lock().remove(&id)?;
         let worker = self.owner(id);
         self.retire(id);
         self.ask(worker, Request::Remove { id });
@@ -286,7 +244,7 @@ impl Switch {
         let mut numbers = self.numbers.lock();
         numbers.count(worker, -1);
         self.moved.write().remove(&id);
-        numbers.slots.iter_mut().skip(slot.into()).take(1).for_each(|taken| *taken = false);
+        numbers.put(own);
         Some(spec)
     }
 
@@ -311,39 +269,44 @@ impl Switch {
     }
 
     /// Changes a port; what is attached stays, frames that wait for it or that it waits with are
-    /// dropped. False if there is no such port.
+    /// dropped. False if there is no such port, or no number for its group.
     pub fn update_port(&self, id: PortId, spec: PortSpec) -> bool {
         let _here = self.whose.read_recursive();
         let taps = self.taps.lock();
         let (name, shape) = (spec.name.clone(), spec.traffic.shape);
-        let (before, down) = match self.ports.lock().get_mut(&id) {
-            Some(entry) => (std::mem::replace(&mut entry.spec, spec.clone()), entry.down),
-            None => return false,
-        };
+        let Some(change) = self.change_entry(id, spec.clone()) else { return false };
+        let Changed { before, left, group, down } = change;
         let differs = before.traffic.shape != shape;
-        self.ask_update(id, &spec, || differs.then(|| Box::new(Shaper::new(shape, down, Instant::now()))));
+        let shaper = || differs.then(|| Box::new(Shaper::new(shape, down, Instant::now())));
+        self.ask_all(|_| Request::Update { id, spec: spec.clone(), group, shaper: shaper() });
+        // No worker uses it any more.
+        self.numbers.lock().leave_group(left);
         self.place_known_taps(&taps, &name);
         true
     }
 
-    fn ask_update(&self, id: PortId, spec: &PortSpec, shaper: impl Fn() -> Option<Box<Shaper>>) {
-        let group = number(&mut self.numbers.lock().groups, &spec.group);
-        self.ask_all(|_| Request::Update { id, spec: spec.clone(), group, shaper: shaper() });
+    fn change_entry(&self, id: PortId, spec: PortSpec) -> Option<Changed> {
+        let mut ports = self.ports.lock();
+        let entry = ports.get_mut(&id)?;
+        let group = self.numbers.lock().enter_group(&spec.group).ok()?;
+        let left = std::mem::replace(&mut entry.numbers.group, group);
+        let before = std::mem::replace(&mut entry.spec, spec);
+        Some(Changed { before, left, group, down: entry.down })
     }
 
     /// Sets a port's link up or down. While it is down, no frame passes; what is attached stays, and is attached and
     /// detached as ever. False if there is no such port.
     pub fn set_link(&self, id: PortId, up: bool) -> bool {
         let _here = self.whose.read_recursive();
-        let spec = match self.ports.lock().get_mut(&id) {
+        let (spec, group) = match self.ports.lock().get_mut(&id) {
             Some(entry) if entry.down == up => {
                 entry.down = !up;
-                entry.spec.clone()
+                (entry.spec.clone(), entry.numbers.group)
             }
             known => return known.is_some(),
         };
-        let shape = spec.traffic.shape;
-        self.ask_update(id, &spec, || Some(Box::new(Shaper::new(shape, !up, Instant::now()))));
+        let shaper = || Some(Box::new(Shaper::new(spec.traffic.shape, !up, Instant::now())));
+        self.ask_all(|_| Request::Update { id, spec: spec.clone(), group, shaper: shaper() });
         true
     }
 
@@ -473,12 +436,6 @@ impl Switch {
         let into = Arc::new(Mutex::new(Vec::with_capacity(MOST_LEARNED)));
         self.ask(0, Request::Learned { into: into.clone() });
         std::mem::take(&mut *into.lock())
-    }
-
-    /// A number for a port of `worker`, which it tells while the port is there: no doorbell has to look for it.
-    fn new_id(&self, worker: usize) -> PortId {
-        let count = self.workers.len() as u32;
-        PortId(self.next.fetch_add(1, Ordering::Relaxed).wrapping_mul(count).wrapping_add(worker as u32))
     }
 
     /// The worker whose port it is, if there is such a port.
@@ -620,7 +577,7 @@ mod tests {
         let (switch, _workers) = Switch::unstarted_workers(Settings { workers, ..Settings::default() });
         let number = |(at, group): (usize, &&str)| {
             let plain = PortSpec::plain(&format!("vm-{at}/nic0"), Mac([0x52, 0, 0, 0, 0, at as u8]));
-            switch.owner(switch.add_port(PortSpec { group: (*group).into(), ..plain }))
+            switch.owner(switch.add_port(PortSpec { group: (*group).into(), ..plain }).unwrap())
         };
         groups.iter().enumerate().map(number).collect()
     }

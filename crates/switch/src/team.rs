@@ -41,7 +41,7 @@ pub use self::spec::{
 #[derive(Clone, Copy, Debug, Default)]
 struct OfSlot {
     /// Its team, and which member it is.
-    member: Option<(u16, u8)>,
+    member: Option<(usize, u8)>,
     /// Of a VM's port: its isolation group, and its number there. Numbers are as low as can be, and stay.
     number: Option<(u16, u16)>,
     /// The interface behind it has no link.
@@ -51,16 +51,25 @@ struct OfSlot {
 }
 
 impl OfSlot {
+    /// Has the interface refused frames since that was last looked at?
+    fn has_refused(&self, port: &Port) -> bool {
+        port.stats.drop_uplink_down.get() != self.refused
+    }
+
+    /// A look at its link.
+    fn look(&mut self, port: &Port) -> MemberState {
+        self.no_carrier |= self.has_refused(port);
+        self.refused = port.stats.drop_uplink_down.get();
+        self.link(port)
+    }
+
     /// How its link is. [`MemberState::Active`]: up.
-    fn link(&mut self, port: &Port) -> MemberState {
-        let refused = port.stats.drop_uplink_down.get();
-        self.no_carrier |= refused != self.refused;
-        self.refused = refused;
+    fn link(&self, port: &Port) -> MemberState {
         if port.end.is_none() {
             MemberState::Detached
         } else if port.is_down() {
             MemberState::SetDown
-        } else if self.no_carrier {
+        } else if self.no_carrier || self.has_refused(port) {
             MemberState::LinkDown
         } else {
             MemberState::Active
@@ -215,7 +224,7 @@ impl Teams {
             let members = self.list.get(team).map(|team| team.slots.clone()).unwrap_or_default();
             for (at, slot) in (0..).zip(members) {
                 let Some(slot) = slot else { continue };
-                self.of_mut(slot).member = Some((team as u16, at));
+                self.of_mut(slot).member = Some((team, at));
             }
         }
         changed
@@ -266,7 +275,7 @@ impl Teams {
     #[inline]
     fn team_of(&self, slot: Slot) -> Option<(&Team, u8)> {
         let (team, at) = self.slots.get(usize::from(slot))?.member?;
-        Some((self.list.get(usize::from(team))?, at))
+        Some((self.list.get(team)?, at))
     }
 
     /// The number of a VM's port.
@@ -318,6 +327,15 @@ impl Teams {
         team.pick(self.number_of(sender), sent).or_else(|| team.face()) == Some(slot)
     }
 
+    /// Would a look at their links find any changed?
+    pub fn have_changed<'p>(&self, port: impl Fn(Slot) -> Option<&'p Port>) -> bool {
+        let link = |slot: Slot| Some(self.slots.get(usize::from(slot))?.link(port(slot)?));
+        self.list.iter().any(|team| {
+            let links = team.slots.iter().map(|slot| slot.and_then(link).unwrap_or(MemberState::Missing));
+            !links.eq(team.links.iter().copied())
+        })
+    }
+
     /// Looks at the links of team number `at`. None: they are as they were.
     pub fn look<'p>(
         &mut self,
@@ -327,7 +345,7 @@ impl Teams {
         let Teams { list, slots, silent, .. } = self;
         list.get_mut(at)?.look(*silent, |slot| {
             let of = slots.get_mut(usize::from(slot));
-            of.zip(port(slot)).map_or(MemberState::Missing, |(of, port)| of.link(port))
+            of.zip(port(slot)).map_or(MemberState::Missing, |(of, port)| of.look(port))
         })
     }
 }

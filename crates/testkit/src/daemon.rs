@@ -58,6 +58,7 @@ impl Daemon {
     }
 
     /// Writes a file below the directory.
+    #[expect(clippy::disallowed_methods, reason = "below a directory of the test's own")]
     pub fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("a file")).unwrap();

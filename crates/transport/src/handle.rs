@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use vmlane_access::Peer;
 
 /// Ends a session from another thread.
 #[derive(Clone)]
@@ -24,6 +25,12 @@ impl SessionHandle {
 
     pub(crate) fn stream(&self) -> &UnixStream {
         &self.0.stream
+    }
+
+    /// The process at the other end, as the kernel noted it; none if this PID namespace does not show it.
+    pub fn peer_pid(&self) -> Option<u32> {
+        let peer = Peer::of(&self.0.stream).ok()?;
+        u32::try_from(peer.pid).ok().filter(|pid| *pid != 0)
     }
 
     pub(crate) fn memory(&self) -> &Arc<MemoryWatch> {

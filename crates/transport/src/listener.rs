@@ -10,7 +10,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
-use vmlane_access::{Owner, Peer};
+use vmlane_access::{Owner, Peer, Trust};
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_port::role::{self, Role};
@@ -188,10 +188,11 @@ fn serve_any(
         changed: Condvar::new(),
         stats,
         refuse,
+        turned_away: Mutex::new(None),
     });
     let serving = {
         let acceptor = acceptor.clone();
-        spawn(format!("{kind}-{name}"), Role::Session, move || acceptor.serve(served))?
+        spawn(kind, name, Role::Session, move || acceptor.serve(served))?
     };
     let (letting_in, socket): (Box<dyn FnOnce() + Send>, _) = match entrance {
         Entrance::Listen(socket) => {
@@ -204,7 +205,7 @@ fn serve_any(
         }
     };
     let mut server = Server { acceptor, socket, path, threads: vec![serving] };
-    server.threads.push(spawn(format!("acc-{name}"), Role::Acceptor, letting_in)?);
+    server.threads.push(spawn("acc", name, Role::Acceptor, letting_in)?);
     Ok(server)
 }
 
@@ -298,6 +299,19 @@ impl Server {
         self.acceptor.state.lock().connected()
     }
 
+    /// The process that was turned away within the last minute because another one is connected as the VMM.
+    pub fn turned_away(&self) -> Option<u32> {
+        let last = *self.acceptor.turned_away.lock();
+        let (_, pid) = last.filter(|(at, _)| at.elapsed() < Acceptor::REMEMBERED)?;
+        (self.connected() && pid != 0).then_some(pid)
+    }
+
+    /// The process of the VMM that is connected. See [`SessionHandle::peer_pid`].
+    pub fn peer_pid(&self) -> Option<u32> {
+        let session = self.acceptor.state.lock().session.clone();
+        session.as_ref().and_then(SessionHandle::peer_pid)
+    }
+
     /// Ends the session if its VMM has cut its guest's memory short. See [`SessionHandle::check_memory`].
     pub fn check_memory(&self) {
         let session = self.acceptor.state.lock().session.clone();
@@ -347,6 +361,8 @@ struct Acceptor {
     changed: Condvar,
     stats: Arc<SessionStats>,
     refuse: fn(UnixStream),
+    /// When a second VMM was turned away last, and which process it was.
+    turned_away: Mutex<Option<(Instant, u32)>>,
 }
 
 /// What is to be served next.
@@ -379,6 +395,8 @@ impl AcceptorState {
 impl Acceptor {
     /// How long a new connection waits for the end of the previous one.
     const GRACE: Duration = Duration::from_secs(5);
+    /// How long it is known that a VMM was turned away. One that tries again and again waits much less between two tries.
+    const REMEMBERED: Duration = Duration::from_secs(60);
     /// How soon a VMM that could not be reached is tried again.
     const AGAIN: Duration = Duration::from_millis(200);
 
@@ -423,21 +441,23 @@ impl Acceptor {
                         count(&self.stats.refused_peers);
                         drop(stream);
                         if let Some(held_back) = strangers.allow() {
-                            let device = &self.name;
-                            tracing::warn!(
-                                device,
-                                held_back,
-                                "{stranger} is not the VM's owner and was refused"
-                            );
+                            tracing::warn!(held_back, "{stranger} is not the VM's owner and was refused");
                         }
                         continue;
                     }
                     if let Err(stream) = self.offer(stream.into()) {
                         // Before closing it, so that a VMM that sees it closed finds it counted.
                         count(&self.stats.refused);
+                        let pid =
+                            Peer::of(&stream).ok().and_then(|peer| u32::try_from(peer.pid).ok()).unwrap_or(0);
+                        *self.turned_away.lock() = Some((Instant::now(), pid));
                         (self.refuse)(stream);
                         if let Some(held_back) = log.allow() {
-                            tracing::warn!(device = self.name, held_back, "a second VMM was refused");
+                            tracing::warn!(
+                                pid,
+                                held_back,
+                                "a second VMM was refused: a device serves one at a time"
+                            );
                         }
                     }
                 }
@@ -446,7 +466,7 @@ impl Acceptor {
                 Err(_) if self.state.lock().closed => {}
                 Err(error) => {
                     if let Some(held_back) = log.allow() {
-                        tracing::warn!(device = self.name, %error, held_back, "accepting a VMM");
+                        tracing::warn!(%error, held_back, "accepting a VMM");
                     }
                     // Out of descriptors, most likely: others must finish first.
                     std::thread::sleep(Duration::from_millis(100));
@@ -473,8 +493,7 @@ impl Acceptor {
                 Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => {
                     if let Some(held_back) = log.allow() {
-                        let (device, path) = (&self.name, path.display());
-                        tracing::warn!(device, %path, %error, held_back, "connecting to a VMM's socket");
+                        tracing::warn!(path = %path.display(), %error, held_back, "connecting to a VMM's socket");
                     }
                 }
             }
@@ -499,7 +518,7 @@ impl Acceptor {
             let (session, run) = match opened {
                 Ok(opened) => opened,
                 Err(error) => {
-                    tracing::warn!(device = self.name, %error, "VMM connection unusable");
+                    tracing::warn!(%error, "VMM connection unusable");
                     self.changed.notify_all();
                     continue;
                 }
@@ -509,12 +528,13 @@ impl Acceptor {
             }
             state.session = Some(session);
             drop(state);
-            tracing::info!(device = self.name, "VMM connected");
+            *self.turned_away.lock() = None;
+            tracing::info!("VMM connected");
             // Device code is guarded inside; this keeps the thread for the next VMM should the
             // session's own code fail.
             match catch_unwind(AssertUnwindSafe(run)) {
-                Ok(reason) => tracing::info!(device = self.name, %reason, "VMM disconnected"),
-                Err(_) => tracing::error!(device = self.name, "session failed; VMM disconnected"),
+                Ok(reason) => tracing::info!(%reason, "VMM disconnected"),
+                Err(_) => tracing::error!("session failed; VMM disconnected"),
             }
             self.state.lock().session = None;
             self.changed.notify_all();
@@ -532,9 +552,17 @@ fn connect(path: &Path) -> Result<UnixStream, Errno> {
     Ok(socket.into())
 }
 
-fn spawn(name: String, role: Role, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name).spawn(move || {
+/// Starts a thread of a device. All that is logged there names the device, whatever code runs on it.
+fn spawn(
+    kind: &str,
+    device: &str,
+    role: Role,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let named = tracing::error_span!("serving", device);
+    std::thread::Builder::new().name(format!("{kind}-{device}")).spawn(move || {
         role::enter(role);
+        let _named = named.entered();
         work();
     })
 }
@@ -542,12 +570,11 @@ fn spawn(name: String, role: Role, work: impl FnOnce() + Send + 'static) -> io::
 /// Only its owner may search it.
 fn make_directory(path: &Path) -> Result<(), ListenError> {
     let Some(directory) = path.parent() else { return Ok(()) };
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700);
-    builder.create(directory).map_err(|source| ListenError::Host {
+    let made = Trust::default().make(directory, 0o700);
+    made.map(drop).map_err(|error| ListenError::Host {
         path: path.to_owned(),
-        what: "creating its directory",
-        source,
+        what: "its directory",
+        source: error.about(directory),
     })
 }
 

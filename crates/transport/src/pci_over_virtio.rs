@@ -89,8 +89,10 @@ impl PciOverVirtio {
         let ended = AtomicBool::new(false);
         let shared = Arc::new(Shared { served: Mutex::new(served), interrupts, lines, stats, ended });
         let serving = shared.clone();
+        let named = tracing::error_span!("serving", device = name);
         let thread = std::thread::Builder::new().name(format!("pci-{name}")).spawn(move || {
             role::enter(Role::Session);
+            let _named = named.entered();
             serving.run();
         })?;
         Ok(PciOverVirtio { shared, thread: Some(thread) })

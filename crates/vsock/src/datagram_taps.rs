@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use parking_lot::Mutex;
 use vmlane_port::StreamAddress;
@@ -18,12 +18,12 @@ use crate::address::SocketAddress;
 struct Taps {
     taps: Vec<Arc<dyn StreamTap>>,
     /// Its other end hears when these are used no more.
-    _in_use: Sender<Infallible>,
+    _in_use: SyncSender<Infallible>,
 }
 
 impl Taps {
     fn new(taps: Vec<Arc<dyn StreamTap>>) -> (Arc<Taps>, Receiver<Infallible>) {
-        let (sender, unused) = channel();
+        let (sender, unused) = sync_channel(0);
         (Arc::new(Taps { taps, _in_use: sender }), unused)
     }
 }

@@ -29,6 +29,7 @@
 //! A server whose acceptance can still fail once its end is known (a VMCI guest that has attached) uses
 //! [`Event::Attach`], and [`Event::Confirm`] when it is certain.
 #![deny(missing_docs)]
+#![deny(clippy::disallowed_types)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)

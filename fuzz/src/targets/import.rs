@@ -1,28 +1,26 @@
-//! Descriptions of VMs by other systems: any text gives machines or an error, and machines give a
-//! configuration that vmlane reads, in the sense that its syntax is right and every key known.
+//! Descriptions of VMs by other systems: any bytes give machines or an error, and machines give a
+//! configuration that vmlane takes.
 
-use vmlane_import::{Machine, Options, configuration, libvirt, ovf, port_groups, vmx, words};
+use std::io::Cursor;
+use std::path::Path;
+
+use vmlane_daemon::config::Config;
+use vmlane_import::{Machine, Options, configuration, libvirt, ovf, port_groups, references, vmx, words};
 
 pub fn run(data: &[u8]) {
-    let text = crate::text(data);
-    let (kind, text) = text.split_at_checked(1).unwrap_or_default();
+    let Some((kind, source)) = data.split_first() else { return };
     let machines: Vec<Machine> = match kind {
-        "v" => vmx(text).into_iter().collect(),
-        "o" => ovf(text).unwrap_or_default(),
-        "l" => libvirt(text).into_iter().collect(),
-        _ => {
-            let _ = port_groups(text);
-            return;
-        }
+        b'v' => vmx(source).into_iter().collect(),
+        b'o' => ovf(source).unwrap_or_default(),
+        b'l' => libvirt(source).into_iter().collect(),
+        b'i' => return drop(references(&mut Cursor::new(source))),
+        _ => return drop(port_groups(source)),
     };
     let done = configuration(&machines, &Options { group: Some("g".into()), ..Options::default() });
     for (name, machine) in done.names.iter().zip(&machines) {
         name.iter().for_each(|name| drop(words(name, machine)));
     }
-    if let Err(error) = vmlane_daemon::config::Config::parse(std::path::Path::new("import.toml"), &done.toml)
-    {
-        // Two VMs may have the CID or the address of one another.
-        let told = error.to_string();
-        assert!(!told.contains("unknown") && !told.contains("expected"), "{told}\n{}", done.toml);
+    if let Err(error) = Config::parse(Path::new("import.toml"), &done.toml) {
+        panic!("{error}\n{}", done.toml);
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use serde::Serialize;
 use vmlane_daemon::added::{self, AddedVms};
-use vmlane_daemon::config::{self, Config, Sources, VmConfig};
+use vmlane_daemon::config::{self, Config, Sources, VmConfig, Vsock};
 use vmlane_daemon::hybrid;
 use vmlane_daemon::paths::Paths;
 
@@ -27,11 +27,13 @@ impl Place {
     /// The configuration with the VMs that were added at run time, and why these cannot be read.
     pub fn config(&self) -> anyhow::Result<(Config, String)> {
         let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
-        let (vms, unseen) = match AddedVms::look(&state) {
+        let sources = Sources::read(&self.config)?;
+        let owners = added::owners(&sources, &self.runtime_dir, &state);
+        let (vms, unseen) = match AddedVms::look(&state, &owners) {
             Ok(added) => (added.map(|added| added.read()).transpose()?.unwrap_or_default(), String::new()),
             Err(error) => (Vec::new(), format!("; VMs that were added at run time cannot be read: {error}")),
         };
-        Ok((Config::check(&Sources::read(&self.config)?.with(vms))?, unseen))
+        Ok((Config::check(&sources.with(vms))?, unseen))
     }
 }
 
@@ -83,11 +85,11 @@ impl<'a, T: Serialize> Report<'a, T> {
         let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
         Ok(Report {
             vm: &vm.name,
-            socket: match (vm.vmci, vm.virtio_vsock) {
-                (true, _) => Some(paths.vmci(&vm.name)?),
-                (_, true) => Some(paths.vsock(&vm.name)?),
-                _ if vm.hybrid.is_some() => Some(hybrid::path(paths, vm)?),
-                _ => None,
+            socket: match vm.vsock {
+                Vsock::Vmci => Some(paths.vmci(&vm.name)?),
+                Vsock::Virtio { .. } => Some(paths.vsock(&vm.name)?),
+                Vsock::Hybrid(_) => Some(hybrid::path(paths, vm)?),
+                Vsock::None => None,
             },
             nics: nics.collect::<Result<_, _>>()?,
             answer,

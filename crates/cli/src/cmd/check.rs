@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use vmlane_daemon::added;
 use vmlane_daemon::check::{Findings, check};
-use vmlane_daemon::config::{self, Problem};
+use vmlane_daemon::config::{self, Config, Problem};
 
 use super::control::{json, print};
 
@@ -14,11 +14,16 @@ const EXAMPLES: &str = "Examples:
   vmlane check
   vmlane check ./vmlane.toml
   vmlane check && vmlane reload
+  vmlane check --schema > vmlane.schema.json
   vmlane check --json | jq -r '.problems[] | \"\\(.file):\\(.line): \\(.text)\"'
 
 The file, those of conf.d beside it, and the VMs that were added at run time are judged as a daemon would judge them; nothing is
-changed. Exit code 78: a daemon would not start, and a reload would be refused. Warnings (an interface that is not there, an owner
-whom no user is) are about this host as it is now, and do not change the exit code.";
+changed. Exit code 78: a daemon would not start, and a reload would be refused; so it is for an owner's name that this host
+does not have, as a daemon needs its number. Warnings (an interface that is not there, an owner's number that no account has) are about this host as it is
+now, and do not change the exit code.
+
+--schema prints what a configuration may contain as JSON Schema, for editors and for programs that write one. It knows keys and
+kinds of values; which values fit together is what this command is for.";
 
 /// Judges a configuration without applying it
 #[derive(Debug, clap::Args)]
@@ -36,6 +41,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print a JSON Schema of the configuration, and check nothing
+    #[arg(long, conflicts_with_all = ["json", "file"])]
+    schema: bool,
 }
 
 #[derive(Serialize)]
@@ -63,6 +71,10 @@ struct Found<'f> {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        if self.schema {
+            print(&(serde_json::to_string_pretty(&Config::schema())? + "\n"))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
         let findings = check(&self.file, &self.runtime_dir, &state);
         let ok = findings.problems.is_empty();

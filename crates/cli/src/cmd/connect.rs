@@ -4,15 +4,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use vmlane_sock::{Host, plain};
 
 use super::pipe::pipe;
+use super::vm_peer;
 
 const EXAMPLES: &str = "Examples:
-  echo hello | vmlane connect 3 5000
+  echo hello | vmlane connect web 5000
   vmlane connect 3 5000 < disk.img
-  ssh -o ProxyCommand='vmlane connect 3 22' root@vm
+  ssh -o ProxyCommand='vmlane connect web 22' root@vm
+
+A name is looked up at the control socket, which the user has to be allowed to ask ([[control]] in the configuration); a CID is not.
 
 At the end of standard input, the command stops sending; it exits when the VM has stopped sending, too.";
 
@@ -20,8 +23,8 @@ At the end of standard input, the command stops sending; it exits when the VM ha
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The VM's CID
-    cid: u32,
+    /// The VM's name or CID
+    vm: String,
     /// Where a program in the VM listens
     port: u32,
     /// Seconds to wait for the VM's answer
@@ -36,8 +39,12 @@ impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let timeout = Duration::try_from_secs_f64(self.timeout).context("--timeout")?;
         let host = Host::at(&self.runtime_dir);
-        let (stream, _) = plain::connect(&host, self.cid, self.port, timeout)
-            .with_context(|| format!("connecting to port {} of CID {}", self.port, self.cid))?;
+        let cid = vm_peer::cid_of(&self.vm, &self.runtime_dir)?;
+        let connected = plain::connect(&host, cid, self.port, timeout);
+        let (stream, _) = connected.map_err(|error| {
+            let why = vm_peer::explain(&error, cid, self.port, &self.runtime_dir);
+            anyhow!("connecting to port {} of {}: {why}", self.port, self.vm)
+        })?;
         pipe(&stream)?;
         Ok(ExitCode::SUCCESS)
     }

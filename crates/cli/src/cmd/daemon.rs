@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use vmlane_daemon::config;
-use vmlane_daemon::log::LogFormat;
+use vmlane_daemon::log::{LogFormat, print_error};
 use vmlane_daemon::run::{Options, run};
 use vmlane_daemon::takeover;
 
 const EXAMPLES: &str = "Examples:
   vmlane daemon
-  vmlane daemon --config ./vmlane.toml --runtime-dir /tmp/vmlane --log debug
+  vmlane daemon --config ./vmlane.toml --runtime-dir ./run --log debug
   vmlane daemon --log-format json
   vmlane daemon --replace        (an upgrade under running VMs)
   vmlane daemon --can-replace    (would that work? nothing is changed)
@@ -28,7 +28,8 @@ that `vmlane qemu-args VM` prints.
 
 --can-replace compares the layout of the state that the running daemon keeps with the one that this program knows; if no
 daemon runs, of the state that its keeper holds. If they differ, a daemon of this program could not take over, and
-the exit code is 1, as it is if the question cannot be answered.
+the exit code is 1, as it is if the question cannot be answered. It also names the VMs that are attached with virtio-vsock:
+such a device under QEMU is dead after any change of the daemon, until its VM is started again.
 
 SIGTERM and SIGINT stop the daemon and end the sessions of its VMs. SIGHUP reloads the configuration, as `vmlane reload`
 does. A daemon that is killed may be started again: VMs continue (docs/survival.md).
@@ -97,7 +98,7 @@ impl Args {
             confine: _,
         } = self;
         if can_replace {
-            println!("{}", takeover::can_replace(&runtime_dir)?);
+            println!("{}", takeover::can_replace(&file, &runtime_dir)?);
             return Ok(ExitCode::SUCCESS);
         }
         match run(Options {
@@ -112,7 +113,7 @@ impl Args {
         }) {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_configuration() => {
-                eprintln!("vmlane: {error}");
+                print_error(&error.to_string());
                 Ok(ExitCode::from(config::EXIT_CODE))
             }
             Err(error) => Err(error.into()),

@@ -14,9 +14,9 @@ const EXAMPLES: &str = "Examples:
   vmlane debug impair web --loss 10 --reorder 20 --delay-us 500
   vmlane debug impair web
 
-Parts (--at): vmci (the device's next register access), stream (the next time a worker serves one of the VM's streams), nicN
-(the next register access), nicN-port (the next time the switch serves the port; active NICs only), control (this request
-itself).
+Parts (--at): vmci (the device's next register access), virtio (the virtio-vsock device's worker, at once; active devices
+only), stream (the next time a worker serves one of the VM's streams), nicN (the next register access), nicN-port (the next
+time the switch serves the port; active NICs only), control (this request itself).
 
 Needs fault_injection = true in the table [daemon] of the configuration.";
 

@@ -36,14 +36,15 @@ is interrupted or killed; a record in /run/vmlane-doctor is for `vmlane doctor -
 
 With one or two VMs it reads, on their host, the daemon's counters and status, how QEMU was started, and where its threads run; a VM in which \
 `vmlane bench server --doctor --listen vsock:` runs tells its own settings, too; of others QEMU's guest agent is asked for addresses, if \
-QEMU's command line names its socket. With `lab NAME` it examines the way from the lab's first \
+QEMU's command line names its socket and QEMU itself listens there. With `lab NAME` it examines the way from the lab's first \
 guest to its second one, and then their host.
 
 With --pcap it judges the TCP connections in the files, and asks no machine. A capture of the sending end tells most, with the connection's \
-first segments in it; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE).
+first segments in it; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE), in tunnels (VXLAN, Geneve, GRE, IP in IP) 256. Of other \
+packets, such as vsock's, it says how many there were.
 
-Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the other machine or a file could not be examined, nothing be \
-tried, or settings not be put back. docs/guide/slow-network.md \
+Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the other machine or a file could not be examined (no packet in it, or none of a kind \
+that is), nothing be tried, or settings not be put back. docs/guide/slow-network.md \
 explains each finding.";
 
 /// Find what makes the network between two machines slow or broken

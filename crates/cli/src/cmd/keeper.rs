@@ -8,7 +8,7 @@ use vmlane_daemon::keeper;
 
 const EXAMPLES: &str = "Examples:
   vmlane keeper
-  vmlane keeper --runtime-dir /tmp/vmlane
+  vmlane keeper --runtime-dir ./run
 
 The keeper holds sockets, memory files and event descriptors under names; it does nothing else. A daemon that finds no
 keeper starts one, and replaces it if it dies. A daemon that is stopped ends its keeper. Under systemd, the keeper is a
@@ -29,7 +29,7 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let path = keeper::socket(&self.runtime_dir);
-        keeper::serve(&path, self.daemon).with_context(|| path.display().to_string())?;
+        keeper::serve(&self.runtime_dir, self.daemon).with_context(|| path.display().to_string())?;
         Ok(ExitCode::SUCCESS)
     }
 }

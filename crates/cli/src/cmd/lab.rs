@@ -370,7 +370,7 @@ fn copy(lab: &str, source: &str, target: &str) -> Result<()> {
 fn down(lab: Option<String>, all: bool) -> Result<()> {
     let names = match (lab, all) {
         (Some(name), _) => vec![name],
-        (None, _) => vmlane_lab::list().into_iter().map(|(name, _)| name).collect(),
+        (None, _) => vmlane_lab::list()?.into_iter().map(|(name, _)| name).collect(),
     };
     for name in names {
         Lab::at(&name)?.down().with_context(|| format!("lab {name}"))?;

@@ -47,7 +47,7 @@ pub fn status(status: &Status, json: bool) -> Result<()> {
 }
 
 pub fn list(json: bool) -> Result<()> {
-    let labs = vmlane_lab::list();
+    let labs = vmlane_lab::list()?;
     if json {
         let list: Vec<_> =
             labs.iter().map(|(name, status)| json!({"name": name, "status": status})).collect();

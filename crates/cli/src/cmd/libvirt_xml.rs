@@ -3,16 +3,17 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
 use vmlane_daemon::config::VmConfig;
-use vmlane_daemon::qemu::{Qemu, Version, check_sockets};
+use vmlane_daemon::qemu::{Qemu, check_sockets};
 use vmlane_daemon::vmm::libvirt::{Attach, MOST_BYTES};
 
 use super::attach::{Report, Target};
 use super::control::{json, print};
+use super::emulator::version_of;
 
 const EXAMPLES: &str = r#"Examples:
   vmlane libvirt-xml web > web.xml && virsh define web.xml
@@ -94,16 +95,6 @@ fn judge(emulator: &Path, vm: &VmConfig) -> anyhow::Result<()> {
     if !emulator.is_absolute() {
         bail!("--emulator {name}: libvirt needs an absolute path");
     }
-    let output =
-        Command::new(emulator).arg("--version").output().with_context(|| format!("--emulator {name}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version = text.strip_prefix("QEMU emulator version ").and_then(|rest| rest.split_whitespace().next());
-    let Some(version) = version else {
-        bail!(
-            "--emulator {name}: `{name} --version` does not say \"QEMU emulator version ...\"; is it qemu-system-x86_64?"
-        );
-    };
-    let version: Version =
-        version.parse().map_err(anyhow::Error::msg).with_context(|| format!("--emulator {name}"))?;
+    let version = version_of(emulator)?;
     Ok(Qemu { version, ..Qemu::default() }.check(vm)?)
 }

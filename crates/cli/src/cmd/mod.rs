@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod debug;
 pub mod demo;
 pub mod doctor;
+mod emulator;
 pub mod firecracker_config;
 pub mod helper_args;
 pub mod import;
@@ -39,6 +40,7 @@ pub mod status;
 pub mod top;
 pub mod uplink_helper;
 pub mod vm;
+mod vm_peer;
 
 use std::process::ExitCode;
 

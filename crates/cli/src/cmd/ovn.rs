@@ -89,7 +89,7 @@ fn load(files: &mut TrustedFiles) -> Result<Option<Settings>, String> {
 impl Run {
     fn run(self) -> anyhow::Result<ExitCode> {
         let (key, filter) = log::choose(self.helper.log, None);
-        log::init(key, filter, log::LogFormat::Text)?;
+        log::init_helper(key, filter)?;
         let mut files = TrustedFiles::new(&self.helper.config);
         let first = match load(&mut files) {
             Ok(settings) => settings.context("a configuration")?,

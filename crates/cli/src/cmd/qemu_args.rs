@@ -1,6 +1,7 @@
 //! `vmlane qemu-args`: how to attach a configured VM. Needs the configuration, no running daemon.
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -8,10 +9,11 @@ use vmlane_daemon::qemu::{self, Accel, Machine, Qemu, Version};
 
 use super::attach::{Arguments, Report, Target};
 use super::control::json;
+use super::emulator::{version_here, version_of};
 
 const EXAMPLES: &str = r#"Examples:
   vmlane qemu-args web
-  vmlane qemu-args web --config ./vmlane.toml --runtime-dir /tmp/vmlane --mem 2048
+  vmlane qemu-args web --config ./vmlane.toml --runtime-dir ./run --mem 2048
   eval "qemu-system-x86_64 -machine q35 $(vmlane qemu-args web) web.qcow2"
   qemu-system-x86_64 -machine q35 $(vmlane qemu-args web --words) web.qcow2
   vmlane qemu-args web --json | jq -r '.args[]'
@@ -21,6 +23,9 @@ const EXAMPLES: &str = r#"Examples:
 The arguments are quoted for a shell, so a script must `eval` them; --words omits the quotes, for a
 bare $(...), and works as long as no path has spaces. The output contains -m, which must match the size of the memory
 backend: do not pass your own -m. QEMU merges the -machine option with yours.
+
+The arguments depend on QEMU's version, so the QEMU in PATH is asked for it. For another one, name its version (--qemu) or the
+program (--emulator).
 
 VMCI and VMXNET3 devices are vfio-user devices: they need QEMU >= 10.1 and a machine with PCI. Virtio devices
 work with QEMU 7.2 and newer, and on microvm, too.
@@ -38,11 +43,15 @@ pub struct Args {
     #[arg(long, value_name = "MACHINE", default_value = "q35")]
     machine: Machine,
     /// The accelerator that QEMU is started with: kvm or tcg; before 10.1, virtio NICs need other interrupts with tcg
-    #[arg(long, value_name = "ACCEL", default_value = "kvm")]
-    accel: Accel,
-    /// The version of QEMU; before 9.2, another option makes it reconnect
-    #[arg(long, value_name = "VERSION", default_value = "10.1")]
-    qemu: Version,
+    /// [default: kvm if this user may open /dev/kvm]
+    #[arg(long, value_name = "ACCEL")]
+    accel: Option<Accel>,
+    /// The version of QEMU; before 9.2, another option makes it reconnect [default: that of qemu-system-x86_64 in PATH]
+    #[arg(long, value_name = "VERSION")]
+    qemu: Option<Version>,
+    /// The QEMU to ask for its version
+    #[arg(long, value_name = "PATH", conflicts_with = "qemu")]
+    emulator: Option<PathBuf>,
     /// For a QEMU that waits for the VM to come from another host (-incoming): without what is plugged in afterwards
     #[arg(long)]
     incoming: bool,
@@ -55,11 +64,37 @@ pub struct Args {
 }
 
 impl Args {
+    fn version(&self) -> anyhow::Result<Version> {
+        match (self.qemu, &self.emulator) {
+            (Some(version), _) => Ok(version),
+            (None, Some(emulator)) => version_of(emulator),
+            (None, None) => Ok(version_here()?.unwrap_or_else(|| {
+                let version = Qemu::default().version;
+                eprintln!(
+                    "vmlane: note: there is no qemu-system-x86_64 in PATH, so this is for QEMU {version} and newer; name the version \
+                     with --qemu, or the program with --emulator"
+                );
+                version
+            })),
+        }
+    }
+
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (vm, paths) = self.target.find()?;
-        let qemu =
-            Qemu { version: self.qemu, machine: self.machine, accel: self.accel, incoming: self.incoming };
+        qemu::check_sockets(&vm)?;
+        let qemu = Qemu {
+            version: self.version()?,
+            machine: self.machine,
+            accel: self.accel.unwrap_or_else(Accel::of_this_host),
+            incoming: self.incoming,
+        };
         let arguments = qemu::arguments(&paths, &vm, self.target.mem, qemu)?;
+        if self.accel.is_none() && qemu.accel == Accel::Kvm && qemu.minds_accel(&vm) {
+            let version = qemu.version;
+            eprintln!(
+                "vmlane: note: this is for -accel kvm, as /dev/kvm is there; under -accel tcg, QEMU {version} needs the arguments of --accel tcg"
+            );
+        }
         let mut out = std::io::stdout().lock();
         if self.json {
             write!(out, "{}", json(&Report::new(&vm, &paths, Arguments { args: &arguments })?)?)?;

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use vmlane_api::Client;
-use vmlane_daemon::config::{self, Config, RouteConfig};
+use vmlane_daemon::config::{self, Config, PeerConfig, RouteConfig};
 use vmlane_daemon::log;
-use vmlane_route::{Bounds, Files, Helper, PeerSettings, Settings, authority};
+use vmlane_route::authority::{self, Authority};
+use vmlane_route::{Bounds, Files, Fingerprint, Helper, PeerSettings, Settings};
 
 use super::control::{Show, peers, print};
 use super::helper_args::HelperArgs;
@@ -22,6 +23,7 @@ const EXAMPLES: &str = "Examples:
   vmlane route run
   vmlane route status
   vmlane route certificate alpha --directory /root/authority
+  vmlane route revoke alpha --directory /root/authority
 
 The helper is a process without rights: it reads the configuration and its certificates, asks the daemon at route.sock, and speaks
 TLS with the helpers of other hosts. Under systemd it is vmlane-route.service. docs/guide/hosts.md shows how to set it up.";
@@ -29,9 +31,13 @@ TLS with the helpers of other hosts. Under systemd it is vmlane-route.service. d
 const RUN: &str = "SIGHUP has it read the configuration and the certificates again: streams that are open stay. SIGTERM ends it; streams between
 hosts are reset then, and no others. A daemon that is not there, or has gone, is waited for.";
 
-const CERTIFICATE: &str = "Writes NAME.pem and NAME.key to the directory, and makes the authority there (authority.pem, authority.key) if there is none. Each
-host needs its own two files and authority.pem; authority.key stays where certificates are made. Certificates of any other
+const CERTIFICATE: &str = "Writes NAME.pem and NAME.key to the directory, and makes the authority there (authority.pem, authority.key) if there is none. The
+certificate is added to issued.pem there, from which vmlane route revoke knows all that a host has had. Each host needs its own two files and authority.pem; authority.key stays where certificates are made. Certificates of any other
 authority will do as well, if each has its host's name as a subject alternative name (DNS), and may serve servers and clients.";
+
+const REVOKE: &str = "Adds all certificates of the host NAME that this directory's authority has made to the list crl.pem there. Bring the list to all
+hosts, name it in [route] as crl, and have their helpers read it (systemctl reload vmlane-route): connections of that host end, and it gets no
+other one. A certificate that is made for NAME afterwards is not in the list. docs/guide/taken-over.md says what else there is to do.";
 
 /// Carries streams to other hosts, and says how it stands with them
 #[derive(Debug, clap::Args)]
@@ -49,6 +55,8 @@ enum Command {
     Status(Show),
     /// Make a certificate for a host
     Certificate(Certificate),
+    /// Revoke all certificates of a host
+    Revoke(Revoke),
 }
 
 #[derive(Debug, clap::Args)]
@@ -71,6 +79,16 @@ struct Certificate {
     days: u64,
 }
 
+#[derive(Debug, clap::Args)]
+#[command(after_help = REVOKE)]
+struct Revoke {
+    /// The host's name, as its certificates have it
+    name: String,
+    /// Where the authority is, and the list goes
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    directory: PathBuf,
+}
+
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
@@ -80,6 +98,7 @@ impl Args {
                 |all| Ok(if all.is_empty() { "no other hosts are configured\n".into() } else { peers(all) }),
             ),
             Command::Certificate(certificate) => certificate.make(),
+            Command::Revoke(revoke) => revoke.revoke(),
         }
     }
 }
@@ -88,9 +107,8 @@ fn settings(config: &Path, runtime_dir: &Path) -> anyhow::Result<Settings> {
     let Some(route) = Config::load(config)?.route else {
         bail!("configuration {}: there is no [route]; see docs/guide/hosts.md", config.display());
     };
-    let RouteConfig { name, listen, certificate, key, authority, dead_s, peers, .. } = route;
-    let peers: Vec<_> =
-        peers.into_iter().map(|peer| PeerSettings { name: peer.name, address: peer.address }).collect();
+    let RouteConfig { name, listen, certificate, key, authority, crl, dead_s, peers, .. } = route;
+    let peers = peers.into_iter().map(peer_settings).collect::<anyhow::Result<Vec<_>>>()?;
     // All peers may come at once, when this host was away.
     let bounds = Bounds::default();
     let bounds = Bounds { handshakes: bounds.handshakes + peers.len(), ..bounds };
@@ -98,17 +116,25 @@ fn settings(config: &Path, runtime_dir: &Path) -> anyhow::Result<Settings> {
         name,
         socket: runtime_dir.join("route.sock"),
         listen,
-        files: Files { certificate, key, authority },
+        files: Files { certificate, key, authority, crl },
         dead: Duration::from_secs(dead_s),
         bounds,
         peers,
     })
 }
 
+fn peer_settings(peer: PeerConfig) -> anyhow::Result<PeerSettings> {
+    let PeerConfig { name, address, fingerprints, .. } = peer;
+    let fingerprints = fingerprints.iter().map(|text| text.parse::<Fingerprint>());
+    let fingerprints = fingerprints.collect::<Result<_, _>>();
+    let fingerprints = fingerprints.with_context(|| format!("peer {name:?}: fingerprints"))?;
+    Ok(PeerSettings { name, address, fingerprints })
+}
+
 impl Run {
     fn run(self) -> anyhow::Result<ExitCode> {
         let (key, filter) = log::choose(self.helper.log, None);
-        log::init(key, filter, log::LogFormat::Text)?;
+        log::init_helper(key, filter)?;
         let first = match settings(&self.helper.config, &self.helper.runtime_dir) {
             Ok(settings) => settings,
             Err(error) => {
@@ -150,24 +176,76 @@ fn follow_signals(told: &UnixStream) -> anyhow::Result<()> {
 impl Certificate {
     fn make(self) -> anyhow::Result<ExitCode> {
         let at = |name: &str| self.directory.join(name);
+        if ["authority", "issued", "crl"].contains(&self.name.as_str()) {
+            bail!("{}.pem is a file of the authority's own; give the host another name", self.name);
+        }
         let (own, key) = (at("authority.pem"), at("authority.key"));
-        let authority_key = match std::fs::read_to_string(&key) {
-            Ok(key) => key,
+        let authority = match std::fs::read_to_string(&key) {
+            Ok(key) => read_authority(&own, &key)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let made = authority::authority(authority::days(3650)).context("an authority")?;
                 write(&key, &made.key, 0o600)?;
                 write(&own, &made.certificate, 0o644)?;
                 print(&format!("{}: a new authority\n", own.display()))?;
-                made.key
+                Authority::of_key(&made.key).context("an authority")?
             }
             Err(error) => return Err(error).context(key.display().to_string()),
         };
-        let made = authority::certificate(&authority_key, &self.name, authority::days(self.days));
+        let made = authority.certificate(&self.name, authority::days(self.days));
         let made = made.with_context(|| format!("a certificate for {:?}", self.name))?;
         let (certificate, key) = (at(&format!("{}.pem", self.name)), at(&format!("{}.key", self.name)));
+        let issued = at(ISSUED);
+        let before = read(&issued)?.unwrap_or_default();
+        write(&issued, &(before + &made.certificate), 0o644)?;
         write(&key, &made.key, 0o600)?;
         write(&certificate, &made.certificate, 0o644)?;
-        print(&format!("{}: valid for {} days\n", certificate.display(), self.days))?;
+        let fingerprint = Fingerprint::of_pem(&made.certificate).context("the new certificate")?;
+        print(&format!(
+            "{}: valid for {} days, fingerprint {fingerprint}\n",
+            certificate.display(),
+            self.days
+        ))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// All certificates that an authority has made.
+const ISSUED: &str = "issued.pem";
+
+fn read_authority(certificate: &Path, key: &str) -> anyhow::Result<Authority> {
+    let text = std::fs::read_to_string(certificate).with_context(|| certificate.display().to_string())?;
+    Authority::of_pair(&text, key).with_context(|| certificate.display().to_string())
+}
+
+/// The text of a file, if there is one.
+fn read(path: &Path) -> anyhow::Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).context(path.display().to_string()),
+    }
+}
+
+impl Revoke {
+    fn revoke(self) -> anyhow::Result<ExitCode> {
+        let at = |name: &str| self.directory.join(name);
+        let (key, list) = (at("authority.key"), at("crl.pem"));
+        let text = std::fs::read_to_string(&key);
+        let text = text.with_context(|| format!("{}: name the authority's --directory", key.display()))?;
+        let authority = read_authority(&at("authority.pem"), &text)?;
+        // Those that were made before there was a list of them lie under the host's name only.
+        let known = [read(&at(ISSUED))?, read(&at(&format!("{}.pem", self.name)))?];
+        let certificates: String = known.into_iter().flatten().collect();
+        let (made, count) = authority
+            .revoke(read(&list)?.as_deref(), &certificates, &self.name)
+            .with_context(|| self.directory.display().to_string())?;
+        write(&list, &made, 0o644)?;
+        print(&format!(
+            "{}: {count} certificate{} of {} revoked; bring the list to all hosts and reload their helpers\n",
+            list.display(),
+            if count == 1 { "" } else { "s" },
+            self.name
+        ))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,13 +1,16 @@
 //! `vmlane run`: a program as it is, with AF_VSOCK.
 
+use std::ffi::OsString;
 use std::fs;
-use std::io::Read as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
+use vmlane_access::Trust;
 use vmlane_preload::{HEADER, HEADER_NAME, LIBRARY, LIBRARY_NAME};
 
 const EXAMPLES: &str = "Examples:
@@ -37,7 +40,7 @@ pub struct Args {
     write_library: Option<PathBuf>,
     /// The program and its arguments
     #[arg(last = true, required_unless_present = "write_library")]
-    command: Vec<std::ffi::OsString>,
+    command: Vec<OsString>,
 }
 
 impl Args {
@@ -122,35 +125,63 @@ fn is_static(head: &[u8]) -> bool {
     !kinds.into_iter().any(|kind| kind.is_none_or(|kind| kind == u64::from(PROGRAM_INTERPRETER)))
 }
 
-/// The library as a file of this user's own, made once.
+/// The library that is installed with this program, or else one in the user's cache. A program runs what is in it: only root or
+/// this user can have written it.
 fn library() -> anyhow::Result<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let user = rustix::process::getuid().as_raw();
-    let folder = cache.or_else(home).map_or_else(
-        || std::env::temp_dir().join(format!("vmlane-{user}")),
-        |folder| folder.join("vmlane").join("lib"),
-    );
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&folder)
-        .with_context(|| format!("making {}", folder.display()))?;
+    let trust = Trust::default();
+    let program = std::env::current_exe().context("this program's path")?;
+    let installed = installed(&program).with_context(|| program.display().to_string())?;
+    let Err(missing) = trust.open_file(&installed) else { return Ok(installed) };
+    let Some(folder) = cache(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) else {
+        bail!(
+            "the library for programs under `vmlane run` is not installed ({}: {}), and neither XDG_CACHE_HOME nor HOME names \
+             a directory for it: set one of them to a directory of this user, or install the package",
+            installed.display(),
+            missing.about(&installed)
+        );
+    };
+    let directory = trust.make(&folder, 0o700).context(
+        "the library for programs under `vmlane run` needs a directory of this user: set XDG_CACHE_HOME to one",
+    )?;
     let path = folder.join(LIBRARY_NAME);
-    if fs::read(&path).is_ok_and(|bytes| bytes == LIBRARY) {
+    if is_current(&trust, &path) {
         return Ok(path);
     }
-    // Whole or not at all: programs may be loading it.
-    let fresh = folder.join(format!("{LIBRARY_NAME}.{}", std::process::id()));
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o755)
-        .open(&fresh)
-        .with_context(|| format!("writing {}", fresh.display()))?;
-    std::io::Write::write_all(&mut file, LIBRARY)?;
-    fs::rename(&fresh, &path)?;
+    write(&directory).with_context(|| format!("writing {}", path.display()))?;
+    trust.open_file(&path)?;
     Ok(path)
+}
+
+/// Where it is beside an installed program: `bin/vmlane` and `lib/vmlane`.
+fn installed(program: &Path) -> Option<PathBuf> {
+    let prefix = program.parent()?.parent()?;
+    Some(prefix.join("lib/vmlane").join(LIBRARY_NAME))
+}
+
+fn cache(cache: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    let base = cache.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))?;
+    Some(base.join("vmlane/lib"))
+}
+
+fn is_current(trust: &Trust<'_>, path: &Path) -> bool {
+    let mut bytes = Vec::new();
+    let read = |file: fs::File| file.take(LIBRARY.len() as u64 + 1).read_to_end(&mut bytes).is_ok();
+    trust.open_file(path).is_ok_and(read) && bytes == LIBRARY
+}
+
+/// Whole or not at all: programs may be loading the one that is there.
+fn write(directory: &fs::File) -> io::Result<()> {
+    let fresh = format!("{LIBRARY_NAME}.{}", std::process::id());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(directory, &fresh, flags, Mode::from_raw_mode(0o755))?;
+    let written = fs::File::from(file)
+        .write_all(LIBRARY)
+        .and_then(|()| Ok(renameat(directory, &fresh, directory, LIBRARY_NAME)?));
+    if written.is_err() {
+        let _ = unlinkat(directory, &fresh, AtFlags::empty());
+    }
+    written
 }
 
 #[cfg(test)]
@@ -164,5 +195,20 @@ mod tests {
         let shell = fs::read("/bin/sh").unwrap();
         assert!(!is_static(&shell[..shell.len().min(64 << 10)]));
         assert!(!is_static(b"#!/bin/sh\n") && !is_static(b"\x7fELF\x02\x01"));
+    }
+
+    #[test]
+    fn the_library_is_beside_the_program_or_in_a_cache_and_in_no_temporary_directory() {
+        assert_eq!(
+            installed(Path::new("/usr/bin/vmlane")).unwrap(),
+            Path::new("/usr/lib/vmlane/libvmlane_vsock.so")
+        );
+        let cache = |xdg: Option<&str>, home: Option<&str>| cache(xdg.map(Into::into), home.map(Into::into));
+        let path = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(cache(Some("/c"), Some("/h")), path("/c/vmlane/lib"));
+        for other in [None, Some(""), Some("relative")] {
+            assert_eq!(cache(other, Some("/h")), path("/h/.cache/vmlane/lib"));
+            assert_eq!(cache(None, other), None);
+        }
     }
 }

@@ -98,13 +98,18 @@ fn troubles(status: &Status) -> String {
     let vms = status.vms.iter().filter(|vm| vm.quarantined).map(|vm| {
         format!("{}: in quarantine after {} faults; `vmlane release {}`\n", vm.name, vm.faults, vm.name)
     });
+    let second = status.vms.iter().filter_map(|vm| {
+        let (name, pid) = (&vm.name, vm.refused_vmm_pid?);
+        let first = vm.vmm_pid.map_or_else(|| "another one".into(), |pid| format!("process {pid}"));
+        Some(format!("{name}: process {pid} was turned away: a VM has one VMM, and {first} is attached\n"))
+    });
     let workers = status.watched.iter().filter_map(|worker| {
         let serving = worker.serving.as_deref().unwrap_or("nothing");
         Some(format!("{}: stuck for {:.0} s, serving {serving}\n", worker.name, worker.stuck_seconds?))
     });
     let survival =
         status.survival_lost.iter().map(|why| format!("VMCI streams will not outlive the daemon: {why}\n"));
-    let lines: String = vms.chain(workers).chain(survival).collect();
+    let lines: String = vms.chain(second).chain(workers).chain(survival).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
@@ -122,6 +127,22 @@ mod tests {
             "mode": "adaptive", "spin_us": 500, "fault_injection": false, "vms": [], "survival_lost": survival_lost
         }))
         .expect("a status")
+    }
+
+    #[test]
+    fn a_second_vmm_is_shown_with_the_reason() {
+        let mut status = status(None);
+        let vm = serde_json::json!({
+            "name": "web", "cid": 3, "group": "default", "vsock": "vmci", "attached": true, "ready": true, "sockets": [],
+            "queue_pairs": 0, "queue_pair_bytes": 0, "connections": 0, "doorbells": 0, "inbox_bytes": 0, "faults": 0,
+            "quarantined": false, "nics": [], "vmm_pid": 7, "refused_vmm_pid": 8
+        });
+        status.vms.push(serde_json::from_value(vm).expect("a VM"));
+        let shown = plain(&status);
+        assert!(
+            shown.contains("web: process 8 was turned away: a VM has one VMM, and process 7 is attached"),
+            "{shown}"
+        );
     }
 
     #[test]

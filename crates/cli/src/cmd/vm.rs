@@ -240,7 +240,10 @@ mod tests {
         };
         let config = Config::parse(Path::new("t"), &keys.text()).unwrap();
         let vm = &config.vms[0];
-        assert_eq!((vm.name.as_str(), vm.cid, vm.group.as_str(), vm.virtio_vsock), ("app", 7, "t-1", true));
+        assert_eq!(
+            (vm.name.as_str(), vm.cid, vm.group.as_str(), vm.vsock.name()),
+            ("app", 7, "t-1", "virtio")
+        );
         assert_eq!((vm.nics.len(), vm.nics[1].mtu, vm.owner.unwrap().gid), (2, 1500, Some(8)));
         let name = "a\"\ncid = 9\n[[control]]\nuid = 1\u{7f}\\\t";
         let keys =

@@ -131,13 +131,13 @@ fn words_survive_their_readers() {
         let text = String::from_utf8(output.stdout).unwrap();
         text.split_terminator('\0').map(str::to_owned).collect()
     };
-    let list = |command: &str, vm: &str| -> Vec<String> {
-        serde_json::from_value(setup.json(&[command, vm])["args"].clone()).unwrap()
+    let list = |command: &str, vm: &str, more: &[&str]| -> Vec<String> {
+        serde_json::from_value(setup.json(&[&[command, vm], more].concat())["args"].clone()).unwrap()
     };
     for vm in VMS {
         let line = setup.text(&["cloud-hypervisor-args", vm]);
-        assert_eq!(words(&line), list("cloud-hypervisor-args", vm));
-        let mut qemu = list("qemu-args", vm);
+        assert_eq!(words(&line), list("cloud-hypervisor-args", vm, &[]));
+        let mut qemu = list("qemu-args", vm, &["--qemu", "10.1", "--accel", "kvm"]);
         // Proxmox gives the size of the memory itself.
         let size = qemu.iter().position(|word| word == "-m").unwrap();
         qemu.drain(size..size + 2);

@@ -184,7 +184,8 @@ fn a_confined_daemon_does_all_its_work() {
 
 #[test]
 fn a_thread_that_tries_more_ends_the_daemon_and_is_named() {
-    for (at, socket, thread) in [("vmci", "vmci.sock", "vfu-web"), ("nic0", "nic0.sock", "vfu-web-n0")] {
+    for (at, socket, thread) in [("vmci", "vmci.sock", "vfu-web/vmci"), ("nic0", "nic0.sock", "vfu-web/nic0")]
+    {
         let daemon = daemon(CONFIG);
         let mut vmm = Vmm::connect(daemon.socket("web", socket)).unwrap();
         daemon.must(&["debug", "trespass", "web", "--at", at]);
@@ -293,7 +294,7 @@ fn uplinks_come_move_and_go_while_the_daemon_is_confined() {
     chown(daemon.config(), Some(20_001), None).unwrap();
     fs::set_permissions(daemon.config(), fs::Permissions::from_mode(0o646)).unwrap();
     let report = daemon.ask(&["reload"]).said();
-    assert!(report.contains("can be written by others than root"), "{report}");
+    assert!(report.contains("belongs to user 20001 (mode 0646)"), "{report}");
     assert!(!is_there(&tap) && !ports().contains("lan"));
     chown(daemon.config(), Some(0), None).unwrap();
     assert!(reload(&uplink("queues = 17\n")).contains("queues = 17"), "it is a mistake of the file's");

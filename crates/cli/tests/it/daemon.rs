@@ -50,6 +50,23 @@ fn status_shows_vms_and_whether_they_are_attached_and_ready() {
 }
 
 #[test]
+fn connect_takes_a_name_and_says_what_stands_in_the_way() {
+    let daemon = daemon(TWO);
+    let connect = |vm: &str| daemon.ask(&["connect", vm, "80", "-w", "0.3"]);
+    connect("wbe").fails(1, &["there is no VM \"wbe\"; there are web (CID 3), db (CID 4)"]);
+    connect("7").fails(1, &["there is no VM with CID 7; there are web (CID 3)"]);
+    for vm in ["db", "4"] {
+        connect(vm).fails(1, &["port 80", "VM \"db\" is not running: no VMM is attached"]);
+    }
+    let mut vmm = vmm(&daemon, "web");
+    connect("web").fails(1, &["the driver of VM \"web\" is not up", "vmw_vsock_vmci_transport"]);
+    vmm.write_u32(1, CONTROL, INT_ENABLE).unwrap();
+    connect("web").fails(1, &["VM \"web\" did not answer in time", "-w"]);
+    connect("2").fails(1, &["CID 2 is this host"]);
+    daemon.ask(&["listen", "--from", "wbe", "80"]).fails(1, &["there is no VM \"wbe\""]);
+}
+
+#[test]
 fn stats_name_the_counters_of_devices_sessions_and_workers() {
     let daemon = daemon(TWO);
     let mut vmm = vmm(&daemon, "web");
@@ -246,6 +263,41 @@ fn the_log_says_what_happened() {
     let daemon = daemon(TWO);
     assert_eq!(daemon.stop().code(), Some(0));
     contains_all(&daemon.log(), &["serving", "ready", "stopping"]);
+}
+
+/// The names by which systemd lets a service recognize its standard error as the journal.
+fn journal_stream(of: &std::fs::File) -> String {
+    use std::os::unix::fs::MetadataExt as _;
+    let metadata = of.metadata().unwrap();
+    format!("{}:{}", metadata.dev(), metadata.ino())
+}
+
+#[test]
+fn lines_for_the_journal_have_priorities_and_no_time() {
+    let place = place(TWO);
+    let log = place.log_file();
+    let mut command = place.daemon_command();
+    command.env("JOURNAL_STREAM", journal_stream(&log)).stderr(log).stdin(std::process::Stdio::null());
+    let mut daemon = vmlane_testkit::Process(command.spawn().unwrap());
+    wait_until("the daemon answers", || place.ask(&["status"]).succeeded());
+    let vmm = vmm(&place, "web");
+    wait_until("the VMM is logged", || place.log().contains("a VMM is attached vm=\"web\""));
+    drop(vmm);
+    wait_until("its end is logged", || place.log().contains("gone: no VMM is attached any more vm=\"web\""));
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().success());
+    let log = place.log();
+    let year = |line: &str| line.get(3..7).is_some_and(|year| year.bytes().all(|byte| byte.is_ascii_digit()));
+    assert!(log.lines().all(|line| line.starts_with('<') && !year(line)), "{log}");
+    contains_all(&log, &["<6> INFO", "serving{device=\"web/vmci\"}", "VMM connected", "VMM disconnected"]);
+
+    place.configure("[daemon]\nworkers = 0\n");
+    let log = std::fs::File::create(place.path("second.log")).unwrap();
+    let mut command = place.daemon_command();
+    command.env("JOURNAL_STREAM", journal_stream(&log)).stderr(log);
+    assert_eq!(run(command).code, 78);
+    let second = std::fs::read_to_string(place.path("second.log")).unwrap();
+    assert!(second.starts_with("<3>vmlane: ") && second.contains("workers = 0"), "{second}");
 }
 
 #[test]

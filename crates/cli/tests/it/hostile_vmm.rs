@@ -69,7 +69,9 @@ fn an_interrupt_that_cannot_be_written_stops_neither_its_session_nor_the_next_da
 #[test]
 fn sparse_files_of_one_vm_leave_address_space_for_others_and_the_next_daemon() {
     const LARGE: u64 = 3 << 40;
-    let daemon = daemon(&config(&["vmxnet3"; 2]));
+    // As much as can be allowed to both.
+    let config = ["[limits]\nmemory = \"24576G\"\n", &config(&["vmxnet3"; 2])].concat();
+    let daemon = daemon(&config);
     let (mut hostile, mut honest) = (attach_vmxnet3(&daemon, "a"), attach_vmxnet3(&daemon, "b"));
     let sparse = rustix::fs::memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&sparse, LARGE).unwrap();
@@ -87,6 +89,18 @@ fn sparse_files_of_one_vm_leave_address_space_for_others_and_the_next_daemon() {
     assert_eq!(honest.read_u16(CONFIG_REGION, 0).unwrap(), 0x15ad);
     honest.unmap(0, 1 << 30).expect("it was mapped again");
     honest.map(0, 1 << 30, Some((memory.as_fd(), 0)), true).expect("memory of another VM");
+}
+
+#[test]
+fn a_vm_without_a_limit_maps_no_more_than_the_host_has() {
+    let daemon = daemon(&config(&["vmxnet3"]));
+    let mut vmm = attach_vmxnet3(&daemon, "a");
+    let host = vmlane_daemon::config::host_memory() & !0xfff;
+    let sparse = rustix::fs::memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&sparse, 2 * host).unwrap();
+    vmm.map(0, 2 * host, Some((sparse.as_fd(), 0)), true).expect_err("more than the host has");
+    vmm.map(0, host, Some((sparse.as_fd(), 0)), true).expect("as much as the host has");
+    vmm.map(host, 4096, Some((sparse.as_fd(), 0)), true).expect_err("a page more");
 }
 
 /// The VMM never says anything again, and a worker comes across the loss.

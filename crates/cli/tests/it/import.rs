@@ -60,7 +60,7 @@ fn command_line_and_yaml_are_one() {
     let vms = config(&lines).vms;
     let seen: Vec<_> = vms.iter().map(|vm| (vm.name.as_str(), vm.cid, vm.group.as_str())).collect();
     assert_eq!(seen, [("vm3", 3, "b"), ("vm4", 4, "b"), ("vm5", 5, "default")]);
-    assert!(vms.iter().all(|vm| vm.virtio_vsock && !vm.vmci));
+    assert!(vms.iter().all(|vm| vm.vsock.virtio().is_some()));
     assert!(lines.contains("ln -s RUN/vm/vm3/vsock.sock /tmp/vhost3.socket"), "{lines}");
     let json: serde_json::Value = serde_json::from_str(&text(&[&LINES[..], &["--json"]].concat())).unwrap();
     assert_eq!((json["version"].as_u64(), json["toml"].as_str()), (Some(1), Some(&*lines)));
@@ -92,7 +92,14 @@ fn what_cannot_be_said_is_told() {
     let twice = error(&["--vm", "guest-cid=3,socket=/a", "--vm", "guest-cid=3,socket=/b"]);
     assert!(twice.contains("vm3"), "{twice}");
     let file = tempfile::NamedTempFile::new().unwrap();
-    for (yaml, what) in [("vms: []", "nothing in it"), ("vms:\n - [1]", "not a table"), ("\t", "")] {
+    let more = format!("{YAML}---\n{YAML}");
+    for (yaml, what) in [
+        ("vms: []", "nothing in it"),
+        ("vms:\n - [1]", "not a table"),
+        ("vm:\n - x: 1", "\"vm\": is no key"),
+        (&*more, "2 YAML documents"),
+        ("\t", ""),
+    ] {
         std::fs::write(file.path(), yaml).unwrap();
         assert!(error(&["--config", file.path().to_str().unwrap()]).contains(what), "{yaml:?}");
     }
@@ -146,15 +153,61 @@ fn the_daemon_takes_what_descriptions_become() {
 
 #[test]
 fn port_groups_of_the_old_host_have_their_vlans() {
-    let file = fixtures().into_iter().find(|file| file.ends_with("four-cards.vmx")).unwrap();
+    let file = fixture("four-cards.vmx");
     let groups = file.with_file_name("portgroups.esxcli.txt");
     let text = import_file(&["--port-groups", groups.to_str().unwrap(), "--group", "t1"], &file).out;
     let config = config(&text);
     assert_eq!((config.vms[0].group.as_str(), config.vms[0].nics[1].slot), ("t1", Some(192)));
     assert!(text.contains("name = \"dmz\"\nvlan = 10\n"), "{text}");
-    // Told twice, a VM has another one's CID.
-    let web = fixtures().into_iter().find(|file| file.ends_with("web.vmx")).unwrap();
-    let again = web.to_str().unwrap();
-    import_file(&[again], &web).fails(1, &["cid = 1498434521"]);
-    import_file(&[again, "--cid", "100"], &web).fails(1, &["00:50:56:a1:02:03"]);
+}
+
+fn fixture(name: &str) -> PathBuf {
+    fixtures().into_iter().find(|file| file.ends_with(name)).unwrap()
+}
+
+#[test]
+fn a_vm_that_is_given_twice_is_another_one_with_a_cid_and_an_address_of_its_own() {
+    let web = fixture("web.vmx");
+    let twice = import_file(&[web.to_str().unwrap()], &web).good();
+    let vms = config(&twice).vms;
+    assert_eq!((vms[0].cid, vms[1].cid), (1498434521, 3), "{twice}");
+    for note in [
+        "CID 1498434521: is that of web, too",
+        "MAC address 00:50:56:a1:02:03: is left out: web: ethernet0 has it, too",
+    ] {
+        assert!(twice.contains(note), "{note}: {twice}");
+    }
+}
+
+#[test]
+fn vms_reach_by_vmci_what_they_reached_under_esxi() {
+    let web = fixture("web.vmx");
+    let is_restricted = |file: &Path| config(&import_file(&[], file).good()).vms[0].restricted;
+    assert!(is_restricted(&web));
+    let folder = tempfile::tempdir().unwrap();
+    let open = folder.path().join("open.vmx");
+    let text = std::fs::read_to_string(&web).unwrap() + "vmci0.unrestricted = \"TRUE\"\n";
+    std::fs::write(&open, text).unwrap();
+    assert!(!is_restricted(&open));
+}
+
+#[test]
+fn envelopes_are_taken_in_the_configuration_that_is_asked_for() {
+    let envelope = fixture("conf.ovf");
+    let of = |arguments: &[&str]| {
+        let json = import_file(&[&["--json"], arguments].concat(), &envelope).good();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        (json["vms"][0]["memory_mib"].as_u64(), json["vms"][0]["qemu"][3].as_str().map(str::to_owned))
+    };
+    assert_eq!(of(&[]), (Some(4096), Some("2".into())));
+    assert_eq!(of(&["--configuration", "large"]), (Some(98304), Some("24".into())));
+    import_file(&["--configuration", "huge"], &envelope).fails(1, &["\"small\", \"large\""]);
+}
+
+#[test]
+fn notes_go_where_the_configuration_does_not() {
+    let web = fixture("web.vmx");
+    let ran = import_file(&["--qemu"], &web);
+    assert!(ran.err.contains("vmlane: note: ") && ran.err.contains("web.vmdk"), "{}", ran.err);
+    import_file(&["--group", "a b"], &web).fails(2, &["a b"]);
 }

@@ -1,4 +1,5 @@
 //! The built program: its commands by themselves, its daemons, and what becomes of VMs when a daemon is killed.
+#![expect(clippy::disallowed_methods, reason = "below directories of the tests' own")]
 
 mod common;
 
@@ -13,6 +14,7 @@ mod capture;
 mod capture_vsock;
 mod confinement;
 mod daemon;
+mod doctor;
 mod hostile_vmm;
 mod hybrid;
 mod libvirt_hook;
@@ -23,6 +25,7 @@ mod owners;
 mod route;
 mod route_guests;
 mod session_kill;
+mod trusted;
 mod varlink;
 mod vhost_user_uplink;
 mod virtio_kill;

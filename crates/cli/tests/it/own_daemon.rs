@@ -71,7 +71,7 @@ fn commands_find_the_daemon_of_their_own_user() {
     let own = user.base().join("vmlane");
     wait_until("the daemon answers", || user.ask(&["status"]).succeeded());
     assert!(own.join("control.sock").exists());
-    let arguments = user.ask(&["qemu-args", "web", "--config", config]).good();
+    let arguments = user.ask(&["qemu-args", "web", "--config", config, "--qemu", "10.1"]).good();
     assert!(arguments.contains(own.join("vm/web/vmci.sock").to_str().unwrap()), "{arguments}");
     let connect = user.ask(&["connect", "2:77"]);
     assert!(!connect.succeeded() && !connect.err.contains("/run/vmlane"), "{connect:?}");
@@ -91,6 +91,12 @@ fn a_user_without_a_runtime_directory_is_told_what_to_name() {
     let ran = refused(&["--runtime-dir", "/proc/vmlane"]);
     assert!(ran.err.contains("/proc/vmlane") && !ran.succeeded(), "{ran:?}");
     if rustix::process::geteuid().is_root() {
+        let status = {
+            let mut command = user.command(&["status"]);
+            command.env_remove("XDG_RUNTIME_DIR");
+            run(command)
+        };
+        assert!(!status.succeeded() && status.err.contains("XDG_RUNTIME_DIR is not set"), "{status:?}");
         let error = refused(&[]).err;
         assert!(error.contains("--runtime-dir") && error.contains("XDG_RUNTIME_DIR"), "{error}");
     }

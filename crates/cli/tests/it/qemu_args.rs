@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use vmlane_testkit::Ran;
+use vmlane_testkit::{Ran, run, write_program};
 
 use crate::common::{VMLANE, vmlane};
 
@@ -20,8 +20,10 @@ fn setup() -> Setup {
 }
 
 impl Setup {
+    /// For a QEMU of this version, unless the arguments name another.
     fn qemu_args(&self, arguments: &[&str]) -> Ran {
-        vmlane(&[&["qemu-args", "--config", &self.config], arguments].concat())
+        let version: &[&str] = if arguments.contains(&"--qemu") { &[] } else { &["--qemu", "10.1"] };
+        vmlane(&[&["qemu-args", "--config", &self.config], version, arguments].concat())
     }
 
     /// The arguments as JSON lists them.
@@ -46,18 +48,58 @@ fn a_shell_gets_the_same_words_from_all_forms() {
     let common = ["web", "--runtime-dir", "/run/x", "--mem", "256"];
     let list = setup.list(&common);
     assert_eq!(list[5], "256M");
-    assert!(list[7].contains("\"path\":\"/run/x/vm/web/vmci.sock\""), "{list:?}");
-    let command = format!("\"$VMLANE\" qemu-args --config '{}' {}", setup.config, common.join(" "));
+    assert!(list.iter().any(|word| word.contains("\"path\":\"/run/x/vm/web/vmci.sock\"")), "{list:?}");
+    let command =
+        format!("\"$VMLANE\" qemu-args --qemu 10.1 --config '{}' {}", setup.config, common.join(" "));
     assert_eq!(shell_words(&format!("eval \"printf '%s\\\\0' $({command})\"")), list);
     assert_eq!(shell_words(&format!("printf '%s\\0' $({command} --words)")), list);
+}
+
+#[test]
+fn the_qemu_at_hand_is_asked_for_its_version() {
+    let setup = setup();
+    let virtio = "[[vm]]\nname = \"web\"\ncid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\" }]\n";
+    std::fs::write(&setup.config, virtio).unwrap();
+    let bin = setup._directory.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let program = bin.join("qemu-system-x86_64");
+    write_program(
+        &program,
+        "#!/bin/sh\necho 'QEMU emulator version 7.2.19 (Debian 1:7.2+dfsg-7+deb12u16)'\n",
+    );
+    let ask = |path: &std::path::Path, more: &[&str]| {
+        let mut command = Command::new(VMLANE);
+        command.args(["qemu-args", "--config", &setup.config, "web"]).args(more).env("PATH", path);
+        run(command)
+    };
+    let old = ask(&bin, &[]);
+    assert!(old.out.contains("reconnect=1") && !old.out.contains("reconnect-ms"), "{old:?}");
+    let may_use_kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    let said = (old.out.contains("vectors=0"), old.err.contains("--accel tcg"));
+    assert_eq!(said, (!may_use_kvm, may_use_kvm), "{old:?}");
+    assert!(ask(&bin, &["--accel", "tcg"]).err.is_empty());
+    let named = ask(setup._directory.path(), &["--emulator", program.to_str().unwrap()]);
+    assert!(named.succeeded() && named.out.contains("reconnect=1"), "{named:?}");
+    assert!(ask(&bin, &["--qemu", "10.1"]).good().contains("reconnect-ms="));
+    if !std::path::Path::new("/usr/libexec/qemu-kvm").exists() {
+        let none = ask(setup._directory.path(), &[]);
+        assert!(
+            none.succeeded() && none.err.contains("--qemu") && none.out.contains("reconnect-ms="),
+            "{none:?}"
+        );
+    }
+    ask(setup._directory.path(), &["--emulator", "/bin/true"])
+        .fails(1, &["--emulator /bin/true", "does not say"]);
 }
 
 #[test]
 fn odd_paths_are_quoted_or_refused() {
     let setup = setup();
     let odd = ["web", "--runtime-dir", "/run/it's a $dir"];
-    let command =
-        format!("\"$VMLANE\" qemu-args --config '{}' web --runtime-dir \"/run/it's a \\$dir\"", setup.config);
+    let command = format!(
+        "\"$VMLANE\" qemu-args --qemu 10.1 --config '{}' web --runtime-dir \"/run/it's a \\$dir\"",
+        setup.config
+    );
     assert_eq!(shell_words(&format!("args=$({command}); eval \"printf '%s\\\\0' $args\"")), setup.list(&odd));
     setup.qemu_args(&[&odd[..], &["--words"]].concat()).fails(1, &["use eval"]);
 }

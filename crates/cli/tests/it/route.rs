@@ -1,6 +1,7 @@
 //! Two hosts: two daemons, two helpers, programs of each host at both ends. What passes, what is refused, what a killed helper or
 //! daemon does to streams between them.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -16,7 +17,8 @@ use vmlane_sock::{Listener, Stream};
 use vmlane_testkit::{eventually, run, wait_until};
 
 use crate::common::openmetrics;
-use crate::common::two_hosts::{ALPHA, BETA, LONG, Node, World, certificates, plans};
+use crate::common::two_hosts::{ALPHA, BETA, LONG, Node, World, certificate, certificates, plans};
+use crate::common::vmlane;
 
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
@@ -304,9 +306,6 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
     certificates(world.pki.path(), &["alpha"], (-9, -2));
     world.alpha.helper = None;
     world.alpha.start_helper();
-    let says = |node: &Node, peer: &str, words: &str| {
-        node.peer(peer).is_some_and(|peer| peer["problem"].as_str().is_some_and(|text| text.contains(words)))
-    };
     wait_until("alpha is told that its certificate has expired", || {
         says(&world.alpha, "beta", "this host's certificate has expired")
     });
@@ -333,6 +332,124 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
     certificates(world.pki.path(), &["alpha"], (-1, 30));
     world.alpha.signal_helper(Signal::HUP);
     world.connected();
+}
+
+fn says(node: &Node, peer: &str, words: &str) -> bool {
+    node.peer(peer).is_some_and(|peer| peer["problem"].as_str().is_some_and(|text| text.contains(words)))
+}
+
+#[test]
+fn a_host_whose_certificates_are_revoked_is_out_at_once_and_a_new_certificate_lets_it_in() {
+    let world = World::new();
+    let (client, server) = world.pair(9100);
+    let pki = world.pki.path().display().to_string();
+    let revoked = vmlane(&["route", "revoke", "alpha", "--directory", &pki]).good();
+    assert!(revoked.contains("1 certificate"), "{revoked}");
+    world.beta.reconfigure("dead_s = 5\n", &format!("dead_s = 5\ncrl = \"{pki}/crl.pem\"\n"));
+    world.beta.signal_helper(Signal::HUP);
+    is_reset(&server, "beta's");
+    is_reset(&client, "alpha's");
+    drop((client, server));
+    wait_until("beta tells why", || says(&world.beta, "alpha", "its certificate was revoked"));
+    wait_until("alpha knows it", || says(&world.alpha, "beta", "this host's certificate was revoked"));
+    assert!(world.beta.counts("alpha", "certificates_revoked") >= 1);
+    let made = vmlane(&["route", "certificate", "alpha", "--directory", &pki]).good();
+    world.alpha.signal_helper(Signal::HUP);
+    world.connected();
+    let (client, server) = world.pair(9101);
+
+    // Its certificate is pinned: to another one, and then to its own.
+    let zeros = "00".repeat(32);
+    let line = |fingerprint: &str| format!("groups = [\"default\"]\nfingerprints = [{fingerprint:?}]\n");
+    world.beta.reconfigure("groups = [\"default\"]\n", &line(&zeros));
+    world.beta.signal_helper(Signal::HUP);
+    is_reset(&server, "beta's");
+    is_reset(&client, "alpha's");
+    drop((client, server));
+    let own = made.split("fingerprint ").nth(1).unwrap().trim();
+    wait_until("beta shows the fingerprint", || {
+        says(&world.beta, "alpha", own) && says(&world.beta, "alpha", "has the fingerprint")
+    });
+    wait_until("it gets no other connection", || says(&world.beta, "", own));
+    world.beta.reconfigure(&line(&zeros), &line(own));
+    world.beta.signal_helper(Signal::HUP);
+    world.connected();
+
+    // All certificates that it has had are revoked, those before the list among them.
+    let revoked = vmlane(&["route", "revoke", "alpha", "--directory", &pki]).good();
+    assert!(revoked.contains("1 certificate"), "{revoked}");
+    world.beta.signal_helper(Signal::HUP);
+    wait_until("beta tells why", || says(&world.beta, "alpha", "its certificate was revoked"));
+    vmlane(&["route", "revoke", "gamma", "--directory", &pki]).fails(1, &["names \"gamma\""]);
+}
+
+#[test]
+fn streams_end_with_the_authority_that_they_began_with() {
+    let world = World::new();
+    let (client, server) = world.pair(9200);
+    let new = tempfile::tempdir().unwrap();
+    certificates(new.path(), &["alpha"], (-1, 30));
+    fs::copy(new.path().join("authority.pem"), world.pki.path().join("authority.pem")).unwrap();
+    world.beta.signal_helper(Signal::HUP);
+    is_reset(&server, "beta's");
+    is_reset(&client, "alpha's");
+    wait_until("beta tells why", || says(&world.beta, "alpha", "foreign authority"));
+    assert!(world.beta.counts("alpha", "certificates_foreign") >= 1);
+}
+
+#[test]
+fn streams_end_with_the_certificate_that_they_began_with() {
+    let mut world = World::new();
+    let key = fs::read_to_string(world.pki.path().join("authority.key")).unwrap();
+    let now = std::time::SystemTime::now();
+    let valid = (now - Duration::from_secs(3600), now + Duration::from_secs(15));
+    certificate(world.pki.path(), &key, "alpha", valid);
+    world.alpha.helper = None;
+    world.alpha.start_helper();
+    wait_until("alpha has connected with it", || world.beta.counts("alpha", "links") >= 2);
+    world.connected();
+    let (client, server) = world.pair(9300);
+    is_reset(&server, "beta's");
+    is_reset(&client, "alpha's");
+    wait_until("beta tells why", || says(&world.beta, "alpha", "its certificate has expired"));
+}
+
+#[test]
+fn a_helper_that_is_out_of_descriptors_says_so_once_a_second_and_serves_what_is_open() {
+    let mut port = 0;
+    let world = World::with(plans(|_, beta| port = beta.port));
+    world.connected();
+    let (mut client, mut server) = world.pair(9400);
+    let helper = world.beta.helper.as_ref().unwrap().id();
+    let open = fs::read_dir(format!("/proc/{helper}/fd")).unwrap();
+    let open: HashSet<u64> = open.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse().ok()).collect();
+    let free = (0..).find(|fd| !open.contains(fd));
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let limit = |current| {
+        let pid = rustix::process::Pid::from_raw(helper as i32);
+        let limit = rustix::process::Rlimit { current, ..own };
+        rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap()
+    };
+    limit(free);
+    let strangers: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+    let lines = || -> Vec<String> {
+        let log = world.beta.daemon.log();
+        log.lines().filter(|line| line.contains("accepting another host")).map(str::to_owned).collect()
+    };
+    wait_until("it says so twice", || lines().len() >= 2);
+    // What was held back between the two: it tries again a few times a second.
+    let second = lines()[1].clone();
+    let held_back =
+        second.split("held_back=").nth(1).and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    assert!(held_back.is_some_and(|lines| lines < 20), "{second}");
+    client.write_all(b"still there").unwrap();
+    let mut text = [0; 11];
+    server.read_exact(&mut text).unwrap();
+    limit(own.maximum);
+    drop((strangers, client, server));
+    let (client, server) = world.pair(9401);
+    drop((client, server));
+    world.nothing_is_left();
 }
 
 /// A long way: what one end sends comes to the other so much later. `most`: bytes that were on the way there at once.

@@ -38,7 +38,7 @@ fn a_confined_daemon_follows_the_files_of_conf_d() {
     fs::remove_file(daemon.path("etc/conf.d/10-db.toml")).unwrap();
     assert_eq!(daemon.must(&["reload"]), "vm \"db\": removed\n");
     daemon.write("etc/conf.d/40.toml", "[[vm]]\nname = \"late\"\ncid = 5\n");
-    run(daemon.configured(&["qemu-args", "late"])).good();
+    run(daemon.configured(&["qemu-args", "late", "--qemu", "10.1"])).good();
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_daemon_does_not_start_with_a_mistake_in_conf_d() {
     daemon.write("etc/conf.d/10.toml", "[[vm]]\nname = \"db\"\nsid = 4\n");
     let ran = run(daemon.daemon_command());
     assert_ne!(ran.code, 0);
-    contains_all(&ran.err, &["conf.d/10.toml:3: unknown field `sid`", "sid = 4"]);
+    contains_all(&ran.err, &["conf.d/10.toml:3: vm", "sid = 4: there is no such key; did you mean cid?"]);
 }
 
 #[test]
@@ -78,7 +78,10 @@ fn a_vm_that_is_added_outlasts_reloads_kills_upgrades_and_stops() {
     };
     assert_eq!((row(0), row(1), row(2)), (("web", false, 1, 0), ("app", true, 2, 0), ("net", true, 1, 1)));
     contains_all(&daemon.must(&["vm", "list"]), &["DESCRIBED IN", "vms.d/app.toml:2", "etc/vmlane.toml:1"]);
-    contains_all(&run(daemon.configured(&["qemu-args", "app"])).good(), &["vm/app/vmci.sock"]);
+    contains_all(
+        &run(daemon.configured(&["qemu-args", "app", "--qemu", "10.1"])).good(),
+        &["vm/app/vmci.sock"],
+    );
 
     // The configuration's own VM goes, and those stay.
     daemon.configure("");
@@ -251,7 +254,7 @@ fn vms_are_kept_where_it_is_said_and_by_one_daemon() {
 #[test]
 fn a_configuration_is_judged_without_an_effect() {
     let daemon = place(WEB);
-    daemon.write("etc/conf.d/10.toml", "[[vm]]\nname = \"db\"\ncid = 4\nowner = 54321\n[[uplink]]\nname = \"lan\"\ninterface = \"vmlane-none\"\n");
+    daemon.write("etc/conf.d/10.toml", "[[vm]]\nname = \"db\"\ncid = 4\nowner = 54321\nlimits = { memory = \"1G\" }\n[[uplink]]\nname = \"lan\"\ninterface = \"vmlane-none\"\n");
     daemon.write("run/vms.d/app.toml", "[[vm]]\nname = \"app\"\ncid = 7\n");
     let file = daemon.config();
     let file = file.to_str().unwrap();
@@ -285,9 +288,13 @@ fn a_configuration_is_judged_without_an_effect() {
     assert_eq!((&problem["line"], &json(&report)["ok"]), (&3.into(), &false.into()));
     daemon.write("etc/conf.d/20.toml", "");
     fs::remove_file(daemon.run("vms.d/app.toml")).unwrap();
-    let long = daemon.path("r".repeat(90));
-    let long = vmlane(&["check", file, "--runtime-dir", long.to_str().unwrap()]);
-    long.fails(78, &["etc/vmlane.toml:1: vm \"web\": ", "--runtime-dir or a shorter name"]);
+    let check_in = |runtime_length: usize| {
+        let base = daemon.path("");
+        let long = base.join("r".repeat(runtime_length - base.as_os_str().len()));
+        vmlane(&["check", file, "--runtime-dir", long.to_str().unwrap()])
+    };
+    check_in(92).fails(78, &["etc/vmlane.toml:1: vm \"web\": ", "--runtime-dir or a shorter name"]);
+    check_in(100).fails(78, &["control.sock", "107 bytes", "use a shorter --runtime-dir"]);
     let missing = daemon.ask(&["check", daemon.path("gone.toml").to_str().unwrap(), "--json"]);
     let problem = &json(&missing)["problems"][0];
     assert_eq!((missing.code, &problem["line"]), (78, &Value::Null));

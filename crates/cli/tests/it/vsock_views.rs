@@ -67,3 +67,57 @@ fn virtio_vsock_guests_are_in_status_stats_ports_and_top() {
     assert!(rate(0, "sent_per_second") > 0.0 && rate(1, "received_per_second") > 0.0, "{rates}");
     assert!(rates["bytes_per_second"].as_f64().unwrap() > 0.0 && rates["vms"][0]["ready"] == true, "{rates}");
 }
+
+#[test]
+fn a_vm_whose_virtio_vsock_device_keeps_failing_is_quarantined_alone_and_released() {
+    let third = "[[vm]]\nname = \"third\"\ncid = 5\nvsock = \"virtio\"\n";
+    let daemon = daemon(&format!(
+        "[daemon]\nfault_injection = true\nfault_limit = 2\nfault_window_s = 3600\n{CONFIG}{third}"
+    ));
+    let socket = |vm: &str| daemon.socket(vm, "vsock.sock");
+    let ready = |vm: &str| wait_until("its rings run", || daemon.vm(vm)["ready"] == true);
+    let panic = |vm: &str| {
+        daemon.must(&["debug", "panic", vm, "--at", "virtio"]);
+        wait_until("its rings end", || daemon.vm(vm)["ready"] == false);
+    };
+    daemon.ask(&["debug", "panic", "web", "--at", "virtio"]).fails(1, &["has no \"virtio\" now"]);
+    let [mut web, mut db] = [("web", 3), ("db", 4)].map(|(vm, cid)| {
+        let guest = Guest::attach(&socket(vm), cid);
+        ready(vm);
+        guest
+    });
+    let failing = Guest::attach(&socket("third"), 5);
+    ready("third");
+    daemon.ask(&["debug", "panic", "web", "--at", "vmci"]).fails(1, &["has no \"vmci\" now"]);
+    panic("third");
+    wait_until("the fault counts for its VM", || daemon.vm("third")["faults"] == 1);
+    assert_eq!(daemon.vm("third")["quarantined"], false);
+    drop(failing);
+    wait_until("its VMM is gone", || daemon.vm("third")["attached"] == false);
+    let failing = Guest::attach(&socket("third"), 5);
+    ready("third");
+    panic("third");
+    wait_until("a quarantine", || daemon.vm("third")["quarantined"] == true);
+    assert_eq!((&daemon.vm("third")["faults"], &daemon.vm("web")["faults"]), (&2.into(), &0.into()));
+    assert_eq!(daemon.json(&["stats"])["vms"][2]["vsock"]["panics"], 2);
+
+    // Out of service: a driver that comes anew has no rings, and is refused to others. Those go on.
+    drop(failing);
+    wait_until("its VMM is gone", || daemon.vm("third")["attached"] == false);
+    let failing = Guest::attach(&socket("third"), 5);
+    wait_until("a VMM", || daemon.vm("third")["attached"] == true);
+    web.send(1000, (5, 22), op::REQUEST, &[]);
+    web.expect(op::RST);
+    web.send(1000, (4, 22), op::REQUEST, &[]);
+    db.expect(op::REQUEST);
+    assert_eq!(daemon.vm("third")["ready"], false);
+
+    daemon.must(&["release", "third"]);
+    drop(failing);
+    wait_until("its VMM is gone", || daemon.vm("third")["attached"] == false);
+    let mut third = Guest::attach(&socket("third"), 5);
+    ready("third");
+    web.send(1001, (5, 22), op::REQUEST, &[]);
+    third.expect(op::REQUEST);
+    assert_eq!(daemon.vm("third")["quarantined"], false);
+}

@@ -11,7 +11,7 @@ use crate::added::{MOST_BYTES, MOST_VMS};
 use crate::config::sources::{Kind, Source};
 use crate::config::{Config, Owner, VmPlace};
 use crate::grants;
-use crate::plan::{Plan, plan, vsock};
+use crate::plan::{Plan, plan};
 use crate::vm::ServedVm;
 
 /// What the text of a VM that is to be added is called in messages.
@@ -137,7 +137,7 @@ impl Daemon {
                 name: vm.name.clone(),
                 cid: (vm.cid > HOST).then_some(vm.cid),
                 group: vm.group.clone(),
-                vsock: vsock(vm).into(),
+                vsock: vm.vsock.name().into(),
                 nics: vm.nics.len(),
                 owner: vm.owner.map(shown),
                 attached: state.attached(&vm.name),

@@ -4,7 +4,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+
+use vmlane_port::{Side, StreamId};
+use vmlane_testkit::wait_until;
+use vmlane_vsock::{Call as Connecting, Failed, Key, Remote};
 
 use super::*;
 
@@ -35,7 +40,7 @@ impl Names {
 
 /// A daemon in this directory, which serves what this file says, and what it holds for the next one.
 fn daemon(base: &std::path::Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>) {
-    let added = crate::added::AddedVms::open(base).unwrap();
+    let added = crate::added::AddedVms::open(base, &[]).unwrap();
     let (files, mut config) = Files::load(&base.join("vmlane.toml"), added).unwrap();
     change(&mut config);
     let names = Arc::new(Names::default());
@@ -95,4 +100,46 @@ fn a_vm_that_cannot_be_served_is_not_kept() {
     assert!(daemon.list_vms().vms.is_empty() && !base.path().join("vms.d/web.toml").exists());
     std::fs::remove_file(base.path().join("vm/web")).unwrap();
     daemon.add_vm("[[vm]]\nname = \"web\"\ncid = 3\n").unwrap();
+}
+
+/// A client whose worker waits when it says that nothing comes of a connection.
+#[derive(Default)]
+struct Holds {
+    gate: Mutex<()>,
+    entered: AtomicBool,
+}
+
+impl Remote for Holds {
+    fn joined(&self, _: Connecting, _: StreamId, _: Side) {}
+
+    fn failed(&self, _: Connecting, _: Failed) {
+        self.entered.store(true, Ordering::Release);
+        drop(self.gate.lock());
+    }
+}
+
+#[test]
+fn status_of_a_worker_that_does_not_answer_keeps_no_one_from_the_state() {
+    let base = tempfile::tempdir().unwrap();
+    std::fs::write(base.path().join("vmlane.toml"), "[[vm]]\nname = \"web\"\ncid = 3\nvsock = \"virtio\"\n")
+        .unwrap();
+    let (daemon, _) = daemon(base.path(), |_| {});
+    let client = Arc::new(Holds::default());
+    let held = client.gate.lock();
+    // No driver is there that would answer.
+    let key = Key { client: (2, 1 << 30), server: (3, 1) };
+    daemon.router.open(key, None, client.clone()).unwrap();
+    wait_until("the worker is stuck", || client.entered.load(Ordering::Acquire));
+    std::thread::scope(|scope| {
+        let status = scope.spawn(|| daemon.status());
+        while !status.is_finished() {
+            // It takes half a second.
+            let state = daemon.state.try_lock_for(Duration::from_millis(300));
+            assert!(state.is_some(), "the state is locked while a worker is asked");
+            drop(state);
+            std::thread::yield_now();
+        }
+        assert_eq!(status.join().unwrap().vms.len(), 1);
+    });
+    drop(held);
 }

@@ -10,7 +10,7 @@ use vmlane_host::sockets::{HybridView, PeerView};
 use vmlane_stats::Counters;
 use vmlane_switch::PortView;
 
-use super::Daemon;
+use super::{Daemon, State};
 use crate::bounds;
 use crate::confine;
 use crate::ports::switch_port;
@@ -43,18 +43,24 @@ impl<'v> Sockets<'v> {
 }
 
 impl Daemon {
-    fn all_sockets(&self) -> AllSockets {
-        AllSockets {
+    /// Shows the state together with what the devices for sockets tell. These are asked before the state is locked: a worker that
+    /// is stuck keeps an operator waiting, and no one else.
+    fn with_sockets<T>(&self, show: impl FnOnce(&State, &AllSockets) -> T) -> T {
+        let all = AllSockets {
             vmci: self.hypervisor.vms(),
             virtio: self.vsock_workers.guests(),
             hybrid: self.sockets.hybrids(),
-        }
+        };
+        show(&self.state.lock(), &all)
     }
 
     pub(super) fn status(&self) -> Status {
-        let state = self.state.lock();
+        self.with_sockets(|state, all| self.status_of(state, all))
+    }
+
+    fn status_of(&self, state: &State, all: &AllSockets) -> Status {
         let daemon = &state.config.daemon;
-        let (all, ports) = (self.all_sockets(), self.switch.ports());
+        let ports = self.switch.ports();
         Status {
             daemon: env!("CARGO_PKG_VERSION").into(),
             layout: Some(vmlane_state::LAYOUT),
@@ -69,7 +75,7 @@ impl Daemon {
             vms: state
                 .vms
                 .iter()
-                .map(|vm| state.with_ovn(vm, self.vm_status(vm, &Sockets::of(vm, &all), &ports)))
+                .map(|vm| state.with_ovn(vm, self.vm_status(vm, &Sockets::of(vm, all), &ports)))
                 .collect(),
             confined: confine::state(),
             watched: self.watchdog.lock().status(Instant::now()),
@@ -88,6 +94,8 @@ impl Daemon {
             cid: vm.cid(),
             group: vm.group().into(),
             attached: vm.attached(),
+            vmm_pid: vm.vmm_pid(),
+            refused_vmm_pid: vm.refused_vmm_pid(),
             vsock: vm.vsock_kind().into(),
             ready: view.is_some_and(|view| view.ready)
                 || virtio.is_some_and(|guest| guest.ready)
@@ -105,10 +113,12 @@ impl Daemon {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let all = self.all_sockets();
-        let state = self.state.lock();
+        self.with_sockets(|state, all| self.stats_of(state, all))
+    }
+
+    fn stats_of(&self, state: &State, all: &AllSockets) -> Stats {
         let vm_stats = |vm: &ServedVm| {
-            let Sockets { vmci, virtio, hybrid } = Sockets::of(vm, &all);
+            let Sockets { vmci, virtio, hybrid } = Sockets::of(vm, all);
             // The hypervisor knows the other VMs, too, and counts nothing for them.
             let view = vmci.filter(|_| virtio.is_none() && hybrid.is_none());
             let vsock =

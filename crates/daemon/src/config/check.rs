@@ -1,7 +1,9 @@
 //! From what the file says to a configuration, or to everything that is wrong with it.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Range, RangeInclusive};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use toml::Spanned;
@@ -12,7 +14,7 @@ use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Si
 use super::sources::{Kind, Sources};
 use super::{
     Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, LogFormat, Mode, NicConfig, NicModel,
-    PortGroupConfig, Problem, Role, RouteConfig, UplinkConfig, VmConfig, VmPlace,
+    PortGroupConfig, Problem, Role, RouteConfig, UplinkConfig, VmConfig, VmPlace, Vsock,
 };
 use crate::cpus::BadList;
 
@@ -40,10 +42,15 @@ const SMALLEST_INBOX: u64 = 128 << 10;
 /// Bytes of memory that a device must be able to map.
 const SMALLEST_SHARE: u64 = 1 << 30;
 
-/// Checks the files of a configuration.
-pub fn check(sources: &Sources) -> Result<Config, Vec<Problem>> {
+/// Checks the files of a configuration; `complete`: they are all that there are.
+pub fn check(sources: &Sources, complete: bool) -> Result<Config, Vec<Problem>> {
     let raw = merge(sources)?;
-    Checker::result(sources, |checker| checker.config(&raw))
+    Checker::result(sources, |checker| {
+        if !complete {
+            checker.uncertain.insert(Named::Vm);
+        }
+        checker.config(&raw)
+    })
 }
 
 /// Checks what the files say of uplinks, and no more.
@@ -52,25 +59,40 @@ pub fn check_uplinks(sources: &Sources) -> Result<Vec<UplinkConfig>, Vec<Problem
     Checker::result(sources, |checker| checker.all_uplinks(&raw))
 }
 
-/// Kinds of the key `vsock`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Vsock {
-    Vmci,
-    Virtio,
-    Hybrid,
-    None,
+/// What others refer to by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Named {
+    Vm,
+    PortGroup,
+    Uplink,
+    Team,
+}
+
+impl Named {
+    fn table(self) -> &'static str {
+        match self {
+            Named::Vm => "vm",
+            Named::PortGroup => "port_group",
+            Named::Uplink => "uplink",
+            Named::Team => "team",
+        }
+    }
 }
 
 pub(super) struct Checker<'t> {
     sources: &'t Sources,
     /// With their places, by which they are sorted.
     problems: Vec<(usize, Problem)>,
+    /// One of these is missing because of a mistake of its own, so a name that is unknown may be right.
+    uncertain: HashSet<Named>,
+    marks: BTreeMap<String, (PathBuf, usize)>,
 }
 
 impl Checker<'_> {
     /// What `check` makes of the files, unless it finds problems.
     fn result<T>(sources: &Sources, check: impl FnOnce(&mut Checker<'_>) -> T) -> Result<T, Vec<Problem>> {
-        let mut checker = Checker { sources, problems: Vec::new() };
+        let mut checker =
+            Checker { sources, problems: Vec::new(), uncertain: HashSet::new(), marks: BTreeMap::new() };
         let made = check(&mut checker);
         let mut problems = checker.problems;
         problems.sort_by_key(|(place, _)| *place);
@@ -85,6 +107,65 @@ impl Checker<'_> {
         self.problems.push((span.start, Problem::at(self.sources, span.start, text)));
     }
 
+    /// A mistake that several values make together. It is not reported if one of them is wrong by itself: what it was meant
+    /// to be is not known.
+    pub(super) fn conflict(&mut self, span: Range<usize>, of: &[Range<usize>], text: String) {
+        if !of.iter().any(|span| self.is_wrong(span)) {
+            self.problem(span, text);
+        }
+    }
+
+    /// Has a mistake been found there?
+    pub(super) fn is_wrong(&self, span: &Range<usize>) -> bool {
+        self.problems.iter().any(|(place, _)| span.contains(place))
+    }
+
+    /// A name that none of that kind has.
+    pub(super) fn unknown(&mut self, kind: Named, span: Range<usize>, text: String) {
+        if !self.is_uncertain(kind) {
+            self.problem(span, text);
+        }
+    }
+
+    /// Is one of that kind missing because of a mistake of its own?
+    pub(super) fn is_uncertain(&self, kind: Named) -> bool {
+        self.uncertain.contains(&kind)
+    }
+
+    /// What has this name is left out because of its mistakes.
+    pub(super) fn leave_out(&mut self, kind: Named) {
+        self.uncertain.insert(kind);
+    }
+
+    /// The name of an element of a list, which must have one.
+    pub(super) fn name_of<'n>(
+        &mut self,
+        kind: Named,
+        index: usize,
+        span: Range<usize>,
+        name: Option<&'n Spanned<String>>,
+    ) -> Option<&'n Spanned<String>> {
+        let table = kind.table();
+        match name {
+            Some(name) => self.name(&format!("{table}: name"), name),
+            None => {
+                let text = format!("{table} number {}: name is missing; add name = \"...\"", index + 1);
+                self.problem(span, text);
+                self.leave_out(kind);
+            }
+        }
+        name
+    }
+
+    /// Remembers where something is described, for warnings.
+    pub(super) fn mark(&mut self, what: String, span: Range<usize>) {
+        if let Some((file, line)) = self.sources.line(span.start)
+            && let Some(source) = self.sources.0.get(file)
+        {
+            self.marks.insert(what, (source.path.clone(), line));
+        }
+    }
+
     /// A place, in a message about another one.
     pub(super) fn shown(&self, place: usize, near: usize) -> String {
         self.sources.shown(place, near)
@@ -97,17 +178,19 @@ impl Checker<'_> {
         let uplinks = self.all_uplinks(raw);
         let teams = self.teams(&raw.team, &uplinks);
         let ovn = self.ovn(raw.ovn.as_ref());
-        self.unique_logical_ports(raw);
-        let hosts = raw.host.iter().map(|rule| self.host(rule.get_ref())).collect();
+        let hosts = raw.host.iter().enumerate().map(|(index, rule)| self.host(index, rule)).collect();
         let vms: Vec<VmConfig> =
             raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults, &port_groups)).collect();
         let control =
             raw.control.iter().enumerate().map(|(index, rule)| self.control(index + 1, rule)).collect();
+        self.unique_logical_ports(raw);
         self.unique(&raw.vm);
+        let before_route = self.problems.len();
         let route = self.route(raw.route.as_ref(), &raw.peer, &raw.vm);
+        let hosts_are_known = self.problems.len() == before_route;
         self.unique_uds_paths(&raw.vm);
-        for (vm, raw_vm) in vms.iter().zip(&raw.vm) {
-            self.targets(vm, raw_vm.get_ref(), &vms, route.as_ref());
+        for (index, (vm, raw_vm)) in vms.iter().zip(&raw.vm).enumerate() {
+            self.targets(index, &vms, &raw.vm, route.as_ref(), hosts_are_known);
             self.owner_and_roles(vm, raw_vm.get_ref());
             self.uml_pci(vm, raw_vm.get_ref());
             self.movable(vm, raw_vm.get_ref());
@@ -116,8 +199,21 @@ impl Checker<'_> {
         self.unique_domains(&vms, &raw.vm);
         let mirrors = self.mirrors(&raw.mirror);
         let places = vms.iter().zip(&raw.vm).map(|(vm, raw)| (vm.name.clone(), self.vm_place(raw))).collect();
-        let config =
-            Config { hosts, control, daemon, vms, port_groups, uplinks, ovn, teams, mirrors, route, places };
+        let marks = std::mem::take(&mut self.marks);
+        let config = Config {
+            hosts,
+            control,
+            daemon,
+            vms,
+            port_groups,
+            uplinks,
+            ovn,
+            teams,
+            mirrors,
+            route,
+            places,
+            marks,
+        };
         self.shares(&config, raw);
         self.mirrored(&config, &raw.mirror);
         config
@@ -148,7 +244,9 @@ impl Checker<'_> {
     }
 
     /// One permission of host programs.
-    fn host(&mut self, raw: &RawHost) -> HostRule {
+    fn host(&mut self, index: usize, spanned: &Spanned<RawHost>) -> HostRule {
+        self.mark(format!("host {index}"), spanned.span());
+        let raw = spanned.get_ref();
         let uid = raw.uid.as_ref().map(|uid| self.number("host: uid", uid, IDS) as u32);
         let gid = raw.gid.as_ref().map(|gid| self.number("host: gid", gid, IDS) as u32);
         let mut named = |groups: &Vec<Spanned<String>>| {
@@ -192,6 +290,9 @@ impl Checker<'_> {
                 Mode::Adaptive
             }
         };
+        if let Some(user) = &raw.user {
+            self.mark("daemon: user".into(), user.span());
+        }
         let log_format = raw.log_format.as_ref().map(|name| match LogFormat::of_name(name.get_ref()) {
             Some(format) => format,
             None => {
@@ -215,7 +316,7 @@ impl Checker<'_> {
                 within: window.map_or(default.fault_limit.within, |value| Duration::from_secs(value as u64)),
             },
             fault_injection: raw.fault_injection.unwrap_or(default.fault_injection),
-            user: raw.user.clone(),
+            user: raw.user.as_ref().map(|user| user.get_ref().clone()),
             log: raw.log.clone(),
             log_format: log_format.unwrap_or(default.log_format),
         }
@@ -229,41 +330,27 @@ impl Checker<'_> {
         port_groups: &[PortGroupConfig],
     ) -> VmConfig {
         let raw = spanned.get_ref();
-        let name = match &raw.name {
-            Some(name) => {
-                self.name("vm: name", name);
-                name.get_ref().clone()
-            }
-            None => {
-                let text = format!("vm number {}: name is missing; add name = \"...\"", index + 1);
-                self.problem(spanned.span(), text);
-                String::new()
-            }
-        };
-        let vm = format!("vm {name:?}");
+        let name = self.name_of(Named::Vm, index, spanned.span(), raw.name.as_ref());
+        let name = name.map(|name| name.get_ref().clone()).unwrap_or_default();
+        let vm = label(index, raw);
         if let Some(group) = &raw.group {
             self.name(&format!("{vm}: group"), group);
         }
         let vsock = self.vsock(&vm, spanned);
-        let (vmci, virtio_vsock) = (vsock == Vsock::Vmci, vsock == Vsock::Virtio);
-        let hybrid = self.hybrid(&vm, raw, vsock == Vsock::Hybrid);
         let (limits, memory) = self.limits(&format!("{vm}: limits"), &raw.limits, defaults);
         VmConfig {
             domain: raw.domain.as_ref().and_then(|domain| self.domain(&vm, domain)),
             owner: self.owner(&vm, raw.owner.as_ref()),
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
-            vmci,
-            virtio_vsock,
             cid: if vsock == Vsock::None { 0 } else { self.cid(&vm, spanned) },
             nics: self.nics(&vm, &name, raw, port_groups),
             forwards: raw
                 .forward
                 .iter()
-                .filter_map(|forward| self.forward(&vm, forward, hybrid.is_some()))
+                .filter_map(|forward| self.forward(&vm, forward, vsock.hybrid().is_some()))
                 .collect(),
-            hybrid,
-            parent_cid: self.parent_cid(&vm, raw, virtio_vsock),
-            vsock_role: self.vsock_role(&vm, raw, virtio_vsock),
+            parent_cid: self.parent_cid(&vm, raw, vsock.virtio().is_some()),
+            vsock,
             uml_pci: raw.uml_pci.as_ref().is_some_and(|on| *on.get_ref()),
             movable: raw.movable.as_ref().is_some_and(|on| *on.get_ref()),
             restricted: raw.restricted,
@@ -277,27 +364,46 @@ impl Checker<'_> {
     /// By what the VM takes part in the CID space.
     fn vsock(&mut self, vm: &str, spanned: &Spanned<RawVm>) -> Vsock {
         let raw = spanned.get_ref();
-        let (span, text) = match raw.vsock.as_ref().map(|vsock| (vsock.span(), vsock.get_ref().as_str())) {
-            None | Some((_, "vmci")) => return Vsock::Vmci,
-            Some((span, "none")) if raw.cid.is_some() || !raw.forward.is_empty() => {
-                (span, format!("{vm}: vsock = \"none\" has no use for cid and forward; remove them"))
+        let vsock = match raw.vsock.as_ref().map(|vsock| (vsock.span(), vsock.get_ref().as_str())) {
+            None | Some((_, "vmci")) => Vsock::Vmci,
+            Some((_, "virtio")) => Vsock::Virtio { role: self.vsock_role(vm, raw) },
+            Some((_, "hybrid")) => Vsock::Hybrid(self.hybrid(vm, raw)),
+            Some((span, "none")) => {
+                self.without_vsock(vm, span, spanned);
+                Vsock::None
             }
-            Some((_, "none")) if raw.nic.is_empty() => (
-                spanned.span(),
-                format!("{vm}: with vsock = \"none\" and no nic there is nothing to serve; give it one"),
-            ),
-            Some((_, "none")) => return Vsock::None,
-            Some((_, "virtio")) => return Vsock::Virtio,
-            Some((_, "hybrid")) => return Vsock::Hybrid,
-            Some((span, other)) => (
-                span,
-                format!(
+            Some((span, other)) => {
+                let text = format!(
                     "{vm}: vsock = {other:?} is unknown; use \"vmci\", \"virtio\", \"hybrid\" or \"none\""
-                ),
-            ),
+                );
+                self.problem(span, text);
+                Vsock::None
+            }
         };
-        self.problem(span, text);
-        Vsock::None
+        if let Some(role) = raw.vsock_role.as_ref().filter(|_| vsock.virtio().is_none()) {
+            let text = format!("{vm}: vsock_role works with vsock = \"virtio\" only; remove it");
+            self.conflict(role.span(), &places(&raw.vsock), text);
+        }
+        if let Some(path) = raw.uds_path.as_ref().filter(|_| vsock.hybrid().is_none()) {
+            let path_text = path.get_ref();
+            let text =
+                format!("{vm}: uds_path = {path_text:?}: works with vsock = \"hybrid\" only; remove it");
+            self.conflict(path.span(), &places(&raw.vsock), text);
+        }
+        vsock
+    }
+
+    /// What a VM without an address may not have, and must.
+    fn without_vsock(&mut self, vm: &str, vsock: Range<usize>, spanned: &Spanned<RawVm>) {
+        let raw = spanned.get_ref();
+        if raw.cid.is_some() || !raw.forward.is_empty() {
+            let text = format!("{vm}: vsock = \"none\" has no use for cid and forward; remove them");
+            self.problem(vsock, text);
+        } else if raw.nic.is_empty() {
+            let text =
+                format!("{vm}: with vsock = \"none\" and no nic there is nothing to serve; give it one");
+            self.problem(spanned.span(), text);
+        }
     }
 
     fn cid(&mut self, vm: &str, raw: &Spanned<RawVm>) -> u32 {
@@ -316,14 +422,9 @@ impl Checker<'_> {
         self.number(&format!("{vm}: cid"), cid, CIDS) as u32
     }
 
-    fn vsock_role(&mut self, vm: &str, raw: &RawVm, virtio: bool) -> Role {
+    /// Of a virtio-vsock device.
+    fn vsock_role(&mut self, vm: &str, raw: &RawVm) -> Role {
         let Some(role) = raw.vsock_role.as_ref() else { return Role::Server };
-        if !virtio {
-            self.problem(
-                role.span(),
-                format!("{vm}: vsock_role works with vsock = \"virtio\" only; remove it"),
-            );
-        }
         self.role(&format!("{vm}: vsock_role"), role, "the VMM")
     }
 
@@ -331,7 +432,7 @@ impl Checker<'_> {
     fn uml_pci(&mut self, vm: &VmConfig, raw: &RawVm) {
         let is_pci = |nic: &NicConfig| matches!(nic.model, NicModel::Vmxnet3);
         if let Some(on) = raw.uml_pci.as_ref().filter(|on| *on.get_ref())
-            && !vm.vmci
+            && !vm.vsock.is_vmci()
             && !vm.nics.iter().any(is_pci)
         {
             let text = format!(
@@ -339,7 +440,9 @@ impl Checker<'_> {
                  remove it",
                 vm.name
             );
-            self.problem(on.span(), text);
+            let nics = raw.nic.iter().map(Spanned::span);
+            let of: Vec<_> = places(&raw.vsock).into_iter().chain(nics).collect();
+            self.conflict(on.span(), &of, text);
         }
     }
 
@@ -367,12 +470,23 @@ impl Checker<'_> {
         } else {
             return Some(self.number(&format!("{vm}: parent_cid"), cid, CIDS) as u32);
         };
-        self.problem(cid.span(), text);
+        let of: Vec<_> = places(&raw.vsock).into_iter().chain([cid.span()]).collect();
+        self.conflict(cid.span(), &of, text);
         None
     }
 
     fn forward(&mut self, vm: &str, raw: &Spanned<RawForward>, hybrid: bool) -> Option<ForwardConfig> {
-        let RawForward { port, to } = raw.get_ref();
+        let (port, to) = match raw.get_ref() {
+            RawForward { port: Some(port), to: Some(to) } => (port, to),
+            RawForward { port, .. } => {
+                let (key, example) = if port.is_none() { ("port", "5000") } else { ("to", "\"db:5000\"") };
+                self.problem(
+                    raw.span(),
+                    format!("{vm}: forward: {key} is missing; write for example {key} = {example}"),
+                );
+                return None;
+            }
+        };
         if to == HOST_PROGRAMS && PORTS.contains(port) {
             if !hybrid {
                 let text = format!(
@@ -405,35 +519,58 @@ impl Checker<'_> {
     /// No name and no CID twice, over all groups: sockets are named after the one, packets
     /// addressed by the other.
     fn unique(&mut self, raws: &[Spanned<RawVm>]) {
-        let mut names: HashMap<&str, usize> = HashMap::new();
-        let mut cids: HashMap<i64, (&str, usize)> = HashMap::new();
-        for raw in raws {
+        let mut names: HashMap<&str, Range<usize>> = HashMap::new();
+        let mut cids: HashMap<i64, (usize, Range<usize>)> = HashMap::new();
+        for (index, raw) in raws.iter().enumerate() {
             let vm = raw.get_ref();
-            let name = vm.name.as_ref().map_or("", |name| name.get_ref());
-            if let Some(spanned) = &vm.name {
-                let place = spanned.span().start;
-                if let Some(first) = names.insert(name, place) {
-                    let first = self.shown(first, place);
-                    let text = format!("vm: name = {name:?} is taken by the VM of {first}; rename one");
-                    self.problem(spanned.span(), text);
+            if let Some(name) = &vm.name {
+                match names.entry(name.get_ref().as_str()) {
+                    Entry::Vacant(free) => {
+                        free.insert(name.span());
+                    }
+                    Entry::Occupied(first) => {
+                        let place = self.shown(first.get().start, name.span().start);
+                        let text = format!(
+                            "vm: name = {:?} is taken by the VM of {place}; rename one",
+                            name.get_ref()
+                        );
+                        self.conflict(name.span(), &[name.span(), first.get().clone()], text);
+                    }
                 }
             }
             if let Some(cid) = &vm.cid {
-                let place = cid.span().start;
-                if let Some((other, first)) = cids.insert(*cid.get_ref(), (name, place)) {
-                    let text = format!(
-                        "vm {name:?}: cid = {} is taken by VM {other:?} ({}); give one another",
-                        cid.get_ref(),
-                        self.shown(first, place)
-                    );
-                    self.problem(cid.span(), text);
+                match cids.entry(*cid.get_ref()) {
+                    Entry::Vacant(free) => {
+                        free.insert((index, cid.span()));
+                    }
+                    Entry::Occupied(first) => {
+                        let (other, first) = first.get().clone();
+                        let text = format!(
+                            "{}: cid = {} is taken by VM {:?} ({}); give one another",
+                            label(index, vm),
+                            cid.get_ref(),
+                            raws.get(other).map_or("", |other| name(other.get_ref())),
+                            self.shown(first.start, cid.span().start)
+                        );
+                        self.conflict(cid.span(), &[cid.span(), first], text);
+                    }
                 }
             }
         }
     }
 
     /// Every forward leads to another VM of the same group, or to a CID of another host that the group may reach, and no port leads to two.
-    fn targets(&mut self, vm: &VmConfig, raw: &RawVm, all: &[VmConfig], route: Option<&RouteConfig>) {
+    /// `hosts_are_known`: what is said of other hosts is right.
+    fn targets(
+        &mut self,
+        index: usize,
+        all: &[VmConfig],
+        raws: &[Spanned<RawVm>],
+        route: Option<&RouteConfig>,
+        hosts_are_known: bool,
+    ) {
+        let (Some(vm), Some(raw)) = (all.get(index), raws.get(index).map(Spanned::get_ref)) else { return };
+        let raw_of = |other: &VmConfig| raws.iter().map(Spanned::get_ref).find(|raw| name(raw) == other.name);
         if let Some(cid) = &raw.parent_cid
             && let Some(other) =
                 all.iter().find(|other| vm.parent_cid == Some(other.cid) && other.name != vm.name)
@@ -444,42 +581,52 @@ impl Checker<'_> {
                 cid.get_ref(),
                 other.name
             );
-            self.problem(cid.span(), text);
+            let of: Vec<_> =
+                raw_of(other).iter().flat_map(|other| places(&other.cid)).chain([cid.span()]).collect();
+            self.conflict(cid.span(), &of, text);
         }
         let mut ports = HashMap::new();
         for spanned in &raw.forward {
-            let RawForward { port, to } = spanned.get_ref();
-            let key = format!("vm {:?}: forward {port} -> {to:?}", vm.name);
-            if let Some(other) = ports.insert(*port, to) {
-                self.problem(
-                    spanned.span(),
-                    format!("{key}: port {port} leads to {other:?} already; remove one"),
-                );
+            let RawForward { port: Some(port), to: Some(to) } = spanned.get_ref() else { continue };
+            let key = format!("{}: forward {port} -> {to:?}", label(index, raw));
+            if let Some((other, first)) = ports.insert(*port, (to, spanned.span())) {
+                let text = format!("{key}: port {port} leads to {other:?} already; remove one");
+                self.conflict(spanned.span(), &[spanned.span(), first], text);
             }
-            let Some(name) = to.rsplit_once(':').map(|(name, _)| name).filter(|name| !name.is_empty()) else {
+            let Some(target) = to.rsplit_once(':').map(|(name, _)| name).filter(|name| !name.is_empty())
+            else {
                 continue; // reported by `forward`
             };
-            let elsewhere = |cid: u32| route.is_some_and(|route| route.reaches(cid, &vm.group));
-            let text = match all.iter().find(|other| other.name == name) {
-                None if name.parse().is_ok_and(elsewhere) => continue,
-                None => {
+            // Without the other hosts, every CID may be one of theirs.
+            let elsewhere =
+                |cid: u32| !hosts_are_known || route.is_some_and(|route| route.reaches(cid, &vm.group));
+            let Some(other) = all.iter().find(|other| other.name == target) else {
+                if !target.parse().is_ok_and(elsewhere) {
                     let known: Vec<_> = all.iter().map(|other| other.name.as_str()).collect();
-                    format!("{key}: there is no VM {name:?}; known are {}", known.join(", "))
+                    let text = format!("{key}: there is no VM {target:?}; known are {}", known.join(", "));
+                    self.unknown(Named::Vm, spanned.span(), text);
                 }
-                Some(other) if other.name == vm.name => format!("{key}: a VM cannot be its own target"),
-                Some(other) if other.group != vm.group => format!(
-                    "{key}: {:?} is in group {:?} and {name:?} in group {:?}; no traffic crosses groups, \
+                continue;
+            };
+            let of_other = raw_of(other);
+            let (text, of) = if other.name == vm.name {
+                (format!("{key}: a VM cannot be its own target"), Vec::new())
+            } else if other.group != vm.group {
+                let text = format!(
+                    "{key}: {:?} is in group {:?} and {target:?} in group {:?}; no traffic crosses groups, \
                      put both into one",
                     vm.name, vm.group, other.group
-                ),
-                Some(other) if !other.takes_connections() => {
-                    format!(
-                        "{key}: {name:?} takes no connections; give it vsock = \"vmci\", \"virtio\" or \"hybrid\""
-                    )
-                }
-                Some(_) => continue,
+                );
+                (text, of_other.into_iter().chain([raw]).flat_map(|vm| places(&vm.group)).collect())
+            } else if !other.takes_connections() {
+                let text = format!(
+                    "{key}: {target:?} takes no connections; give it vsock = \"vmci\", \"virtio\" or \"hybrid\""
+                );
+                (text, of_other.map(|other| places(&other.vsock)).unwrap_or_default())
+            } else {
+                continue;
             };
-            self.problem(spanned.span(), text);
+            self.conflict(spanned.span(), &of, text);
         }
     }
 
@@ -533,7 +680,7 @@ impl Checker<'_> {
 
     /// What VMs may map is one address space.
     fn shares(&mut self, config: &Config, raw: &RawConfig) {
-        let too_small = |vm: &&VmConfig| vm.devices() > 0 && config.memory_limit(vm) < SMALLEST_SHARE;
+        let too_small = |vm: &&VmConfig| vm.devices() > 0 && config.address_space(vm) < SMALLEST_SHARE;
         let sum = config.vms.iter().map(|vm| vm.memory.unwrap_or(0).saturating_mul(vm.devices()));
         let sum = sum.fold(0, u64::saturating_add);
         let Some(last) = raw.vm.last() else { return };
@@ -575,6 +722,24 @@ impl Checker<'_> {
             );
         }
         *value.get_ref()
+    }
+}
+
+/// Where a value stands, if it is given.
+pub(super) fn places<T>(value: &Option<Spanned<T>>) -> Vec<Range<usize>> {
+    value.iter().map(Spanned::span).collect()
+}
+
+/// The name of a VM as it is written; empty if it has none.
+pub(super) fn name(vm: &RawVm) -> &str {
+    vm.name.as_ref().map_or("", |name| name.get_ref())
+}
+
+/// How messages call a VM.
+pub(super) fn label(index: usize, vm: &RawVm) -> String {
+    match &vm.name {
+        Some(name) => format!("vm {:?}", name.get_ref()),
+        None => format!("vm number {}", index + 1),
     }
 }
 

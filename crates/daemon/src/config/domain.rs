@@ -3,7 +3,7 @@
 use toml::Spanned;
 
 use super::VmConfig;
-use super::check::Checker;
+use super::check::{Checker, places};
 use super::raw::RawVm;
 
 /// Bytes of a libvirt domain's name.
@@ -30,19 +30,23 @@ impl Checker<'_> {
     /// A domain is one VM at most.
     pub(super) fn unique_domains(&mut self, vms: &[VmConfig], raw: &[Spanned<RawVm>]) {
         let called = |vm: &VmConfig| vm.domain.clone().unwrap_or_else(|| vm.name.clone());
-        for (number, (vm, raw)) in vms.iter().zip(raw).enumerate() {
-            let Some(place) = raw.get_ref().domain.as_ref().map(Spanned::span) else { continue };
+        for (number, (vm, own)) in vms.iter().zip(raw).enumerate() {
+            let Some(place) = own.get_ref().domain.as_ref().map(Spanned::span) else { continue };
             let other = vms.iter().enumerate().find(|(at, other)| {
                 *at != number && called(other) == called(vm) && (*at < number || other.domain.is_none())
             });
-            if let Some((_, other)) = other {
+            if let Some((at, other)) = other {
                 let text = format!(
                     "vm {:?}: domain = {:?} is the domain of vm {:?}, too; give each a domain of its own",
                     vm.name,
                     called(vm),
                     other.name
                 );
-                self.problem(place, text);
+                let of_other = raw.get(at).map(|other| other.get_ref());
+                let of_other = of_other
+                    .map(|other| places(if other.domain.is_some() { &other.domain } else { &other.name }));
+                let of: Vec<_> = of_other.into_iter().flatten().chain([place.clone()]).collect();
+                self.conflict(place, &of, text);
             }
         }
     }

@@ -1,6 +1,8 @@
 //! VMs whose VMMs have hybrid Unix sockets.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::path::{Component, Path};
 
 use toml::Spanned;
@@ -11,32 +13,32 @@ use super::raw::RawVm;
 use crate::paths::LONGEST_HYBRID;
 
 impl Checker<'_> {
-    /// What only such a VM has. `hybrid`: it is one.
-    pub(super) fn hybrid(&mut self, vm: &str, raw: &RawVm, hybrid: bool) -> Option<HybridConfig> {
-        let Some(path) = &raw.uds_path else { return hybrid.then_some(HybridConfig { path: None }) };
+    /// What only such a VM has.
+    pub(super) fn hybrid(&mut self, vm: &str, raw: &RawVm) -> HybridConfig {
+        let Some(path) = &raw.uds_path else { return HybridConfig { path: None } };
         let written = path.get_ref();
-        let why = if hybrid {
-            wrong(Path::new(written))
-        } else {
-            Some("works with vsock = \"hybrid\" only; remove it")
-        };
-        if let Some(why) = why {
+        if let Some(why) = wrong(Path::new(written)) {
             self.problem(path.span(), format!("{vm}: uds_path = {written:?}: {why}"));
-            return None;
         }
-        Some(HybridConfig { path: Some(written.into()) })
+        HybridConfig { path: Some(written.into()) }
     }
 
     /// The daemon would take one VM for the other.
     pub(super) fn unique_uds_paths(&mut self, vms: &[Spanned<RawVm>]) {
-        let mut paths: HashMap<&str, usize> = HashMap::new();
+        let mut paths: HashMap<&str, Range<usize>> = HashMap::new();
         for path in vms.iter().filter_map(|vm| vm.get_ref().uds_path.as_ref()) {
-            let (written, place) = (path.get_ref().as_str(), path.span().start);
-            if let Some(first) = paths.insert(written, place) {
-                let first = self.shown(first, place);
-                let text =
-                    format!("vm: uds_path = {written:?} is taken by the VM of {first}; give each VM its own");
-                self.problem(path.span(), text);
+            match paths.entry(path.get_ref().as_str()) {
+                Entry::Vacant(free) => {
+                    free.insert(path.span());
+                }
+                Entry::Occupied(first) => {
+                    let text = format!(
+                        "vm: uds_path = {:?} is taken by the VM of {}; give each VM its own",
+                        path.get_ref(),
+                        self.shown(first.get().start, path.span().start)
+                    );
+                    self.conflict(path.span(), &[path.span(), first.get().clone()], text);
+                }
             }
         }
     }
@@ -62,7 +64,7 @@ fn wrong(path: &Path) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, ForwardConfig};
+    use crate::config::{Config, ForwardConfig, Vsock};
 
     fn check(keys: &str) -> Result<Config, String> {
         let text = format!(
@@ -76,9 +78,10 @@ mod tests {
     fn a_vm_needs_a_cid_and_nothing_else() {
         let config = check("vsock = \"hybrid\"").unwrap();
         let web = config.vm("web").unwrap();
-        assert_eq!(web.hybrid, Some(HybridConfig { path: None }));
-        assert!(!web.vmci && !web.virtio_vsock && web.takes_connections() && web.devices() == 0);
-        assert_eq!(config.vm("db").unwrap().hybrid, Some(HybridConfig { path: Some("/srv/db.sock".into()) }));
+        assert_eq!(web.vsock, Vsock::Hybrid(HybridConfig { path: None }));
+        assert!(web.takes_connections() && web.devices() == 0);
+        let path = Some("/srv/db.sock".into());
+        assert_eq!(config.vm("db").unwrap().vsock, Vsock::Hybrid(HybridConfig { path }));
         let text = "[[vm]]\nname = \"web\"\nvsock = \"hybrid\"\n";
         let error = Config::parse(Path::new("t.toml"), text).unwrap_err().to_string();
         assert!(error.contains("\"web\": cid is missing"), "{error}");

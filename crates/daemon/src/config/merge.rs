@@ -6,22 +6,34 @@ use toml::de::{DeArray, DeTable, DeValue, Deserializer};
 
 use super::Problem;
 use super::raw::RawConfig;
+use super::shape::{self, Shape, Shaped as _};
 use super::sources::{Kind, Source, Sources};
 
 /// All files together, with places as [`Sources`] counts them, or what is wrong with each.
 pub fn merge(sources: &Sources) -> Result<RawConfig, Vec<Problem>> {
+    let shape = RawConfig::shape();
     let mut problems = Vec::new();
     let mut whole = DeTable::new();
     for (start, source) in sources.placed() {
         match DeTable::parse(&source.text) {
             Ok(table) => {
                 let table = moved_table(table.into_inner(), start);
+                let mut misfits = shape.misfits(sources, &table);
+                if !misfits.is_empty() {
+                    misfits.sort_by_key(|(place, _)| *place);
+                    problems.extend(misfits.into_iter().map(|(_, problem)| problem));
+                    continue;
+                }
                 if source.kind == Kind::Vm {
                     problems.extend(more_than_a_vm(sources, source, start, &table));
                 }
                 problems.extend(add(sources, &mut whole, table));
             }
-            Err(error) => problems.push(not_understood(sources, start, &error)),
+            Err(error) => {
+                let brackets =
+                    (error.message() == DUPLICATE).then(|| single_brackets(sources, &shape, start, source));
+                problems.push(brackets.flatten().unwrap_or_else(|| not_understood(sources, start, &error)));
+            }
         }
     }
     if !problems.is_empty() {
@@ -117,10 +129,27 @@ fn moved_by<T, U>(spanned: Spanned<T>, by: usize, inner: impl FnOnce(T) -> U) ->
     Spanned::new(span.start + by..span.end + by, inner(spanned.into_inner()))
 }
 
-/// A syntax error, an unknown key or a value of the wrong type: the line says which. `start`: where the text that it is
-/// about begins.
+/// What the parser says of a key or a table that is there twice.
+const DUPLICATE: &str = "duplicate key";
+
+/// The first table of a file that is one of several and has single brackets: a second one is a duplicate then.
+fn single_brackets(sources: &Sources, shape: &Shape, start: usize, source: &Source) -> Option<Problem> {
+    let mut place = start;
+    for line in source.text.split_inclusive('\n') {
+        if let Some(text) = shape::single_brackets(shape, line) {
+            return Some(Problem::at(sources, place, text));
+        }
+        place += line.len();
+    }
+    None
+}
+
+/// A syntax error: the line says which. `start`: where the text that it is about begins.
 fn not_understood(sources: &Sources, start: usize, error: &toml::de::Error) -> Problem {
-    let message = error.message().trim().replace('\n', ", ");
+    let message = match error.message().trim() {
+        DUPLICATE => "this is there twice; remove one".to_owned(),
+        other => other.replace('\n', ", "),
+    };
     let Some(span) = error.span() else {
         let (file, _) = sources.line(start).unwrap_or_default();
         let path = sources.0.get(file).map(|source| source.path.clone()).unwrap_or_default();

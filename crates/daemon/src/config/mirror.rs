@@ -6,8 +6,9 @@ use toml::Spanned;
 use vmlane_switch::MirrorDirection;
 
 use super::Config;
-use super::check::Checker;
+use super::check::{Checker, Named};
 use super::raw::RawMirror;
+use crate::serve::nic_name;
 
 /// Mirrors at once, those that were added at run time included.
 pub const MOST_MIRRORS: usize = 16;
@@ -102,7 +103,7 @@ impl MirrorConfig {
         for name in &self.from {
             let members = config.vms.iter().flat_map(|vm| {
                 let nics = (0..).zip(&vm.nics).filter(|(_, nic)| nic.port_group == *name);
-                nics.map(|(number, _)| port_name(&vm.name, number))
+                nics.map(|(number, _)| nic_name(&vm.name, number))
             });
             let port = config.ports().filter(|port| port == name);
             for port in port.chain(members) {
@@ -115,11 +116,6 @@ impl MirrorConfig {
     }
 }
 
-/// The name of a NIC's port.
-fn port_name(vm: &str, number: usize) -> String {
-    format!("{vm}/nic{number}")
-}
-
 /// What may be named.
 fn known(config: &Config, groups: bool) -> String {
     let groups = config.port_groups.iter().filter(|_| groups).map(|group| group.name.clone());
@@ -130,8 +126,7 @@ fn known(config: &Config, groups: bool) -> String {
 impl Config {
     /// The names of all ports of the switch: `VM/nicN`, and uplinks.
     fn ports(&self) -> impl Iterator<Item = String> {
-        let nics =
-            self.vms.iter().flat_map(|vm| (0..vm.nics.len()).map(|number| port_name(&vm.name, number)));
+        let nics = self.vms.iter().flat_map(|vm| (0..vm.nics.len()).map(|number| nic_name(&vm.name, number)));
         nics.chain(self.uplinks.iter().map(|uplink| uplink.name.clone()))
     }
 }
@@ -193,6 +188,10 @@ impl Checker<'_> {
             }
             let before = config.mirrors.get(..index).unwrap_or_default();
             if let Err((key, text)) = mirror.check(config, before) {
+                let ports = [Named::Vm, Named::Uplink, Named::PortGroup];
+                if ["from", "to"].contains(&key) && ports.into_iter().any(|kind| self.is_uncertain(kind)) {
+                    continue;
+                }
                 let span = match key {
                     "from" => raw.from.as_ref().map(Spanned::span),
                     "to" => raw.to.as_ref().map(Spanned::span),
@@ -201,7 +200,8 @@ impl Checker<'_> {
                     _ => raw.name.as_ref().map(Spanned::span),
                 };
                 let text = format!("mirror {:?}: {text}", mirror.name);
-                self.problem(span.unwrap_or_else(|| spanned.span()), text);
+                let span = span.unwrap_or_else(|| spanned.span());
+                self.conflict(span.clone(), &[span], text);
             }
         }
     }

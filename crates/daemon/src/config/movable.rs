@@ -1,6 +1,6 @@
 //! VMs that are to be moved between hosts while they run.
 
-use super::check::Checker;
+use super::check::{Checker, places};
 use super::raw::RawVm;
 use super::{NicModel, VmConfig};
 
@@ -10,7 +10,7 @@ impl Checker<'_> {
         let Some(on) = raw.movable.as_ref().filter(|on| *on.get_ref()) else { return };
         let vmxnet3 = vm.nics.iter().position(|nic| nic.model == NicModel::Vmxnet3);
         let (device, instead) = match vmxnet3 {
-            _ if vm.vmci => ("its VMCI device".to_owned(), "vsock = \"virtio\" or \"none\""),
+            _ if vm.vsock.is_vmci() => ("its VMCI device".to_owned(), "vsock = \"virtio\" or \"none\""),
             Some(number) => (format!("its nic number {}, a vmxnet3,", number + 1), "model = \"virtio-net\""),
             None => return,
         };
@@ -19,6 +19,8 @@ impl Checker<'_> {
              or remove movable",
             vm.name
         );
-        self.problem(on.span(), text);
+        let nics = raw.nic.iter().map(toml::Spanned::span);
+        let of: Vec<_> = places(&raw.vsock).into_iter().chain(nics).collect();
+        self.conflict(on.span(), &of, text);
     }
 }

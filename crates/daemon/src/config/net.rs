@@ -1,12 +1,13 @@
 //! The part of the file that concerns the switch: port groups and NICs.
 
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
+use std::collections::hash_map::Entry;
+use std::ops::{Range, RangeInclusive};
 
 use toml::{Spanned, Value};
 use vmlane_wire::ethernet::Mac;
 
-use super::check::Checker;
+use super::check::{Checker, Named};
 use super::raw::{RawNic, RawPortGroup, RawVm};
 use super::{
     NicConfig, NicModel, Policy, PortGroupConfig, Profile, Role, Traffic, VirtioNet, Vlan, VmConfig,
@@ -27,16 +28,13 @@ impl Checker<'_> {
         let mut groups: Vec<PortGroupConfig> = Vec::new();
         for (index, spanned) in raws.iter().enumerate() {
             let raw = spanned.get_ref();
-            let Some(name) = &raw.name else {
-                let text = format!("port_group number {}: name is missing; add name = \"...\"", index + 1);
-                self.problem(spanned.span(), text);
+            let Some(name) = self.name_of(Named::PortGroup, index, spanned.span(), raw.name.as_ref()) else {
                 continue;
             };
-            self.name("port_group: name", name);
             if groups.iter().any(|other| other.name == *name.get_ref()) {
                 let text =
                     format!("port_group: name = {:?} is taken by another one; rename one", name.get_ref());
-                self.problem(name.span(), text);
+                self.conflict(name.span(), &[name.span()], text);
             }
             let key = format!("port_group {:?}", name.get_ref());
             groups.push(PortGroupConfig {
@@ -91,6 +89,10 @@ impl Checker<'_> {
             let text = format!("{vm}: nic: {} are too many; use at most {MOST_NICS}", raw.nic.len());
             self.problem(last.span(), text);
         }
+        let nics = raw.nic.iter().enumerate();
+        let nics =
+            nics.map(|(number, nic)| self.nic(&format!("{vm}: nic {number}"), vm_name, number, nic, groups));
+        let nics = nics.collect();
         for (number, nic) in raw.nic.iter().enumerate() {
             let Some(slot) = &nic.get_ref().slot else { continue };
             let same = |other: &Spanned<RawNic>| {
@@ -101,14 +103,10 @@ impl Checker<'_> {
                 let text = format!(
                     "{vm}: nic {number}: slot = {slot_number}: nic {other} is in it; each has its own"
                 );
-                self.problem(slot.span(), text);
+                self.conflict(slot.span(), &[slot.span()], text);
             }
         }
-        raw.nic
-            .iter()
-            .enumerate()
-            .map(|(number, nic)| self.nic(&format!("{vm}: nic {number}"), vm_name, number, nic, groups))
-            .collect()
+        nics
     }
 
     fn nic(
@@ -131,7 +129,7 @@ impl Checker<'_> {
                 "{key}: port_group = {group:?}: there is none of that name; known are {}",
                 names.join(", ")
             );
-            self.problem(span, text);
+            self.unknown(Named::PortGroup, span, text);
         }
         let ovn = self.ovn_nic(key, raw);
         let of_group = match ovn {
@@ -220,18 +218,33 @@ impl Checker<'_> {
 
     /// No address twice in one isolation group.
     pub(super) fn unique_macs(&mut self, vms: &[VmConfig], raws: &[Spanned<RawVm>]) {
-        let mut seen: HashMap<(&str, Mac), (&str, usize)> = HashMap::new();
+        struct First<'v> {
+            vm: &'v str,
+            nic: usize,
+            address: Range<usize>,
+        }
+        let mut seen: HashMap<(&str, Mac), First<'_>> = HashMap::new();
         for (vm, raw) in vms.iter().zip(raws) {
-            for (number, nic) in vm.nics.iter().enumerate() {
-                let span = raw.get_ref().nic.get(number).map_or(raw.span(), Spanned::span);
-                if let Some((other, first)) = seen.insert((&vm.group, nic.mac), (&vm.name, span.start)) {
-                    let text = format!(
-                        "vm {:?}: nic {number}: mac = \"{}\" is taken by VM {other:?} ({}); give one another",
-                        vm.name,
-                        nic.mac,
-                        self.shown(first, span.start)
-                    );
-                    self.problem(span, text);
+            for (number, (nic, raw_nic)) in vm.nics.iter().zip(&raw.get_ref().nic).enumerate() {
+                let span = raw_nic.span();
+                // An address that is not given is made of the VM's name.
+                let name = raw.get_ref().name.as_ref().map_or(raw.span(), Spanned::span);
+                let own = raw_nic.get_ref().mac.as_ref().map_or(name, Spanned::span);
+                match seen.entry((&vm.group, nic.mac)) {
+                    Entry::Vacant(free) => {
+                        free.insert(First { vm: &vm.name, nic: span.start, address: own });
+                    }
+                    Entry::Occupied(first) => {
+                        let first = first.get();
+                        let text = format!(
+                            "vm {:?}: nic {number}: mac = \"{}\" is taken by VM {:?} ({}); give one another",
+                            vm.name,
+                            nic.mac,
+                            first.vm,
+                            self.shown(first.nic, span.start)
+                        );
+                        self.conflict(span, &[first.address.clone(), own], text);
+                    }
                 }
             }
         }

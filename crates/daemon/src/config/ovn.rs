@@ -1,6 +1,9 @@
 //! NICs that are logical ports of OVN: `ovn` of a NIC, and the table `[ovn]`. Each has an uplink of its own, a TAP interface that
 //! the helper makes a port of the integration bridge.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use toml::Spanned;
@@ -153,16 +156,21 @@ impl Checker<'_> {
 
     /// A logical port is one NIC's.
     pub(super) fn unique_logical_ports(&mut self, raw: &RawConfig) {
-        let mut seen = std::collections::HashMap::new();
+        let mut seen: HashMap<&str, Range<usize>> = HashMap::new();
         for nic in raw.vm.iter().flat_map(|vm| &vm.get_ref().nic) {
             let Some(port) = &nic.get_ref().ovn else { continue };
-            if let Some(first) = seen.insert(port.get_ref().as_str(), port.span().start) {
-                let text = format!(
-                    "nic: ovn = {:?} is another NIC's port, too ({}); each has its own",
-                    port.get_ref(),
-                    self.shown(first, port.span().start)
-                );
-                self.problem(port.span(), text);
+            match seen.entry(port.get_ref().as_str()) {
+                Entry::Vacant(free) => {
+                    free.insert(port.span());
+                }
+                Entry::Occupied(first) => {
+                    let text = format!(
+                        "nic: ovn = {:?} is another NIC's port, too ({}); each has its own",
+                        port.get_ref(),
+                        self.shown(first.get().start, port.span().start)
+                    );
+                    self.conflict(port.span(), &[port.span(), first.get().clone()], text);
+                }
             }
         }
     }
@@ -217,7 +225,7 @@ mod tests {
             (vm("a", 3, "ovn = \"x\"") + &vm("b", 4, "ovn = \"x\""), "is another NIC's port, too (line 4)"),
             ("[ovn]\ndatabase = \"db.sock\"\n".into(), "use the absolute path"),
             ("[ovn]\nbridge = \"br int\"\n".into(), "bridge = \"br int\""),
-            ("[ovn]\nsocket = 1\n".into(), "unknown field"),
+            ("[ovn]\nsocket = 1\n".into(), "socket = 1: there is no such key"),
         ] {
             let refused = check(&text).unwrap_err();
             assert!(refused.contains(words), "{text}\n{refused}");

@@ -61,7 +61,7 @@ impl Checker<'_> {
     pub(super) fn owner_and_roles(&mut self, vm: &VmConfig, raw: &RawVm) {
         let Some(owner) = &raw.owner else { return };
         let client = |role| role == Role::Client;
-        let calls = vm.virtio_vsock && client(vm.vsock_role)
+        let calls = vm.vsock.virtio().is_some_and(client)
             || vm.nics.iter().any(|nic| matches!(nic.model, NicModel::VirtioNet(net) if client(net.role)));
         if calls {
             let text = format!(
@@ -76,6 +76,7 @@ impl Checker<'_> {
 
     /// One permission at the control socket.
     pub(super) fn control(&mut self, number: usize, spanned: &Spanned<RawControl>) -> ControlRule {
+        self.mark(format!("control {}", number - 1), spanned.span());
         let raw = spanned.get_ref();
         let uid = raw.uid.as_ref().map(|uid| self.number("control: uid", uid, IDS) as u32);
         let gid = raw.gid.as_ref().map(|gid| self.number("control: gid", gid, IDS) as u32);

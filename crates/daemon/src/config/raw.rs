@@ -1,8 +1,7 @@
 //! The TOML as it stands in the file: every key known, every value with its place.
 //!
 //! Numbers are read wide and names loosely, so that `check` can say what is wrong with a value in
-//! words of its own. Values of the contract that this version does not serve are known too, because
-//! "unknown" would be the wrong answer.
+//! words of its own. No key is required here, for the same reason.
 
 use std::fmt;
 
@@ -10,242 +9,200 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawConfig {
-    #[serde(default)]
-    pub daemon: RawDaemon,
-    #[serde(default)]
-    pub limits: RawLimits,
-    #[serde(default)]
-    pub vm: Vec<Spanned<RawVm>>,
-    #[serde(default)]
-    pub port_group: Vec<Spanned<RawPortGroup>>,
-    #[serde(default)]
-    pub uplink: Vec<Spanned<RawUplink>>,
-    #[serde(default)]
-    pub mirror: Vec<Spanned<RawMirror>>,
-    #[serde(default)]
-    pub team: Vec<Spanned<RawTeam>>,
-    #[serde(default)]
-    pub host: Vec<Spanned<RawHost>>,
-    #[serde(default)]
-    pub control: Vec<Spanned<RawControl>>,
-    pub route: Option<Spanned<RawRoute>>,
-    #[serde(default)]
-    pub peer: Vec<Spanned<RawPeer>>,
-    pub ovn: Option<Spanned<RawOvn>>,
+use super::shape::{Shape, Shaped, tables};
+
+tables! {
+    pub struct RawConfig {
+        pub daemon: RawDaemon,
+        pub limits: RawLimits,
+        pub vm: Vec<Spanned<RawVm>>,
+        pub port_group: Vec<Spanned<RawPortGroup>>,
+        pub uplink: Vec<Spanned<RawUplink>>,
+        pub mirror: Vec<Spanned<RawMirror>>,
+        pub team: Vec<Spanned<RawTeam>>,
+        pub host: Vec<Spanned<RawHost>>,
+        pub control: Vec<Spanned<RawControl>>,
+        pub route: Option<Spanned<RawRoute>>,
+        pub peer: Vec<Spanned<RawPeer>>,
+        pub ovn: Option<Spanned<RawOvn>>,
+    }
+
+    pub struct RawOvn {
+        pub database: Option<Spanned<String>>,
+        pub bridge: Option<Spanned<String>>,
+    }
+
+    pub struct RawRoute {
+        pub name: Option<Spanned<String>>,
+        pub cids: Option<Vec<Spanned<toml::Value>>>,
+        pub cid: Option<Spanned<i64>>,
+        pub owner: Option<Spanned<toml::Value>>,
+        pub listen: Option<Spanned<String>>,
+        pub certificate: Option<Spanned<String>>,
+        pub key: Option<Spanned<String>>,
+        pub authority: Option<Spanned<String>>,
+        pub crl: Option<Spanned<String>>,
+        pub dead_s: Option<Spanned<i64>>,
+    }
+
+    pub struct RawPeer {
+        pub name: Option<Spanned<String>>,
+        pub address: Option<Spanned<String>>,
+        pub cids: Option<Vec<Spanned<toml::Value>>>,
+        pub groups: Option<Vec<Spanned<String>>>,
+        pub trusted: bool,
+        pub fingerprints: Option<Vec<Spanned<String>>>,
+    }
+
+    pub struct RawControl {
+        pub uid: Option<Spanned<i64>>,
+        pub gid: Option<Spanned<i64>>,
+        pub may: Option<Spanned<String>>,
+    }
+
+    pub struct RawHost {
+        pub uid: Option<Spanned<i64>>,
+        pub gid: Option<Spanned<i64>>,
+        pub groups: Option<Vec<Spanned<String>>>,
+        pub connect: Option<bool>,
+        pub listen: Option<bool>,
+        pub privileged: bool,
+    }
+
+    pub struct RawPortGroup {
+        pub name: Option<Spanned<String>>,
+        pub vlan: Option<Spanned<toml::Value>>,
+        pub promiscuous: Option<bool>,
+        pub mac_changes: Option<bool>,
+        pub forged_transmits: Option<bool>,
+        pub shape: Option<RawShape>,
+        pub shares: Option<Spanned<i64>>,
+        pub flood_limit: Option<Spanned<i64>>,
+        pub multicast: Option<Spanned<String>>,
+    }
+
+    /// Traffic shaping of a port.
+    pub struct RawShape {
+        pub r#in: Option<Spanned<RawRate>>,
+        pub out: Option<Spanned<RawRate>>,
+    }
+
+    pub struct RawRate {
+        pub average: Option<Spanned<Size>>,
+        pub peak: Option<Spanned<Size>>,
+        pub burst: Option<Spanned<Size>>,
+    }
+
+    pub struct RawUplink {
+        pub name: Option<Spanned<String>>,
+        pub tap: Option<Spanned<String>>,
+        pub interface: Option<Spanned<String>>,
+        pub vhost_user: Option<Spanned<String>>,
+        pub role: Option<Spanned<String>>,
+        pub owner: Option<Spanned<toml::Value>>,
+        pub mtu: Option<Spanned<i64>>,
+        pub group: Option<Spanned<String>>,
+        pub vlan: Option<Spanned<toml::Value>>,
+        pub queues: Option<Spanned<i64>>,
+        pub notify: Option<bool>,
+    }
+
+    pub struct RawMirror {
+        pub name: Option<Spanned<String>>,
+        pub from: Option<Spanned<Vec<String>>>,
+        pub to: Option<Spanned<String>>,
+        pub direction: Option<Spanned<String>>,
+        pub vlan: Option<Spanned<i64>>,
+        pub snap: Option<Spanned<Size>>,
+    }
+
+    pub struct RawTeam {
+        pub name: Option<Spanned<String>>,
+        pub uplinks: Vec<Spanned<String>>,
+        pub standby: Vec<Spanned<String>>,
+        pub policy: Option<Spanned<String>>,
+        pub failback: Option<bool>,
+        pub notify: Option<bool>,
+    }
+
+    pub struct RawNic {
+        pub model: Option<Spanned<String>>,
+        pub profile: Option<Spanned<String>>,
+        pub port_group: Option<Spanned<String>>,
+        pub mac: Option<Spanned<String>>,
+        pub mtu: Option<Spanned<i64>>,
+        pub queues: Option<Spanned<i64>>,
+        pub slot: Option<Spanned<i64>>,
+        pub trapped: bool,
+        pub lro: Option<bool>,
+        pub packed: Option<bool>,
+        pub role: Option<Spanned<String>>,
+        pub promiscuous: Option<bool>,
+        pub mac_changes: Option<bool>,
+        pub forged_transmits: Option<bool>,
+        pub shape: Option<RawShape>,
+        pub shares: Option<Spanned<i64>>,
+        pub ovn: Option<Spanned<String>>,
+    }
+
+    pub struct RawDaemon {
+        pub workers: Option<Spanned<i64>>,
+        pub cpus: Option<Spanned<String>>,
+        pub balance: Option<bool>,
+        pub mode: Option<Spanned<String>>,
+        pub spin_us: Option<Spanned<i64>>,
+        pub flood_limit: Option<Spanned<i64>>,
+        pub coalesce: Option<bool>,
+        pub huge_pages: Option<Spanned<Size>>,
+        pub fault_limit: Option<Spanned<i64>>,
+        pub fault_window_s: Option<Spanned<i64>>,
+        pub fault_injection: Option<bool>,
+        pub user: Option<Spanned<String>>,
+        pub log: Option<String>,
+        pub log_format: Option<Spanned<String>>,
+    }
+
+    pub struct RawLimits {
+        pub queue_pairs: Option<Spanned<Size>>,
+        pub queue_pair_bytes: Option<Spanned<Size>>,
+        pub connections: Option<Spanned<Size>>,
+        pub doorbells: Option<Spanned<Size>>,
+        pub inbox_bytes: Option<Spanned<Size>>,
+        pub spill_bytes: Option<Spanned<Size>>,
+        pub memory: Option<Spanned<Size>>,
+    }
+
+    pub struct RawVm {
+        pub name: Option<Spanned<String>>,
+        pub domain: Option<Spanned<String>>,
+        pub owner: Option<Spanned<toml::Value>>,
+        pub group: Option<Spanned<String>>,
+        pub cid: Option<Spanned<i64>>,
+        pub vsock: Option<Spanned<String>>,
+        pub forward: Vec<Spanned<RawForward>>,
+        pub parent_cid: Option<Spanned<i64>>,
+        pub vsock_role: Option<Spanned<String>>,
+        pub uds_path: Option<Spanned<String>>,
+        pub uml_pci: Option<Spanned<bool>>,
+        pub movable: Option<Spanned<bool>>,
+        pub restricted: bool,
+        pub trusted: bool,
+        pub limits: RawLimits,
+        pub nic: Vec<Spanned<RawNic>>,
+    }
+
+    pub struct RawForward {
+        pub port: Option<i64>,
+        pub to: Option<String>,
+    }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawOvn {
-    pub database: Option<Spanned<String>>,
-    pub bridge: Option<Spanned<String>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawRoute {
-    pub name: Option<Spanned<String>>,
-    pub cids: Option<Vec<Spanned<toml::Value>>>,
-    pub cid: Option<Spanned<i64>>,
-    pub owner: Option<Spanned<toml::Value>>,
-    pub listen: Option<Spanned<String>>,
-    pub certificate: Option<Spanned<String>>,
-    pub key: Option<Spanned<String>>,
-    pub authority: Option<Spanned<String>>,
-    pub dead_s: Option<Spanned<i64>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawPeer {
-    pub name: Option<Spanned<String>>,
-    pub address: Option<Spanned<String>>,
-    pub cids: Option<Vec<Spanned<toml::Value>>>,
-    pub groups: Option<Vec<Spanned<String>>>,
-    #[serde(default)]
-    pub trusted: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawControl {
-    pub uid: Option<Spanned<i64>>,
-    pub gid: Option<Spanned<i64>>,
-    pub may: Option<Spanned<String>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawHost {
-    pub uid: Option<Spanned<i64>>,
-    pub gid: Option<Spanned<i64>>,
-    pub groups: Option<Vec<Spanned<String>>>,
-    pub connect: Option<bool>,
-    pub listen: Option<bool>,
-    #[serde(default)]
-    pub privileged: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawPortGroup {
-    pub name: Option<Spanned<String>>,
-    pub vlan: Option<Spanned<toml::Value>>,
-    pub promiscuous: Option<bool>,
-    pub mac_changes: Option<bool>,
-    pub forged_transmits: Option<bool>,
-    pub shape: Option<RawShape>,
-    pub shares: Option<Spanned<i64>>,
-    pub flood_limit: Option<Spanned<i64>>,
-    pub multicast: Option<Spanned<String>>,
-}
-
-/// Traffic shaping of a port.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawShape {
-    #[serde(rename = "in")]
-    pub input: Option<Spanned<RawRate>>,
-    #[serde(rename = "out")]
-    pub output: Option<Spanned<RawRate>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawRate {
-    pub average: Option<Spanned<Size>>,
-    pub peak: Option<Spanned<Size>>,
-    pub burst: Option<Spanned<Size>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawUplink {
-    pub name: Option<Spanned<String>>,
-    pub tap: Option<Spanned<String>>,
-    pub interface: Option<Spanned<String>>,
-    pub vhost_user: Option<Spanned<String>>,
-    pub role: Option<Spanned<String>>,
-    pub owner: Option<Spanned<toml::Value>>,
-    pub mtu: Option<Spanned<i64>>,
-    pub group: Option<Spanned<String>>,
-    pub vlan: Option<Spanned<toml::Value>>,
-    pub queues: Option<Spanned<i64>>,
-    pub notify: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawMirror {
-    pub name: Option<Spanned<String>>,
-    pub from: Option<Spanned<Vec<String>>>,
-    pub to: Option<Spanned<String>>,
-    pub direction: Option<Spanned<String>>,
-    pub vlan: Option<Spanned<i64>>,
-    pub snap: Option<Spanned<Size>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawTeam {
-    pub name: Option<Spanned<String>>,
-    #[serde(default)]
-    pub uplinks: Vec<Spanned<String>>,
-    #[serde(default)]
-    pub standby: Vec<Spanned<String>>,
-    pub policy: Option<Spanned<String>>,
-    pub failback: Option<bool>,
-    pub notify: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawNic {
-    pub model: Option<Spanned<String>>,
-    pub profile: Option<Spanned<String>>,
-    pub port_group: Option<Spanned<String>>,
-    pub mac: Option<Spanned<String>>,
-    pub mtu: Option<Spanned<i64>>,
-    pub queues: Option<Spanned<i64>>,
-    pub slot: Option<Spanned<i64>>,
-    #[serde(default)]
-    pub trapped: bool,
-    pub lro: Option<bool>,
-    pub packed: Option<bool>,
-    pub role: Option<Spanned<String>>,
-    pub promiscuous: Option<bool>,
-    pub mac_changes: Option<bool>,
-    pub forged_transmits: Option<bool>,
-    pub shape: Option<RawShape>,
-    pub shares: Option<Spanned<i64>>,
-    pub ovn: Option<Spanned<String>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawDaemon {
-    pub workers: Option<Spanned<i64>>,
-    pub cpus: Option<Spanned<String>>,
-    pub balance: Option<bool>,
-    pub mode: Option<Spanned<String>>,
-    pub spin_us: Option<Spanned<i64>>,
-    pub flood_limit: Option<Spanned<i64>>,
-    pub coalesce: Option<bool>,
-    pub huge_pages: Option<Spanned<Size>>,
-    pub fault_limit: Option<Spanned<i64>>,
-    pub fault_window_s: Option<Spanned<i64>>,
-    pub fault_injection: Option<bool>,
-    pub user: Option<String>,
-    pub log: Option<String>,
-    pub log_format: Option<Spanned<String>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawLimits {
-    pub queue_pairs: Option<Spanned<Size>>,
-    pub queue_pair_bytes: Option<Spanned<Size>>,
-    pub connections: Option<Spanned<Size>>,
-    pub doorbells: Option<Spanned<Size>>,
-    pub inbox_bytes: Option<Spanned<Size>>,
-    pub spill_bytes: Option<Spanned<Size>>,
-    pub memory: Option<Spanned<Size>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawVm {
-    pub name: Option<Spanned<String>>,
-    pub domain: Option<Spanned<String>>,
-    pub owner: Option<Spanned<toml::Value>>,
-    pub group: Option<Spanned<String>>,
-    pub cid: Option<Spanned<i64>>,
-    pub vsock: Option<Spanned<String>>,
-    #[serde(default)]
-    pub forward: Vec<Spanned<RawForward>>,
-    pub parent_cid: Option<Spanned<i64>>,
-    pub vsock_role: Option<Spanned<String>>,
-    pub uds_path: Option<Spanned<String>>,
-    pub uml_pci: Option<Spanned<bool>>,
-    pub movable: Option<Spanned<bool>>,
-    #[serde(default)]
-    pub restricted: bool,
-    #[serde(default)]
-    pub trusted: bool,
-    #[serde(default)]
-    pub limits: RawLimits,
-    #[serde(default)]
-    pub nic: Vec<Spanned<RawNic>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RawForward {
-    pub port: i64,
-    pub to: String,
+/// What a file may have, as JSON Schema.
+pub fn schema() -> serde_json::Value {
+    let mut schema = RawConfig::shape().schema();
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
+    schema["title"] = "Configuration of vmlane".into();
+    schema
 }
 
 /// A number, or a text such as `"64M"`.
@@ -257,6 +214,12 @@ pub struct Size {
     pub decimal: Option<u64>,
     /// As written, for messages.
     pub written: String,
+}
+
+impl Shaped for Size {
+    fn shape() -> Shape {
+        Shape::Size
+    }
 }
 
 impl<'de> Deserialize<'de> for Size {

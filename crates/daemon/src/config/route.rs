@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use toml::Spanned;
 use vmlane_access::Owner;
 use vmlane_host::sockets::CidRange;
 
-use super::check::{CIDS, Checker};
+use super::check::{CIDS, Checker, label};
 use super::raw::{RawPeer, RawRoute, RawVm};
 
 /// A peer of which nothing is heard for so long is gone, unless the configuration says otherwise.
@@ -30,6 +31,8 @@ pub struct RouteConfig {
     pub certificate: PathBuf,
     pub key: PathBuf,
     pub authority: PathBuf,
+    /// Lists of revoked certificates.
+    pub crl: Option<PathBuf>,
     pub dead_s: u64,
     /// Names are unique, and no CID is owned by two.
     pub peers: Vec<PeerConfig>,
@@ -44,6 +47,8 @@ pub struct PeerConfig {
     pub cids: Vec<CidRange>,
     pub groups: Vec<String>,
     pub trusted: bool,
+    /// SHA-256 of each certificate that it may have, 64 hexadecimal digits; empty: any that proves its name will do.
+    pub fingerprints: Vec<String>,
 }
 
 impl RouteConfig {
@@ -95,6 +100,11 @@ impl Checker<'_> {
         let mut owned = Vec::new();
         let name = self.host_name("route", raw.name.as_ref(), &whole);
         let cids = self.ranges("route", raw.cids.as_deref(), &whole, &mut owned);
+        let place_of = |name: &Option<Spanned<String>>, whole: &Range<usize>| {
+            name.as_ref().map_or(whole.clone(), Spanned::span)
+        };
+        let own_name = place_of(&raw.name, &whole);
+        let mut name_places = vec![own_name.clone()];
         let mut peers: Vec<PeerConfig> = Vec::new();
         let mut names = HashSet::from([name.clone()]);
         for (index, spanned) in raw_peers.iter().enumerate() {
@@ -104,11 +114,11 @@ impl Checker<'_> {
                 None => format!("peer number {}", index + 1),
             };
             let peer_name = self.host_name(&key, peer.name.as_ref(), &place);
+            let both_names = [own_name.clone(), place_of(&peer.name, &place)];
+            name_places.extend(both_names.last().cloned());
             if !names.insert(peer_name.clone()) {
-                self.problem(
-                    place.clone(),
-                    format!("{key}: name is this host's or another peer's; rename one"),
-                );
+                let text = format!("{key}: name is this host's or another peer's; rename one");
+                self.conflict(place.clone(), &both_names, text);
             }
             let cids = self.ranges(&key, peer.cids.as_deref(), &place, &mut owned);
             let groups = peer.groups.as_deref().unwrap_or_default();
@@ -126,13 +136,25 @@ impl Checker<'_> {
                     "{key}: address is missing; of two hosts the one whose name sorts first ({name:?}) connects to the other; \
                      add address = \"IP:PORT\""
                 );
-                self.problem(place, text);
+                self.conflict(place, &both_names, text);
             }
             let groups = groups.iter().map(|group| group.get_ref().clone()).collect();
-            peers.push(PeerConfig { name: peer_name, address, cids, groups, trusted: peer.trusted });
+            let fingerprints = self.fingerprints(&key, peer.fingerprints.as_deref(), &spanned.span());
+            peers.push(PeerConfig {
+                name: peer_name,
+                address,
+                cids,
+                groups,
+                trusted: peer.trusted,
+                fingerprints,
+            });
         }
         self.overlaps(owned);
-        self.cids_are_owned(&cids, vms);
+        let of_cids = match raw.cids.as_deref() {
+            None | Some([]) => vec![whole.clone()],
+            Some(ranges) => ranges.iter().map(Spanned::span).collect(),
+        };
+        self.cids_are_owned(&cids, &of_cids, vms);
         let cid = raw.cid.as_ref().map(|cid| self.number("route: cid", cid, CIDS) as u32);
         if let (Some(cid), Some(spanned)) = (cid, &raw.cid) {
             let inside = cids.iter().any(|&(first, last)| (first..=last).contains(&cid));
@@ -142,13 +164,14 @@ impl Checker<'_> {
             if !inside || taken {
                 let text =
                     format!("route: cid = {cid} must be in the ranges of cids, and no VM's; use another one");
-                self.problem(spanned.span(), text);
+                let of: Vec<_> = of_cids.iter().cloned().chain([spanned.span()]).collect();
+                self.conflict(spanned.span(), &of, text);
             }
         }
         let listen = raw.listen.as_ref().and_then(|listen| self.address("route: listen", listen));
         if listen.is_none() && raw.listen.is_none() && peers.iter().any(|peer| peer.name < name) {
             let text = "route: listen is missing, and there are peers that connect to this host; add listen = \"0.0.0.0:7447\"";
-            self.problem(whole.clone(), text.into());
+            self.conflict(whole.clone(), &name_places, text.into());
         }
         let mut file = |key: &str, value: &Option<Spanned<String>>| {
             if value.as_ref().is_none_or(|value| !value.get_ref().starts_with('/')) {
@@ -159,18 +182,46 @@ impl Checker<'_> {
         };
         let (certificate, key, authority) =
             (file("certificate", &raw.certificate), file("key", &raw.key), file("authority", &raw.authority));
+        let crl = raw.crl.is_some().then(|| file("crl", &raw.crl));
         let dead_s =
             raw.dead_s.as_ref().map_or(DEAD_S, |dead| self.number("route: dead_s", dead, DEADS)) as u64;
         let owner = self.owner("route", raw.owner.as_ref());
-        Some(RouteConfig { name, cids, cid, owner, listen, certificate, key, authority, dead_s, peers })
+        Some(RouteConfig { name, cids, cid, owner, listen, certificate, key, authority, crl, dead_s, peers })
     }
 
-    fn host_name(
+    /// In one spelling: digits only, in lower case.
+    fn fingerprints(
         &mut self,
         key: &str,
-        name: Option<&Spanned<String>>,
+        raw: Option<&[Spanned<String>]>,
         whole: &std::ops::Range<usize>,
-    ) -> String {
+    ) -> Vec<String> {
+        let Some(raw) = raw else { return Vec::new() };
+        if raw.is_empty() {
+            let text = format!(
+                "{key}: fingerprints = [] would let no certificate of it pass; list them, or omit the key"
+            );
+            self.problem(whole.clone(), text);
+        }
+        let mut all = Vec::new();
+        for value in raw {
+            let text = value.get_ref().to_ascii_lowercase();
+            let digits: String = text.split(':').collect();
+            let pairs = !text.contains(':') || text.split(':').all(|pair| pair.len() == 2);
+            if !pairs || digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                let text = format!(
+                    "{key}: fingerprints: {:?} is no SHA-256 fingerprint of a certificate (64 hexadecimal digits, with or without colons); \
+                     `openssl x509 -noout -fingerprint -sha256 -in FILE.pem` shows it",
+                    value.get_ref()
+                );
+                self.problem(value.span(), text);
+            }
+            all.push(digits);
+        }
+        all
+    }
+
+    fn host_name(&mut self, key: &str, name: Option<&Spanned<String>>, whole: &Range<usize>) -> String {
         let Some(name) = name else {
             self.problem(
                 whole.clone(),
@@ -205,7 +256,7 @@ impl Checker<'_> {
         &mut self,
         key: &str,
         raw: Option<&[Spanned<toml::Value>]>,
-        whole: &std::ops::Range<usize>,
+        whole: &Range<usize>,
         owned: &mut Vec<Owned>,
     ) -> Vec<CidRange> {
         let mut ranges = Vec::new();
@@ -255,19 +306,20 @@ impl Checker<'_> {
         }
     }
 
-    fn cids_are_owned(&mut self, cids: &[CidRange], vms: &[Spanned<RawVm>]) {
-        for vm in vms {
+    fn cids_are_owned(&mut self, cids: &[CidRange], of_cids: &[Range<usize>], vms: &[Spanned<RawVm>]) {
+        for (index, vm) in vms.iter().enumerate() {
             let Some(cid) = &vm.get_ref().cid else { continue };
             let inside =
                 |&(first, last): &CidRange| (i64::from(first)..=i64::from(last)).contains(cid.get_ref());
             if CIDS.contains(cid.get_ref()) && !cids.iter().any(inside) {
-                let name = vm.get_ref().name.as_ref().map_or("", |name| name.get_ref());
                 let text = format!(
-                    "vm {name:?}: cid = {} is none that this host owns: [route] cids has {}; give the VM another, or add it there",
+                    "{}: cid = {} is none that this host owns: [route] cids has {}; give the VM another, or add it there",
+                    label(index, vm.get_ref()),
                     cid.get_ref(),
                     cids.iter().copied().map(shown).collect::<Vec<_>>().join(", ")
                 );
-                self.problem(cid.span(), text);
+                let of: Vec<_> = of_cids.iter().cloned().chain([cid.span()]).collect();
+                self.conflict(cid.span(), &of, text);
             }
         }
     }
@@ -325,6 +377,12 @@ mod tests {
         let vm = crate::vsock::spec(&config, config.vm("a").unwrap()).vm;
         assert_eq!((vm.forwards[0].to_cid, vm.forwards[0].to_port), (2005, 80));
         assert_eq!(check("").unwrap().route, None);
+        let colons = ["AB"; 32].join(":");
+        let text =
+            format!("{ROUTE}crl = \"/l\"\n{PEER}fingerprints = [{colons:?}, \"{}\"]\n", "0f".repeat(32));
+        let route = check(&text).unwrap().route.unwrap();
+        assert_eq!(route.crl.as_deref(), Some(Path::new("/l")));
+        assert_eq!(route.peers[0].fingerprints, ["ab".repeat(32), "0f".repeat(32)]);
     }
 
     #[test]
@@ -358,6 +416,16 @@ mod tests {
             ),
             (ROUTE.replace("cid = 1000", "cid = 7"), ["route: cid = 7", "in the ranges"]),
             (ROUTE.replace("key = \"/k\"\n", ""), ["route: key is missing", "PEM"]),
+            (format!("{ROUTE}crl = \"crl.pem\"\n"), ["route: crl is missing or no absolute path", "PEM"]),
+            (format!("{ROUTE}{PEER}fingerprints = []\n"), ["peer \"beta\": fingerprints = []", "omit"]),
+            (
+                format!("{ROUTE}{PEER}fingerprints = [\"{}\"]\n", "a".repeat(63)),
+                ["peer \"beta\": fingerprints: \"aaa", "openssl x509"],
+            ),
+            (
+                format!("{ROUTE}{PEER}fingerprints = [\"a:{}\"]\n", "a".repeat(63)),
+                ["peer \"beta\": fingerprints: \"a:a", "64 hexadecimal digits"],
+            ),
             (
                 format!(
                     "{}{}",

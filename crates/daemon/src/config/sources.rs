@@ -3,11 +3,16 @@
 //!
 //! A place in them is one number: an offset in all texts, one after the other, each with a newline behind it.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Dir, OFlags};
+use vmlane_access::Trust;
 
 use super::ConfigError;
 
@@ -43,21 +48,22 @@ pub fn directory(main: &Path) -> PathBuf {
 }
 
 /// The main file, and those of `conf.d` that count: `*.toml`, by name. Hidden ones do not, nor what editors and packages
-/// leave (`x.toml~`, `#x.toml#`, `x.toml.dpkg-old`).
-pub fn files(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+/// leave (`x.toml~`, `#x.toml#`, `x.toml.dpkg-old`). `trust`: whose the directory may be.
+pub fn files(main: &Path, trust: &Trust<'_>) -> Result<Vec<PathBuf>, ConfigError> {
     let directory = directory(main);
-    let unreadable = |cause| ConfigError::File { path: directory.clone(), cause };
-    let entries = match fs::read_dir(&directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![main.to_owned()]),
-        Err(error) => return Err(unreadable(error)),
-    };
+    let unreadable = |cause: io::Error| ConfigError::File { path: directory.clone(), cause };
+    // Who names a file in another user's directory has no conf.d to be judged there.
+    if fs::symlink_metadata(&directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(vec![main.to_owned()]);
+    }
+    let opened = trust.open(&directory).map_err(|error| unreadable(error.about(&directory)))?;
+    let entries = Dir::new(opened).map_err(|error| unreadable(error.into()))?;
     let mut names = Vec::new();
     for entry in entries {
-        let name = entry.map_err(unreadable)?.file_name();
-        let bytes = name.as_bytes();
+        let entry = entry.map_err(|error| unreadable(error.into()))?;
+        let bytes = entry.file_name().to_bytes();
         if bytes.ends_with(b".toml") && !bytes.starts_with(b".") && !bytes.starts_with(b"#") {
-            names.push(name);
+            names.push(OsString::from_vec(bytes.to_vec()));
         }
         if names.len() > MOST_FILES {
             return Err(ConfigError::TooManyFiles { path: directory });
@@ -67,12 +73,15 @@ pub fn files(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     Ok(std::iter::once(main.to_owned()).chain(names.iter().map(|name| directory.join(name))).collect())
 }
 
-/// The text of a file, which must be a file (a pipe would be waited for), of a bounded length.
-pub fn read(path: &Path) -> io::Result<String> {
-    if !fs::metadata(path)?.is_file() {
+/// The main file, and its owner: whoever names the file trusts its owner. It must be a file (a pipe would be waited for).
+fn open_main(path: &Path) -> io::Result<(File, u32)> {
+    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    read_from(File::open(path)?, MOST_BYTES)
+    Ok((file, metadata.uid()))
 }
 
 /// The text of an open file of at most so many bytes.
@@ -90,18 +99,30 @@ impl Sources {
         Sources(vec![Source { path: path.to_owned(), text: text.to_owned(), kind: Kind::Whole }])
     }
 
-    /// Reads the main file, and those of `conf.d`.
-    pub fn read(main: &Path) -> Result<Sources, ConfigError> {
-        let mut sources = Vec::new();
-        // The main one first: if it is missing, that is what has to be said.
-        let text = |path: &Path| match read(path) {
-            Err(cause) if path == main => Err(ConfigError::Unreadable { path: path.to_owned(), cause }),
-            Err(cause) => Err(ConfigError::File { path: path.to_owned(), cause }),
-            Ok(text) => Ok(text),
+    /// The user that the daemon is to become, if the files name one, whatever else is in them.
+    pub fn daemon_user(&self) -> Option<String> {
+        let user = |source: &Source| {
+            let table: toml::Table = source.text.parse().ok()?;
+            Some(table.get("daemon")?.get("user")?.as_str()?.to_owned())
         };
-        text(main)?;
-        for path in files(main)? {
-            sources.push(Source { text: text(&path)?, path, kind: Kind::Whole });
+        self.0.iter().filter(|source| source.text.contains("daemon")).find_map(user)
+    }
+
+    /// Reads the main file, and those of `conf.d`, which no others than root, this process's user and the main file's owner can have
+    /// put there.
+    pub fn read(main: &Path) -> Result<Sources, ConfigError> {
+        // The main one first: if it is missing, that is what has to be said.
+        let unreadable = |cause| ConfigError::Unreadable { path: main.to_owned(), cause };
+        let (file, owner) = open_main(main).map_err(unreadable)?;
+        let text = read_from(file, MOST_BYTES).map_err(unreadable)?;
+        let mut sources = vec![Source { path: main.to_owned(), text, kind: Kind::Whole }];
+        let trust = Trust { owners: &[owner], link: true, ..Trust::default() };
+        for path in files(main, &trust)?.into_iter().skip(1) {
+            let opened = trust.open_file(&path).map_err(|error| error.about(&path));
+            match opened.and_then(|file| read_from(file, MOST_BYTES)) {
+                Ok(text) => sources.push(Source { path, text, kind: Kind::Whole }),
+                Err(cause) => return Err(ConfigError::File { path, cause }),
+            }
         }
         Ok(Sources(sources))
     }
@@ -141,6 +162,14 @@ impl Sources {
     pub(super) fn text_of(&self, place: usize) -> &str {
         let Some((file, line)) = self.line(place) else { return "" };
         self.0[file].text.lines().nth(line - 1).unwrap_or_default().trim()
+    }
+
+    /// What stands between two places of one file.
+    pub(super) fn slice(&self, span: &Range<usize>) -> &str {
+        let found = self.placed().take_while(|(start, _)| *start <= span.start).last();
+        found
+            .and_then(|(start, source)| source.text.get(span.start - start..span.end.checked_sub(start)?))
+            .unwrap_or_default()
     }
 
     /// All of it.

@@ -4,7 +4,7 @@ use toml::Spanned;
 use vmlane_switch::{MOST_MEMBERS, TeamPolicy};
 
 use super::UplinkConfig;
-use super::check::Checker;
+use super::check::{Checker, Named};
 use super::raw::RawTeam;
 
 /// One `[[team]]`.
@@ -34,15 +34,12 @@ impl Checker<'_> {
         let mut teams: Vec<TeamConfig> = Vec::new();
         for (index, spanned) in raws.iter().enumerate() {
             let raw = spanned.get_ref();
-            let Some(name) = &raw.name else {
-                let text = format!("team number {}: name is missing; add name = \"...\"", index + 1);
-                self.problem(spanned.span(), text);
+            let Some(name) = self.name_of(Named::Team, index, spanned.span(), raw.name.as_ref()) else {
                 continue;
             };
-            self.name("team: name", name);
             if teams.iter().any(|other| other.name == *name.get_ref()) {
                 let text = format!("team: name = {:?} is taken by another one; rename one", name.get_ref());
-                self.problem(name.span(), text);
+                self.conflict(name.span(), &[name.span()], text);
             }
             let key = format!("team {:?}", name.get_ref());
             self.members(&key, spanned, uplinks, &teams);
@@ -113,7 +110,11 @@ impl Checker<'_> {
             let member_of = |team: &&TeamConfig| team.members().any(|other| other == name);
             let twice = members.iter().take(at).any(|other| other.get_ref() == name);
             let text = match (find(name), others.iter().find(member_of), first) {
-                (None, ..) => format!("{key}: uplinks: there is no uplink {name:?}; {}", known()),
+                (None, ..) => {
+                    let text = format!("{key}: uplinks: there is no uplink {name:?}; {}", known());
+                    self.unknown(Named::Uplink, member.span(), text);
+                    continue;
+                }
                 (_, Some(team), _) => format!(
                     "{key}: uplinks: {name:?} is in team {:?} already; an uplink is in one team, take it out of one",
                     team.name
@@ -204,7 +205,7 @@ mod tests {
                 [team("uplinks = [\"up0\"]"), team("uplinks = [\"up0\"]").replace("\"a\"", "\"b\"")].concat(),
                 &["team \"b\": uplinks: \"up0\" is in team \"a\" already", "take it out of one"],
             ),
-            (team("uplinks = [\"up0\"]\nlacp = true"), &["unknown field `lacp`"]),
+            (team("uplinks = [\"up0\"]\nlacp = true"), &["lacp = true: there is no such key"]),
         ] {
             let error = parse(&text).unwrap_err();
             words.iter().for_each(|word| assert!(error.contains(word), "{word:?} is not in {error}"));

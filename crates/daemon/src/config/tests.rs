@@ -85,9 +85,9 @@ fn everything_has_a_default_but_name_and_cid() {
 
 /// A mistake, the line in which it must be found, and words that the message must contain.
 const MISTAKES: &[(&str, usize, &[&str])] = &[
-    ("[daemon]\nworkres = 1", 2, &["unknown field `workres`", "`workers`", "workres = 1"]),
-    ("[deamon]\nworkers = 1", 1, &["unknown field `deamon`", "`daemon`"]),
-    ("[daemon]\nworkers = \"two\"", 2, &["workers = \"two\"", "expected i64"]),
+    ("[daemon]\nworkres = 1", 2, &["daemon: workres = 1: there is no such key; did you mean workers?"]),
+    ("[deamon]\nworkers = 1", 1, &["[deamon]: there is no such table; did you mean [daemon]?"]),
+    ("[daemon]\nworkers = \"two\"", 2, &["daemon: workers = \"two\": write a whole number, without quotes"]),
     ("[daemon]\nworkers = 0", 2, &["daemon: workers = 0", "from 1 to 256"]),
     ("[daemon]\nmode = \"fast\"", 2, &["mode = \"fast\"", "\"adaptive\" or \"poll\""]),
     ("[daemon]\nspin_us = -1", 2, &["spin_us = -1", "from 0 to 1000000"]),
@@ -99,7 +99,7 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[daemon]\nhuge_pages = \"all\"", 2, &["daemon: huge_pages = \"all\"", "(or \"64M\") from 0 to"]),
     ("[limits]\nspill_bytes = \"lots\"", 2, &["spill_bytes = \"lots\"", "(or \"64M\")"]),
     ("[limits]\nspill_bytes = -5", 2, &["spill_bytes = -5"]),
-    ("[limits]\nsockets = 5", 2, &["unknown field `sockets`", "`queue_pairs`"]),
+    ("[limits]\nsockets = 5", 2, &["limits: sockets = 5: there is no such key; there are", "queue_pairs"]),
     (
         "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", slot = 0 }]",
         4,
@@ -143,7 +143,11 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         3,
         &["port_group \"p\": flood_limit = -1", "from 0 to"],
     ),
-    ("[[port_group]]\nname = \"p\"\nshape = { ingress = 5 }", 3, &["unknown field `ingress`", "`in`"]),
+    (
+        "[[port_group]]\nname = \"p\"\nshape = { ingress = 5 }",
+        3,
+        &["port_group \"p\": shape: ingress = 5: there is no such key; there are in, out"],
+    ),
     (
         "[[port_group]]\nname = \"p\"\nmulticast = \"some\"",
         3,
@@ -288,7 +292,11 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         &["forward 1 -> \"b:7\"", "no VM \"b\"", "known are a"],
     ),
     ("[[vm]]\nname = \"a\"\ncid = 3\nforward = [{ port = 1, to = \"a:7\" }]", 4, &["its own target"]),
-    ("[[vm]]\nname = \"a\"\ncid = 3\nforward = [{ port = 1, too = \"a:7\" }]", 4, &["unknown field `too`"]),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nforward = [{ port = 1, too = \"a:7\" }]",
+        4,
+        &["vm \"a\": forward 0: too = \"a:7\": there is no such key; did you mean to?"],
+    ),
 ];
 
 #[test]
@@ -347,7 +355,7 @@ fn nic(keys: &str) -> Result<Config, String> {
 fn a_nic_takes_what_its_port_group_says_unless_it_says_otherwise() {
     let config = nic("model = \"vmxnet3\", port_group = \"prod\", promiscuous = true, mtu = 9000").unwrap();
     let vm = &config.vms[0];
-    assert_eq!((vm.vmci, vm.cid), (false, 0));
+    assert_eq!((&vm.vsock, vm.cid), (&Vsock::None, 0));
     let nic = &vm.nics[0];
     assert_eq!((nic.profile, nic.mtu, nic.trapped), (Profile::Vmxnet3, 9000, false));
     let all = Policy { promiscuous: true, mac_changes: false, forged_transmits: true };
@@ -383,7 +391,7 @@ fn mistakes_of_nics_name_key_value_and_way_out() {
         ("model = \"vmxnet3\", mac = \"01:00:5e:00:00:01\"", &["mac = ", "must be even"]),
         ("model = \"vmxnet3\", queues = 33", &["queues = 33", "from 1 to 32"]),
         ("model = \"vmxnet3\", mtu = 68", &["mtu = 68", "from 1280"]),
-        ("model = \"vmxnet3\", speed = 1", &["unknown field `speed`"]),
+        ("model = \"vmxnet3\", speed = 1", &["vm \"a\": nic 0: speed = 1: there is no such key"]),
     ] {
         let error = nic(keys).unwrap_err();
         assert!(words.iter().all(|word| error.contains(word)), "{keys}: {error}");
@@ -403,15 +411,23 @@ fn a_vm_without_vsock_needs_a_nic_and_no_cid() {
 }
 
 #[test]
-fn address_space_is_shared_out_to_devices() {
+fn address_space_is_shared_out_to_devices_and_no_vm_without_a_limit_has_more_than_the_host() {
     let three =
         "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{model = \"vmxnet3\"}]\n[[vm]]\nname = \"b\"\ncid = 4\n";
     let limits = |text: &str| {
         let config = parse(text).unwrap();
-        config.vms.iter().map(|vm| config.memory_limit(vm)).collect::<Vec<_>>()
+        let limits = |limit: &dyn Fn(&VmConfig) -> u64| config.vms.iter().map(limit).collect::<Vec<_>>();
+        assert_eq!(
+            limits(&|vm| config.memory_limit(vm)),
+            limits(&|vm| vm.memory.unwrap_or_else(|| config.address_space(vm).min(host_memory())))
+        );
+        limits(&|vm| config.address_space(vm))
     };
     let share = Config::SHARED_OUT / 3;
     assert_eq!(limits(three), [share, share]);
+    let config = parse(three).unwrap();
+    assert!(host_memory() < share, "as on any host");
+    assert!(config.vms.iter().all(|vm| config.memory_limit(vm) == host_memory()));
     // What one VM is given is not shared out to the others.
     let given = [three, "limits = {memory = \"64G\"}\n"].concat();
     assert_eq!(limits(&given), [(Config::SHARED_OUT - (64 << 30)) / 2, 64 << 30]);

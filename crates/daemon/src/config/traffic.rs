@@ -40,7 +40,7 @@ impl Checker<'_> {
 
     /// The traffic of a port: `base` where `shape` says nothing.
     fn traffic(&mut self, key: &str, base: Traffic, shape: Option<&RawShape>) -> Traffic {
-        let Some(RawShape { input, output }) = shape else { return base };
+        let Some(RawShape { r#in: input, out: output }) = shape else { return base };
         let mut rate = |name: &str, raw: &Option<Spanned<RawRate>>, base: Option<Rate>| {
             raw.as_ref().map_or(base, |raw| self.rate(&format!("{key}: shape: {name}"), raw))
         };

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use vmlane_access::Owner;
 
-use super::check::Checker;
+use super::check::{Checker, Named, places};
 use super::net::{DEFAULT, MTUS};
 use super::raw::RawUplink;
 use super::{Role, Vlan};
@@ -132,14 +132,15 @@ impl Checker<'_> {
         let mut uplinks: Vec<UplinkConfig> = Vec::new();
         for (index, spanned) in raws.iter().enumerate() {
             let raw = spanned.get_ref();
-            let Some(name) = &raw.name else {
-                let text = format!("uplink number {}: name is missing; add name = \"...\"", index + 1);
-                self.problem(spanned.span(), text);
+            let Some(name) = self.name_of(Named::Uplink, index, spanned.span(), raw.name.as_ref()) else {
                 continue;
             };
-            self.name("uplink: name", name);
+            self.mark(format!("uplink {}", name.get_ref()), spanned.span());
             let key = format!("uplink {:?}", name.get_ref());
-            let Some(kind) = self.uplink_kind(&key, spanned) else { continue };
+            let Some(kind) = self.uplink_kind(&key, spanned) else {
+                self.leave_out(Named::Uplink);
+                continue;
+            };
             let taken =
                 |other: &&UplinkConfig| other.name == *name.get_ref() || other.kind.target() == kind.target();
             if let Some(other) = uplinks.iter().find(taken) {
@@ -148,7 +149,9 @@ impl Checker<'_> {
                     kind.key(),
                     other.name
                 );
-                self.problem(name.span(), text);
+                let values = [&raw.tap, &raw.interface, &raw.vhost_user];
+                let of: Vec<_> = values.into_iter().flat_map(places).chain([name.span()]).collect();
+                self.conflict(name.span(), &of, text);
             }
             if let Some(group) = &raw.group {
                 self.name(&format!("{key}: group"), group);

@@ -204,6 +204,7 @@ const DAEMON: &[c_long] = &[
     libc::SYS_getuid,
     libc::SYS_kill,
     // Access control lists of its sockets.
+    libc::SYS_getxattr,
     libc::SYS_lgetxattr,
     libc::SYS_lremovexattr,
     libc::SYS_lsetxattr,

@@ -17,6 +17,7 @@ mod violation;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -58,6 +59,14 @@ pub fn keep_user_lock(lock: File) {
     let _ = USER_LOCK.set(lock);
 }
 
+/// Users beside root and this process's own who may own directories of the daemon that serves in `runtime`: whom such daemons
+/// become. `configured`: the user that the configuration names; `state`: its other directories.
+pub fn users(configured: Option<&str>, runtime: &Path, state: &[&Path]) -> Vec<u32> {
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let state: Vec<PathBuf> = state.iter().map(|path| absolute(path)).collect();
+    user::of_daemons(configured, &absolute(runtime), &state)
+}
+
 /// Confines the calling thread and all threads started from it. `user`: whom to become, if configured; `directory`: the
 /// open runtime directory; `hybrid`: directories elsewhere in which VMMs make hybrid sockets.
 pub fn confine(
@@ -78,6 +87,8 @@ pub fn confine(
         user::hand_over(directory, user).map_err(host("handing the runtime directory over"))?;
         added.hand_over(user).map_err(host("handing the directory of added VMs over"))?;
         user::become_user(user).map_err(host("becoming another user"))?;
+    } else {
+        take_back(directory, added).map_err(host("taking directories of another user back"))?;
     }
     user::drop_capabilities(CapabilitySet::empty()).map_err(host("dropping capabilities"))?;
     no_core_dumps().map_err(host("giving up core dumps"))?;
@@ -108,6 +119,17 @@ pub fn confine(
     tracing::info!("confined: {state}");
     let _ = STATE.set(state);
     Ok(())
+}
+
+/// For a daemon that stays who it is. As root it takes back what was another user's.
+pub fn take_back(directory: &File, added: &AddedVms) -> io::Result<()> {
+    if let Some(root) = user::root_of(directory.as_fd())? {
+        user::hand_over(directory, &root)?;
+    }
+    match added.directory().map(user::root_of).transpose()?.flatten() {
+        Some(root) => added.hand_over(&root),
+        None => Ok(()),
+    }
 }
 
 /// Guests' bytes go through this process: none of them belongs into a core dump, and no other process of its

@@ -6,15 +6,16 @@
 //! next one, by its keeper. The record of the number is the runtime directory itself, which the user owns: the next
 //! daemon takes the same one.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use vmlane_access::Trust;
 
 use crate::accounts::{Accounts, User};
 
@@ -40,9 +41,26 @@ pub fn take(runtime: &Path, owner: u32, accounts: &Accounts) -> io::Result<OwnUs
     let mut directory = Path::new(SYSTEMD);
     if !directory.is_dir() {
         directory = Path::new(OTHERWISE);
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        Trust::default().make(directory, 0o700).map_err(|error| error.about(directory))?;
     }
     take_in(directory, runtime, owner, accounts, has_process)
+}
+
+/// Is it the number of a previous daemon's user? No account has it, and no lock says that it is a service's, or that it is the
+/// daemon's of another directory than `runtime`. None: of any.
+pub fn is_previous(uid: u32, runtime: Option<&Path>, accounts: &Accounts) -> bool {
+    is_previous_in(&[SYSTEMD, OTHERWISE].map(Path::new), uid, runtime, accounts)
+}
+
+fn is_previous_in(directories: &[&Path], uid: u32, runtime: Option<&Path>, accounts: &Accounts) -> bool {
+    let number = uid.to_string();
+    let is_listed = accounts.user(&number).is_some() || accounts.group(&number).is_some();
+    let is_free = |directory: &&Path| match fs::read(directory.join(&number)) {
+        // Services have names.
+        Ok(user) => runtime.map_or(user.starts_with(b"/"), |runtime| user == runtime.as_os_str().as_bytes()),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    NUMBERS.contains(&uid) && !is_listed && directories.iter().all(is_free)
 }
 
 fn take_in(
@@ -174,6 +192,29 @@ mod tests {
         let host = Host(tempfile::tempdir().unwrap());
         let next = host.take_beside("/run/a", 65_007, "", |_| true);
         assert_eq!((next.user.uid, next.lock.is_some()), (65_007, true));
+    }
+
+    #[test]
+    fn a_number_of_another_daemon_or_of_a_service_is_no_previous_daemons() {
+        let host = Host(tempfile::tempdir().unwrap());
+        let none = Host(tempfile::tempdir().unwrap());
+        let previous = |uid: u32, runtime: &str, passwd: &str| {
+            let directories = [none.0.path(), host.0.path()];
+            is_previous_in(&directories, uid, Some(Path::new(runtime)), &Accounts::of(passwd, ""))
+        };
+        let any =
+            |uid: u32| is_previous_in(&[none.0.path(), host.0.path()], uid, None, &Accounts::of("", ""));
+        let first = host.take("/run/a", 0);
+        let uid = first.user.uid;
+        assert!(previous(uid, "/run/a", "") && !previous(uid, "/run/b", ""));
+        drop(first);
+        assert!(previous(uid, "/run/a", "") && !previous(uid, "/run/b", "") && any(uid));
+        assert!(!previous(uid, "/run/a", &format!("x:x:{uid}:1::/:\n")));
+        fs::remove_file(host.0.path().join(uid.to_string())).unwrap();
+        assert!(previous(uid, "/run/b", ""), "the host has started again");
+        fs::write(none.0.path().join(uid.to_string()), "some.service").unwrap();
+        assert!(!previous(uid, "/run/b", "") && !any(uid));
+        assert!(!previous(1000, "/run/a", "") && !previous(65_534, "/run/a", ""));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, chownat, fchown, fstat, openat};
 use rustix::process::{Gid, Uid, geteuid};
@@ -88,6 +88,21 @@ pub fn choose(configured: Option<&str>, runtime: &Path, directory: &File) -> Res
     own_user::take(runtime, owner, &accounts).map(Become::Own).map_err(ConfineError::NoUser)
 }
 
+/// Users whom daemons of the directory `runtime` become that are started as root: the one that the configuration names, the
+/// host's usual one, and of numbers without an account the ones of daemons that own `runtime` (of this very directory) or one of
+/// `state` (which daemons of several ones may have had in turn).
+pub fn of_daemons(configured: Option<&str>, runtime: &Path, state: &[PathBuf]) -> Vec<u32> {
+    let accounts = Accounts::host();
+    let listed = configured.into_iter().chain([DEFAULT]).filter_map(|name| accounts.user(name));
+    let mut users: Vec<u32> = listed.map(|user| user.uid).collect();
+    let owner = |directory: &Path| Some(fs::symlink_metadata(directory).ok()?.uid());
+    for directory in state.iter().map(PathBuf::as_path).chain([runtime]) {
+        let of = directory.starts_with(runtime).then_some(runtime);
+        users.extend(owner(directory).filter(|uid| own_user::is_previous(*uid, of, &accounts)));
+    }
+    users
+}
+
 /// The first directory above `path` that the user may not search.
 fn blocked(path: &Path, user: &User) -> Option<String> {
     let ancestors: Vec<&Path> = path.ancestors().skip(1).collect();
@@ -121,6 +136,13 @@ pub fn hand_over(directory: &File, user: &User) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Who takes an open directory back, in a daemon that stays root: a previous daemon may have become another user. The group that an
+/// operator gave it stays.
+pub fn root_of(directory: BorrowedFd<'_>) -> io::Result<Option<User>> {
+    let gid = fstat(directory)?.st_gid;
+    Ok(geteuid().is_root().then(|| User { name: "root".into(), uid: 0, gid }))
 }
 
 struct Give {

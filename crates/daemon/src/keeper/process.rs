@@ -10,17 +10,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, Resource, Rlimit, getppid, getrlimit, setrlimit};
-use vmlane_access::Peer;
+use rustix::process::{Pid, Resource, Rlimit, geteuid, getppid, getrlimit, setrlimit};
+use vmlane_access::{Peer, Trust};
 
 use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, Packet, receive, send};
 
 /// Descriptors held at most; a daemon of the same host asks for them.
 const MOST: usize = 65_536;
 
-/// Serves at `path` until a daemon says that no other follows it. `starter`: the daemon that started the keeper; the first
+/// Serves in the directory `runtime` until a daemon says that no other follows it. `starter`: the daemon that started the keeper; the first
 /// connection must come from that process. Of later daemons no more is known than their user: root, or the daemon's own.
-pub fn serve(path: &Path, mut starter: Option<i32>) -> io::Result<()> {
+pub fn serve(runtime: &Path, mut starter: Option<i32>) -> io::Result<()> {
+    let path = &super::socket(runtime);
+    let owners = crate::confine::users(None, runtime, &[]);
+    let trust = Trust { owners: if geteuid().is_root() { &owners } else { &[] }, ..Trust::default() };
+    trust.open(runtime).map_err(|error| error.about(runtime))?;
     let limit = getrlimit(Resource::Nofile);
     // Fails only where the limit is not ours to change; then it is what it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
@@ -83,7 +87,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
 fn accept(listener: &OwnedFd, expected: Option<i32>) -> Option<OwnedFd> {
     let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).ok()?;
     let peer = Peer::of(&socket).ok()?;
-    let trusted = peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0;
+    let trusted = peer.uid == geteuid().as_raw() || peer.uid == 0;
     (trusted && expected.is_none_or(|pid| pid == peer.pid)).then_some(socket)
 }
 

@@ -94,7 +94,7 @@ pub enum Lacks {
 pub fn check_sockets(vm: &VmConfig) -> Result<(), Lacks> {
     let name = || vm.name.clone();
     match vm {
-        _ if vm.hybrid.is_some() => Err(Lacks::Hybrid { vm: name() }),
+        _ if vm.vsock.hybrid().is_some() => Err(Lacks::Hybrid { vm: name() }),
         _ if vm.uml_pci => Err(Lacks::UmlPci { vm: name() }),
         _ => Ok(()),
     }
@@ -140,6 +140,14 @@ impl FromStr for Machine {
     }
 }
 
+impl Accel {
+    /// KVM, if this process may use it: who starts QEMU mostly may what its caller may.
+    pub fn of_this_host() -> Accel {
+        let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+        if kvm.is_ok() { Accel::Kvm } else { Accel::Tcg }
+    }
+}
+
 impl FromStr for Accel {
     type Err = String;
 
@@ -160,12 +168,18 @@ impl Qemu {
         self.accel == Accel::Kvm || self.version >= VFIO_USER
     }
 
+    /// Whether the VM's arguments are others under another accelerator.
+    pub fn minds_accel(self, vm: &VmConfig) -> bool {
+        let has_nic = vm.nics.iter().any(|nic| matches!(nic.model, NicModel::VirtioNet(_)));
+        self.version < VFIO_USER && self.machine == Machine::Pci && has_nic
+    }
+
     /// Whether it can have all of the VM's devices.
     pub fn check(self, vm: &VmConfig) -> Result<(), Lacks> {
         check_sockets(vm)?;
         let vmxnet3 = vm.nics.iter().position(|nic| !matches!(nic.model, NicModel::VirtioNet(_)));
         let (device, instead) = match vmxnet3 {
-            _ if vm.vmci => ("its VMCI device".to_owned(), "vsock = \"virtio\""),
+            _ if vm.vsock.is_vmci() => ("its VMCI device".to_owned(), "vsock = \"virtio\""),
             Some(number) => (format!("its NIC {number}, a vmxnet3,"), "model = \"virtio-net\""),
             None => return self.check_virtio(vm),
         };
@@ -185,7 +199,8 @@ impl Qemu {
     /// The same of a VM that has virtio devices only.
     fn check_virtio(self, vm: &VmConfig) -> Result<(), Lacks> {
         let name = || vm.name.clone();
-        if vm.virtio_vsock && self.incoming && !vm.movable {
+        let virtio = vm.vsock.virtio().is_some();
+        if virtio && self.incoming && !vm.movable {
             let device = "its virtio-vsock".to_owned();
             return Err(Lacks::Migration {
                 vm: name(),
@@ -194,7 +209,7 @@ impl Qemu {
                 instead: "set movable = true",
             });
         }
-        if vm.virtio_vsock && vm.movable && self.machine == Machine::Microvm {
+        if virtio && vm.movable && self.machine == Machine::Microvm {
             return Err(Lacks::Unplugging { vm: name() });
         }
         Ok(())

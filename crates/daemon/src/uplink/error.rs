@@ -2,6 +2,8 @@
 
 use std::io;
 
+use vmlane_switch::SwitchFull;
+
 use super::kind::OpenError;
 
 /// Why the helper has not opened an interface.
@@ -24,6 +26,8 @@ pub enum UplinkError {
     Open { name: String, cause: OpenError },
     #[error("uplink {name:?}: {cause}")]
     Helper { name: String, cause: HelperError },
+    #[error("uplink {name:?}: {cause}")]
+    Port { name: String, cause: SwitchFull },
     #[error("uplink {name:?}: there is no helper any more that attaches interfaces; start the daemon again")]
     NoHelper { name: String },
 }
@@ -34,7 +38,7 @@ impl UplinkError {
         match self {
             UplinkError::Open { cause, .. } => cause.is_missing(),
             UplinkError::Helper { cause, .. } => matches!(cause, HelperError::Missing(_)),
-            UplinkError::NoHelper { .. } => false,
+            UplinkError::Port { .. } | UplinkError::NoHelper { .. } => false,
         }
     }
 }

@@ -33,17 +33,19 @@ fn must(words: &str) {
 fn add_vm(switch: &Switch) {
     let options = TapOptions { name: "vm0".into(), queues: None };
     let tap = Tap::new(&options, TapFiles::open(&options).unwrap(), Default::default()).unwrap();
-    let port = switch.add_port(PortSpec {
-        name: "vm/nic0".into(),
-        group: "default".into(),
-        mac: VM_MAC.parse::<Mac>().unwrap(),
-        vlan: VlanMode::Untagged,
-        policy: Default::default(),
-        traffic: Traffic::default(),
-        uplink: false,
-        direct: false,
-        notify: false,
-    });
+    let port = switch
+        .add_port(PortSpec {
+            name: "vm/nic0".into(),
+            group: "default".into(),
+            mac: VM_MAC.parse::<Mac>().unwrap(),
+            vlan: VlanMode::Untagged,
+            policy: Default::default(),
+            traffic: Traffic::default(),
+            uplink: false,
+            direct: false,
+            notify: false,
+        })
+        .unwrap();
     switch.attach(port, Box::new(tap));
 }
 

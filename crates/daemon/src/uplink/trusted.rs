@@ -2,11 +2,10 @@
 //! taken over cannot change what they do. VMs that were added at run time are not read: the daemon writes them.
 
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::geteuid;
+use vmlane_access::Trust;
 
 use crate::config::sources::{self, Kind, MOST_BYTES, Source, Sources};
 
@@ -33,11 +32,7 @@ impl TrustedFiles {
 
     /// Their texts; None: they are as [`TrustedFiles::keep`] found them.
     pub fn read_if_changed(&mut self) -> Result<Option<Sources>, String> {
-        let directory = sources::directory(&self.path);
-        if directory.exists() {
-            trusted(&directory)?;
-        }
-        let paths = sources::files(&self.path).map_err(|error| error.to_string())?;
+        let paths = sources::files(&self.path, &TRUST).map_err(|error| refused(&error))?;
         let files: Vec<(File, Stamp)> = paths.iter().map(|path| trusted(path)).collect::<Result<_, _>>()?;
         self.seen = files.iter().map(|(_, stamp)| *stamp).collect();
         if self.known.as_ref() == Some(&self.seen) {
@@ -63,21 +58,20 @@ impl TrustedFiles {
     }
 }
 
-/// The file or directory, open, if only root and this process's user can have written it.
+const TRUST: Trust<'_> = Trust { owners: &[], private: false, link: true };
+
+/// The file, open, if only root and this process's user can have written it.
 fn trusted(path: &Path) -> Result<(File, Stamp), String> {
-    let shown = path.display();
-    let unreadable = |cause: io::Error| format!("{shown}: {cause}");
-    let file = File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
-    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-    if owner != 0 && owner != geteuid().as_raw() || mode & 0o022 != 0 {
-        return Err(format!(
-            "{shown} can be written by others than root (owner {owner}, mode {mode:04o}), so a running daemon attaches no \
-             interface that it names; `chown root {shown}; chmod go-w {shown}`, or start the daemon again"
-        ));
-    }
+    let file = TRUST.open_file(path).map_err(|error| refused(&error))?;
+    let metadata = file.metadata().map_err(|cause| format!("{}: {cause}", path.display()))?;
     let stamp = (metadata.dev(), metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec());
     Ok((file, stamp))
+}
+
+fn refused(error: &dyn std::error::Error) -> String {
+    format!(
+        "{error}; until then a running daemon attaches no interface that its files name, but one that is started again does"
+    )
 }
 
 #[cfg(test)]
@@ -101,10 +95,10 @@ mod tests {
             assert!(refused.contains(&format!("mode {others:04o}")), "{refused}");
         }
         mode(0o644);
-        if geteuid().is_root() {
+        if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(20_001), None).unwrap();
             let refused = trusted(&path).unwrap_err();
-            assert!(refused.contains("owner 20001") && refused.contains("chown root"), "{refused}");
+            assert!(refused.contains("user 20001") && refused.contains("chown 0 "), "{refused}");
         }
     }
 

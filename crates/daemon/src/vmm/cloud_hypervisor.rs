@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::config::{NicModel, Role, VmConfig};
+use crate::config::{NicModel, Role, VmConfig, Vsock};
 use crate::hybrid;
 use crate::paths::Paths;
 use crate::qemu::{Lacks, RING};
@@ -17,8 +17,18 @@ const VSOCK_RING: u16 = 128;
 pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<String>, Lacks> {
     let mut arguments = vec!["--memory".to_owned(), format!("size={memory_mib}M,shared=on")];
     let (mut nets, mut devices) = (Vec::new(), Vec::new());
-    if vm.vmci {
-        devices.push(format!("socket={}", quoted(&paths.vmci(&vm.name)?)));
+    let (mut vsock, mut own) = (Vec::new(), Vec::new());
+    match vm.vsock {
+        Vsock::Vmci => devices.push(format!("socket={}", quoted(&paths.vmci(&vm.name)?))),
+        Vsock::Virtio { role: Role::Client } => return Err(Lacks::Listening { vm: vm.name.clone() }),
+        Vsock::Virtio { role: Role::Server } => {
+            let (socket, ring) = (quoted(&paths.vsock(&vm.name)?), VSOCK_RING);
+            vsock.push(format!("socket={socket},device_type={VSOCK},queue_sizes=[{ring},{ring},{ring}]"));
+        }
+        Vsock::Hybrid(_) => {
+            own.push(format!("cid={},socket={}", vm.cid, quoted(&hybrid::path(paths, vm)?)));
+        }
+        Vsock::None => {}
     }
     for (number, nic) in vm.nics.iter().enumerate() {
         let socket = quoted(&paths.nic(&vm.name, number)?);
@@ -40,20 +50,6 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
     if vm.uml_pci {
         return Err(Lacks::UmlPci { vm: vm.name.clone() });
     }
-    if vm.vsock_role == Role::Client {
-        return Err(Lacks::Listening { vm: vm.name.clone() });
-    }
-    let vsock = if vm.virtio_vsock {
-        let socket = quoted(&paths.vsock(&vm.name)?);
-        let ring = VSOCK_RING;
-        vec![format!("socket={socket},device_type={VSOCK},queue_sizes=[{ring},{ring},{ring}]")]
-    } else {
-        Vec::new()
-    };
-    let own = match &vm.hybrid {
-        Some(_) => vec![format!("cid={},socket={}", vm.cid, quoted(&hybrid::path(paths, vm)?))],
-        None => Vec::new(),
-    };
     for (option, values) in
         [("--net", nets), ("--vsock", own), ("--generic-vhost-user", vsock), ("--user-device", devices)]
     {

@@ -27,7 +27,7 @@ pub struct Vsock {
 /// The VM has a device of ours, or a path is too long.
 pub fn config(paths: &Paths, vm: &VmConfig) -> Result<MachineConfig, Lacks> {
     let lacks = |instead| Lacks::Firecracker { vm: vm.name.clone(), instead };
-    if vm.hybrid.is_none() {
+    if vm.vsock.hybrid().is_none() {
         return Err(lacks("use vsock = \"hybrid\""));
     }
     if !vm.nics.is_empty() {

@@ -165,7 +165,7 @@ struct Interface<'a> {
 
 /// It has devices that need vfio-user of QEMU.
 fn has_vfio_user(vm: &VmConfig) -> bool {
-    vm.vmci || vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3)
+    vm.vsock.is_vmci() || vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3)
 }
 
 fn emulator(path: &Path) -> String {

@@ -24,14 +24,6 @@ impl FaultyDevice {
 }
 
 impl PciDevice for FaultyDevice {
-    fn region(&self, index: usize) -> Region {
-        self.inner.region(index)
-    }
-
-    fn irq_counts(&self) -> IrqCounts {
-        self.inner.irq_counts()
-    }
-
     fn read(&mut self, region: usize, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
         let read = self.inner.read(region, offset, data);
         if region != CONFIG_REGION {
@@ -48,47 +40,19 @@ impl PciDevice for FaultyDevice {
         written
     }
 
-    fn memory(&mut self, map: &MemoryMap) {
-        self.inner.memory(map);
-    }
-
-    fn unmap(&mut self, start: u64, len: u64) {
-        self.inner.unmap(start, len);
-    }
-
-    fn irqs_changed(&mut self) {
-        self.inner.irqs_changed();
-    }
-
-    fn reset(&mut self) {
-        self.inner.reset();
-    }
-
-    fn begin(&mut self, number: u64) {
-        self.inner.begin(number);
-    }
-
-    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
-        self.inner.files()
-    }
-
-    fn adopt(&mut self, files: &mut Found) {
-        self.inner.adopt(files);
-    }
-
-    fn record(&mut self, log: &Journal) {
-        self.inner.record(log);
-    }
-
-    fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
-        self.inner.resume(checkpoint)
-    }
-
-    fn abandon(&mut self) {
-        self.inner.abandon();
-    }
-
-    fn spin_hint(&self) -> Duration {
-        self.inner.spin_hint()
+    vmlane_port::forward! { inner;
+        fn region(&self, index: usize) -> Region;
+        fn irq_counts(&self) -> IrqCounts;
+        fn memory(&mut self, map: &MemoryMap);
+        fn unmap(&mut self, start: u64, len: u64);
+        fn irqs_changed(&mut self);
+        fn reset(&mut self);
+        fn begin(&mut self, number: u64);
+        fn files(&self) -> Vec<(&'static str, OwnedFd)>;
+        fn adopt(&mut self, files: &mut Found);
+        fn record(&mut self, log: &Journal);
+        fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable>;
+        fn abandon(&mut self);
+        fn spin_hint(&self) -> Duration;
     }
 }

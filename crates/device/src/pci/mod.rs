@@ -59,7 +59,8 @@ impl Checkpoint<'_> {
     }
 }
 
-/// A PCI function. One session thread calls it; nothing here may block on another VM.
+/// A PCI function. One session thread calls it; nothing here may block on another VM. No method has a default: a function that
+/// wraps another one ([`FaultyDevice`]) would answer by it in place of that one.
 pub trait PciDevice: Send {
     /// The regions, in the order of [`REGIONS`]. Called whenever the VMM asks.
     fn region(&self, index: usize) -> Region;
@@ -90,36 +91,28 @@ pub trait PciDevice: Send {
 
     /// Request `number` begins; numbers grow. One that a previous daemon may have carried out comes again
     /// with the number it had.
-    fn begin(&mut self, _number: u64) {}
+    fn begin(&mut self, number: u64);
 
     /// Files that the next daemon needs, by name. Asked for when a session begins.
-    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
-        Vec::new()
-    }
+    fn files(&self) -> Vec<(&'static str, OwnedFd)>;
 
     /// Uses the files of a previous daemon, by the names of [`PciDevice::files`]. Comes before
     /// [`PciDevice::resume`] or [`PciDevice::abandon`].
-    fn adopt(&mut self, _files: &mut Found) {}
+    fn adopt(&mut self, files: &mut Found);
 
     /// Stages what the next daemon must know and has changed since the last call; the caller commits. Keys
     /// of kinds below 256 are the caller's.
-    fn record(&mut self, _log: &Journal) {}
+    fn record(&mut self, log: &Journal);
 
     /// Continues where a device of the same kind stopped in a previous daemon, with its records. Memory and
     /// interrupts are as they were. An error leaves the device reset.
-    fn resume(&mut self, _checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
-        Err(Unusable::Missing("what a previous daemon knew of this device".into()))
-    }
+    fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable>;
 
     /// A previous daemon's state is of no use: start from reset, with the memory there is. A driver that can be told
     /// is told.
-    fn abandon(&mut self) {
-        self.reset();
-    }
+    fn abandon(&mut self);
 
     /// How long the session may busy-wait for the next access after one: a driver in the middle of a
     /// burst of port I/O waits for each answer, and sleeping costs it more than the work.
-    fn spin_hint(&self) -> Duration {
-        Duration::ZERO
-    }
+    fn spin_hint(&self) -> Duration;
 }

@@ -1,10 +1,11 @@
 //! One VM's VMCI function: registers, the two datagram paths, reset.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use vmlane_mem::MemoryMap;
-use vmlane_state::{Journal, Reader, Unusable, Writer};
+use vmlane_state::{Found, Journal, Reader, Unusable, Writer};
 use vmlane_wire::vmci::{
     BAR0_SIZE, BAR1_SIZE, CAPS_DATAGRAM, CAPS_DMA_DATAGRAM, CAPS_NOTIFICATIONS, CAPS_PPN64, CAUSE_DATAGRAM,
     CAUSE_DMA_DATAGRAM, CAUSE_NOTIFICATION, CONTROL_INT_DISABLE, CONTROL_INT_ENABLE, CONTROL_RESET,
@@ -470,6 +471,12 @@ impl PciDevice for VmciDevice {
         self.request = number;
         self.inbox.forget_consumed();
     }
+
+    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
+        Vec::new()
+    }
+
+    fn adopt(&mut self, _: &mut Found) {}
 
     fn record(&mut self, log: &Journal) {
         let mut out = Writer(std::mem::take(&mut self.outgoing));

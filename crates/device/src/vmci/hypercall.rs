@@ -8,8 +8,9 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::caller::{Caller, shifted};
 use super::record::Dirty;
+use super::spec::VmSpec;
 use super::stats::{Quota, Refusal};
-use super::tables::Hypervisor;
+use super::tables::{Hypervisor, Inner};
 
 const BAD_SIZE: Refusal = Refusal::Size(VmciError::InvalidArgs);
 
@@ -116,15 +117,15 @@ impl Hypervisor {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
-        let context = inner.context(cid)?;
-        let (group, limit) = (context.spec.vm.group.clone(), context.spec.limits.doorbells);
-        if inner.well_known.contains_key(&(group.clone(), resource)) {
+        let Inner { contexts, well_known, .. } = &mut *inner;
+        let VmSpec { vm, limits, .. } = &contexts.get(&cid).ok_or(Refusal::Destination)?.spec;
+        if well_known.owner(&vm.group, resource).is_some() {
             return Err(Refusal::Call(VmciError::AlreadyExists));
         }
-        if inner.well_known.values().filter(|owner| **owner == cid).count() >= limit.min(64) {
+        if well_known.count_of(cid) >= limits.doorbells.min(64) {
             return Err(Refusal::Quota(Quota::Doorbells));
         }
-        inner.well_known.insert((group, resource), cid);
+        well_known.take((&vm.group, cid), resource);
         inner.dirty.push(Dirty::WellKnown(cid, resource));
         self.commit_result(&mut inner, caller, 0);
         Ok(0)
@@ -134,11 +135,11 @@ impl Hypervisor {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
-        let key = (inner.context(cid)?.spec.vm.group.clone(), resource);
-        if inner.well_known.get(&key) != Some(&cid) {
+        let Inner { contexts, well_known, .. } = &mut *inner;
+        let context = contexts.get(&cid).ok_or(Refusal::Destination)?;
+        if !well_known.give_up((&context.spec.vm.group, cid), resource) {
             return Err(Refusal::Call(VmciError::NotFound));
         }
-        inner.well_known.remove(&key);
         inner.dirty.push(Dirty::WellKnown(cid, resource));
         self.commit_result(&mut inner, caller, 0);
         Ok(0)

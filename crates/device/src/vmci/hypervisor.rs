@@ -193,8 +193,8 @@ impl Hypervisor {
         let from = caller.cid;
         let mut inner = self.inner.lock();
         let to = if dst.context == CID_WELL_KNOWN {
-            let group = inner.context(from)?.spec.vm.group.clone();
-            *inner.well_known.get(&(group, dst.resource)).ok_or(Refusal::Destination)?
+            let group = &inner.context(from)?.spec.vm.group;
+            inner.well_known.owner(group, dst.resource).ok_or(Refusal::Destination)?
         } else {
             dst.context
         };
@@ -242,13 +242,11 @@ impl Hypervisor {
             let mut gone: Vec<Dirty> = gone.collect();
             gone.push(Dirty::Context(cid));
             inner.dirty.extend(gone);
-            let Inner { well_known, dirty, .. } = &mut *inner;
-            well_known.retain(|(_, resource), owner| {
-                if *owner == cid {
-                    dirty.push(Dirty::WellKnown(cid, *resource));
-                }
-                *owner != cid
-            });
+            let Inner { contexts, well_known, dirty, .. } = &mut *inner;
+            if let Some(context) = contexts.get(&cid) {
+                let resources = well_known.give_up_all((&context.spec.vm.group, cid));
+                dirty.extend(resources.into_iter().map(|resource| Dirty::WellKnown(cid, resource)));
+            }
             inner.apart(|inner| {
                 let leaving = inner.detach_all(cid, |_| true);
                 inner.orphan_pairs(cid);

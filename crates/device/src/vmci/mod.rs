@@ -6,6 +6,7 @@
 //! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
 //! | `spec.rs`, `caller.rs` | a VM as configured and its limits; the guest that makes a call |
 //! | `tables.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
+//! | `pairs.rs`, `well_known.rs` | two of its tables, with what keeps look-ups short |
 //! | `sides.rs` | one value for each side of a pair or connection |
 //! | `hypervisor.rs` | VMs come, change, are reset and go; datagrams between them |
 //! | `hypercall.rs` | calls to the hypervisor |
@@ -37,6 +38,7 @@ mod inbox;
 mod notice;
 mod notifier;
 mod pace;
+mod pairs;
 mod ports;
 mod queue_pair;
 mod record;
@@ -49,6 +51,7 @@ mod stats;
 mod stream;
 mod tables;
 mod views;
+mod well_known;
 
 /// In the model of `tests/it/vmci/signals_model.rs` these are those of `loom`.
 mod sync {

@@ -62,6 +62,7 @@ pub struct Pair {
     /// Names it in records; never used again.
     pub serial: u64,
     pub creator: u32,
+    /// Set by [`Pairs::attach`](super::pairs::Pairs::attach) once the pair is in the table.
     pub attacher: Option<u32>,
     /// Whom the creator named: a VM, the host (then the tracked connection says who is meant), or anyone.
     pub peer: u32,

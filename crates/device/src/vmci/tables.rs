@@ -3,7 +3,7 @@
 //! Plain tables and look-ups. What changes them lies in the files that say what a guest asked for, as more
 //! methods of [`Hypervisor`] and [`Inner`].
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -15,10 +15,11 @@ use vmlane_wire::vmci::Handle;
 
 use super::connection::Connection;
 use super::inbox::Inbox;
-use super::queue_pair::Pair;
+use super::pairs::Pairs;
 use super::record::Dirty;
 use super::spec::VmSpec;
 use super::stats::{Refusal, VmciStats};
+use super::well_known::WellKnown;
 
 /// One VM as the hypervisor knows it.
 pub(super) struct Context {
@@ -88,42 +89,13 @@ pub(super) struct RoutedPeer {
     pub stream: StreamId,
 }
 
-/// Names a pair whose creator was reset: the end that is left and its handle, which may mean several pairs if the
-/// creator was reset several times, and the pair's serial number, which tells them apart.
-pub(super) type Orphan = (u32, (u32, u32), u64);
-
-/// A pair, by what it is found with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PairName {
-    /// The one that the handle means.
-    Current(Handle),
-    Orphan(Orphan),
-}
-
-impl PairName {
-    pub fn handle(self) -> Handle {
-        match self {
-            PairName::Current(handle) => handle,
-            PairName::Orphan((_, (context, resource), _)) => Handle::new(context, resource),
-        }
-    }
-}
-
-/// A handle as part of an orphan's name.
-pub(super) fn words(handle: Handle) -> (u32, u32) {
-    (handle.context, handle.resource)
-}
-
 pub(super) struct Inner {
     pub contexts: HashMap<u32, Context>,
-    pub pairs: HashMap<Handle, Pair>,
-    /// Pairs whose creator was reset: the creator's next kernel counts its handles from the start again.
-    pub orphans: BTreeMap<Orphan, Pair>,
+    pub pairs: Pairs,
     pub connections: HashMap<Key, Connection>,
     /// Connections whose REQUEST waits its turn, in order; some may be gone meanwhile.
     pub waiting: VecDeque<Key>,
-    /// Group and well-known resource id to the context that took it.
-    pub well_known: HashMap<(String, u32), u32>,
+    pub well_known: WellKnown,
     /// Ends of joined pairs that belong to endpoints of other kinds, by the number of their connection.
     pub routed_peers: HashMap<u64, RoutedPeer>,
     /// The last resource id given to a pair that the device offers.
@@ -149,11 +121,10 @@ impl Inner {
     pub fn new(router: Arc<Router>, guest_ends: Arc<dyn Remote>) -> Inner {
         Inner {
             contexts: HashMap::new(),
-            pairs: HashMap::new(),
-            orphans: BTreeMap::new(),
+            pairs: Pairs::default(),
             connections: HashMap::new(),
             waiting: VecDeque::new(),
-            well_known: HashMap::new(),
+            well_known: WellKnown::default(),
             routed_peers: HashMap::new(),
             last_resource: 0,
             after: Calls::default(),

@@ -286,7 +286,7 @@ impl Vmxnet3Device {
     }
 
     /// Memory under an active NIC goes away: the driver is told to reset, in case it lives on.
-    fn abandon(&mut self) {
+    fn lose_memory(&mut self) {
         self.stats().lost_memory.inc();
         if let Some(active) = &self.active {
             let shared = &active.running.shared;
@@ -395,7 +395,7 @@ impl PciDevice for Vmxnet3Device {
             rest.map_or(true, |rest| rest.len() < active.memory.len())
         });
         if touched {
-            self.abandon();
+            self.lose_memory();
         }
     }
 
@@ -413,6 +413,17 @@ impl PciDevice for Vmxnet3Device {
 
     fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
         self.restore(&checkpoint)
+    }
+
+    fn begin(&mut self, _: u64) {}
+
+    /// Its driver finds a device that is not activated, and resets it.
+    fn abandon(&mut self) {
+        self.reset();
+    }
+
+    fn spin_hint(&self) -> Duration {
+        Duration::ZERO
     }
 
     fn irqs_changed(&mut self) {

@@ -5,21 +5,21 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-use super::frame::Mac;
+use super::frame::{Mac, Network};
 
 /// Addresses that are remembered.
 const MOST: usize = 4096;
 
 #[derive(Default)]
 pub struct Addresses {
-    known: HashMap<IpAddr, Claimed>,
+    known: HashMap<(Network, IpAddr), Claimed>,
 }
 
 struct Claimed {
-    macs: [Mac; 2],
-    last: usize,
-    two: bool,
-    /// How often the other one of the two claimed it.
+    /// Who claimed it last, and the other one of the two.
+    last: Mac,
+    other: Option<Mac>,
+    /// How often the other one claimed it.
     changes: u32,
 }
 
@@ -32,31 +32,25 @@ pub struct Conflict {
 }
 
 impl Addresses {
-    pub fn claim(&mut self, address: IpAddr, mac: Mac) {
-        if self.known.len() >= MOST && !self.known.contains_key(&address) {
+    pub fn claim(&mut self, network: Network, address: IpAddr, mac: Mac) {
+        let key = (network, address);
+        if self.known.len() >= MOST && !self.known.contains_key(&key) {
             return;
         }
-        let claimed =
-            self.known.entry(address).or_insert(Claimed { macs: [mac; 2], last: 0, two: false, changes: 0 });
-        let other = 1 - claimed.last;
-        if claimed.macs[claimed.last] == mac {
-            return;
-        }
-        if !claimed.two || claimed.macs[other] == mac {
-            claimed.macs[other] = mac;
-            (claimed.two, claimed.last) = (true, other);
+        let claimed = self.known.entry(key).or_insert(Claimed { last: mac, other: None, changes: 0 });
+        if claimed.last != mac && claimed.other.is_none_or(|other| other == mac) {
+            claimed.other = Some(std::mem::replace(&mut claimed.last, mac));
             claimed.changes += 1;
         }
     }
 
     /// There and back again, twice: an address that moves to another card (failover, a new machine) moves once.
     pub fn finish(self) -> Vec<Conflict> {
-        let conflict = |(address, claimed): (IpAddr, Claimed)| {
-            (claimed.changes >= 3).then(|| Conflict {
-                address,
-                macs: claimed.macs.map(spelled),
-                changes: claimed.changes,
-            })
+        let conflict = |((_, address), claimed): ((Network, IpAddr), Claimed)| {
+            let other = claimed.other.filter(|_| claimed.changes >= 3)?;
+            let mut macs = [claimed.last, other].map(spelled);
+            macs.sort();
+            Some(Conflict { address, macs, changes: claimed.changes })
         };
         let mut conflicts: Vec<Conflict> = self.known.into_iter().filter_map(conflict).collect();
         conflicts.sort_by_key(|conflict| conflict.address);
@@ -79,7 +73,7 @@ mod tests {
         let (one, other) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
         let found = |claims: &[Mac]| {
             let mut addresses = Addresses::default();
-            claims.iter().for_each(|mac| addresses.claim(address, *mac));
+            claims.iter().for_each(|mac| addresses.claim(Network::default(), address, *mac));
             addresses.finish().len()
         };
         assert_eq!(found(&[one, one, one]), 0);
@@ -91,7 +85,8 @@ mod tests {
     fn so_many_addresses_are_remembered_and_no_more() {
         let mut addresses = Addresses::default();
         for number in 0..2 * MOST as u32 {
-            addresses.claim(std::net::Ipv4Addr::from(number).into(), [2, 0, 0, 0, 0, 1]);
+            let address = std::net::Ipv4Addr::from(number).into();
+            addresses.claim(Network::default(), address, [2, 0, 0, 0, 0, 1]);
         }
         assert_eq!(addresses.known.len(), MOST);
     }

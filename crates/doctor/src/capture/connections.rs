@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use super::frame::{Mac, Segment};
+use super::frame::{Mac, Point, Segment};
 use super::half::{Half, Terms};
 use super::way::{Opening, Way};
 
@@ -13,17 +13,24 @@ const FORGOTTEN: usize = 1024;
 /// Directions of connections that are kept, those that matter most.
 const KEPT: usize = 512;
 
-type Key = (u32, SocketAddr, SocketAddr);
+type Key = (Point, SocketAddr, SocketAddr);
 
 #[derive(Default)]
 pub struct Connections {
     now: HashMap<Key, Box<Connection>>,
-    ended: Vec<(u32, Way)>,
+    ended: Vec<(Point, Way)>,
     /// Connections that were seen, and that were forgotten to make room.
     pub seen: u64,
     pub forgotten: u64,
     /// Frames whose two ends have the same MAC address.
     pub same_mac: Option<(Mac, SocketAddr, SocketAddr, u64)>,
+}
+
+/// Of a connection's two ends: the one with the smaller address, or the other.
+#[derive(Clone, Copy)]
+enum Which {
+    First,
+    Second,
 }
 
 #[derive(Default)]
@@ -42,7 +49,7 @@ impl Connections {
         if let Some((one, other)) = segment.macs {
             self.compare(one, other, segment);
         }
-        let (key, which) = key(segment.interface, segment.from, segment.to);
+        let (key, which) = key(segment.point, segment.from, segment.to);
         if !self.now.contains_key(&key) {
             self.seen += 1;
             if self.now.len() >= MOST {
@@ -51,7 +58,7 @@ impl Connections {
         }
         let connection = self.now.entry(key).or_default();
         // The same ports again: the connection before is over.
-        let is_new = segment.flags.syn && !segment.flags.ack && connection.halves[which].seen.frames > 0;
+        let is_new = segment.flags.syn && !segment.flags.ack && connection.has_data();
         if is_new {
             let before = std::mem::take(&mut **connection);
             self.ended.extend(before.ways(key));
@@ -63,16 +70,17 @@ impl Connections {
         }
     }
 
-    pub fn too_big(&mut self, interface: u32, from: SocketAddr, to: SocketAddr, mtu: u32, time: i64) {
-        let (key, which) = key(interface, from, to);
+    pub fn too_big(&mut self, point: Point, from: SocketAddr, to: SocketAddr, mtu: u32, time: i64) {
+        let (key, which) = key(point, from, to);
         if let Some(connection) = self.now.get_mut(&key) {
-            connection.halves[which].told_mtu(mtu, time);
+            connection.ends(which).0.told_mtu(mtu, time);
         }
     }
 
     fn compare(&mut self, one: Mac, other: Mac, segment: &Segment) {
         // A group has no sender, and the loopback's frames have zeros.
-        if one == other && one != [0; 6] && one[0] & 1 == 0 && segment.from.ip() != segment.to.ip() {
+        let [first, ..] = one;
+        if one == other && one != [0; 6] && first & 1 == 0 && segment.from.ip() != segment.to.ip() {
             self.same_mac.get_or_insert((one, segment.from, segment.to, 0)).3 += 1;
         }
     }
@@ -97,8 +105,8 @@ impl Connections {
         }
     }
 
-    /// Everything, the weightiest first, each with its interface.
-    pub fn finish(mut self) -> Vec<(u32, Way)> {
+    /// Everything, the weightiest first, each with its point.
+    pub fn finish(mut self) -> Vec<(Point, Way)> {
         let rest = std::mem::take(&mut self.now);
         self.ended.extend(rest.into_iter().flat_map(|(key, connection)| connection.ways(key)));
         self.ended.sort_by_key(|(_, way)| (std::cmp::Reverse(way.weight()), way.from, way.to));
@@ -108,18 +116,28 @@ impl Connections {
 }
 
 /// The same for both directions, and which of the two this is.
-fn key(interface: u32, from: SocketAddr, to: SocketAddr) -> (Key, usize) {
-    if from <= to { ((interface, from, to), 0) } else { ((interface, to, from), 1) }
+fn key(point: Point, from: SocketAddr, to: SocketAddr) -> (Key, Which) {
+    if from <= to { ((point, from, to), Which::First) } else { ((point, to, from), Which::Second) }
 }
 
 impl Connection {
-    fn see(&mut self, segment: &Segment, which: usize) {
+    fn has_data(&self) -> bool {
+        self.halves.iter().any(|half| half.seen.frames > 0)
+    }
+
+    /// What this end sends, and what the other one does.
+    fn ends(&mut self, which: Which) -> (&mut Half, &mut Half) {
+        let [first, second] = &mut self.halves;
+        match which {
+            Which::First => (first, second),
+            Which::Second => (second, first),
+        }
+    }
+
+    fn see(&mut self, segment: &Segment, which: Which) {
         self.last = self.last.max(segment.time);
         let flags = segment.flags;
-        let [first, second] = &mut self.halves;
-        let (sender, receiver) = if which == 0 { (first, second) } else { (second, first) };
         if flags.syn {
-            sender.open(segment);
             match (flags.ack, self.opened) {
                 (false, _) => (self.opened, self.answered) = (Some(segment.time), false),
                 (true, Some(_)) => self.answered = true,
@@ -127,6 +145,11 @@ impl Connection {
             }
         } else if let Some(opened) = self.opened.take_if(|_| self.answered && flags.ack) {
             self.handshake = Some(segment.time.saturating_sub(opened).max(0));
+        }
+        let handshake = self.handshake;
+        let (sender, receiver) = self.ends(which);
+        if flags.syn {
+            sender.open(segment);
         }
         let mss = |half: &Half| half.opening.and_then(|opening| opening.mss).map(u32::from);
         let agreed = match (mss(sender), mss(receiver)) {
@@ -145,12 +168,12 @@ impl Connection {
         }
         // What came with the first segment is rare and not looked at; a reset's data is a text for people.
         if !flags.syn && !flags.rst {
-            sender.sends(segment, Terms { mss: agreed.filter(|mss| *mss > 0), round_trip: self.handshake });
+            sender.sends(segment, Terms { mss: agreed.filter(|mss| *mss > 0), round_trip: handshake });
         }
     }
 
     /// Those directions in which data was sent.
-    fn ways(self, (interface, one, other): Key) -> impl Iterator<Item = (u32, Way)> {
+    fn ways(self, (point, one, other): Key) -> impl Iterator<Item = (Point, Way)> {
         let (last, handshake) = (self.last, self.handshake.map(i64::unsigned_abs));
         let [first, second] = self.halves.map(|half| half.finish(last));
         let way = move |from, to, sender: Option<Opening>, receiver: Option<Opening>, seen| {
@@ -161,6 +184,6 @@ impl Connection {
         [way(one, other, here, there, first.1), way(other, one, there, here, second.1)]
             .into_iter()
             .filter(|way| way.seen.frames > 0)
-            .map(move |way| (interface, way))
+            .map(move |way| (point, way))
     }
 }

@@ -19,6 +19,9 @@ pub const MOST_INTERFACES: usize = 256;
 /// Types of blocks of pcapng.
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
+/// A packet in a form of before 2004, and one without a time.
+const OLD_PACKET: u32 = 2;
+const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 
 /// A packet as the file has it.
@@ -34,10 +37,12 @@ pub struct Packet<'a> {
 }
 
 /// How the reading ended.
-pub enum End {
-    Whole,
-    /// Where the file cannot be read any further, and why.
-    Early(String),
+#[derive(Debug, Default)]
+pub struct End {
+    /// Where the file cannot be read any further, and why; none: it was read as a whole.
+    pub early: Option<String>,
+    /// Packets that were passed over: without a time, or of no interface.
+    pub passed_over: u64,
 }
 
 /// Calls `each` with every packet. An error is a file that is no capture at all.
@@ -68,7 +73,7 @@ fn pcap(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String
     while let Some(packet) = reader.next_raw_packet() {
         let packet = match packet {
             Ok(packet) => packet,
-            Err(error) => return Ok(early(count, &error)),
+            Err(error) => return Ok(End { early: Some(early(count, &error)), passed_over: 0 }),
         };
         count += 1;
         each(Packet {
@@ -79,23 +84,28 @@ fn pcap(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String
             bytes: &packet.data,
         });
     }
-    Ok(End::Whole)
+    Ok(End::default())
 }
 
 fn pcapng(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String> {
     let mut reader = PcapNgReader::new(file).map_err(|error| error.to_string())?;
     let mut interfaces: Vec<(DataLink, Clock)> = Vec::new();
-    let mut count = 0_u64;
+    let (mut count, mut passed_over) = (0_u64, 0_u64);
     loop {
         let header = match reader.next_raw_block() {
-            None => return Ok(End::Whole),
-            Some(Err(error)) => return Ok(early(count, &error)),
+            None => return Ok(End { early: None, passed_over }),
+            Some(Err(error)) => return Ok(End { early: Some(early(count, &error)), passed_over }),
             Some(Ok(block)) if block.type_ == ENHANCED_PACKET => {
                 // The block borrows the reader, whose interfaces are known from the blocks before.
                 count += 1;
-                if let Some(packet) = enhanced(&block, &interfaces) {
-                    each(packet);
+                match enhanced(&block, &interfaces) {
+                    Some(packet) => each(packet),
+                    None => passed_over += 1,
                 }
+                continue;
+            }
+            Some(Ok(block)) if matches!(block.type_, OLD_PACKET | SIMPLE_PACKET) => {
+                (count, passed_over) = (count + 1, passed_over + 1);
                 continue;
             }
             Some(Ok(block)) => block.type_,
@@ -103,9 +113,8 @@ fn pcapng(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, Stri
         if header == INTERFACE || header == SECTION {
             let known = reader.interfaces();
             if known.len() > MOST_INTERFACES {
-                return Ok(End::Early(format!(
-                    "after {count} packets: more than {MOST_INTERFACES} interfaces"
-                )));
+                let why = format!("after {count} packets: more than {MOST_INTERFACES} interfaces");
+                return Ok(End { early: Some(why), passed_over });
             }
             let order = reader.section().endianness;
             interfaces = known.iter().map(|one| (one.linktype, Clock::of(order, &one.options))).collect();
@@ -113,12 +122,12 @@ fn pcapng(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, Stri
     }
 }
 
-fn early(count: u64, error: &PcapError) -> End {
+fn early(count: u64, error: &PcapError) -> String {
     match error {
         PcapError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            End::Early(format!("after {count} packets, in the middle of one"))
+            format!("after {count} packets, in the middle of one")
         }
-        error => End::Early(format!("after {count} packets: {error}")),
+        error => format!("after {count} packets: {error}"),
     }
 }
 
@@ -129,24 +138,24 @@ fn enhanced<'a>(block: &'a RawBlock<'_>, interfaces: &[(DataLink, Clock)]) -> Op
         Cow::Borrowed(body) => body,
         Cow::Owned(body) => body,
     };
-    let bytes = body.first_chunk::<20>()?;
     // All interfaces of a section have its byte order; a packet without an interface has no meaning.
     let order = interfaces.first()?.1.order;
-    let word = |at: usize| {
-        let word: [u8; 4] = std::array::from_fn(|byte| bytes[at * 4 + byte]);
-        match order {
+    let word = |at: usize| -> Option<u32> {
+        let word = *body.get(at * 4..)?.first_chunk::<4>()?;
+        Some(match order {
             Endianness::Big => u32::from_be_bytes(word),
             Endianness::Little => u32::from_le_bytes(word),
-        }
+        })
     };
-    let number = word(0);
+    let number = word(0)?;
     let (link, clock) = *interfaces.get(number as usize)?;
-    let frame = body.get(20..)?.get(..word(3) as usize)?;
+    let kept = word(3)?;
+    let frame = body.get(20..)?.get(..kept as usize)?;
     Some(Packet {
         interface: u16::try_from(number).ok()?,
         link,
-        time: clock.nanoseconds(u64::from(word(1)) << 32 | u64::from(word(2))),
-        length: word(4).max(word(3)),
+        time: clock.nanoseconds(u64::from(word(1)?) << 32 | u64::from(word(2)?)),
+        length: word(4)?.max(kept),
         bytes: frame,
     })
 }
@@ -183,7 +192,7 @@ mod tests {
     fn count(bytes: &[u8]) -> Result<(usize, bool), String> {
         let mut packets = 0;
         let end = read_from(bytes, &mut |_| packets += 1)?;
-        Ok((packets, matches!(end, End::Whole)))
+        Ok((packets, end.early.is_none()))
     }
 
     fn pcap_of(packets: &[&[u8]]) -> Vec<u8> {
@@ -219,6 +228,21 @@ mod tests {
         assert_eq!(clock(0x80 | 10).nanoseconds(512), 500_000_000);
         assert_eq!(clock(0x7f).nanoseconds(5), 5000, "what cannot be is taken for the default");
         assert_eq!(clock(0).nanoseconds(u64::MAX), i64::MAX);
+    }
+
+    /// A block without a time, one of an interface that there is not, and one of before 2004.
+    #[test]
+    fn packets_that_are_passed_over_are_counted() {
+        let mut words = vec![SECTION, 28, 0x1a2b_3c4d, 1, u32::MAX, u32::MAX, 28];
+        words.extend([INTERFACE, 20, 1, 0, 20]);
+        words.extend([SIMPLE_PACKET, 20, 4, 7, 20]);
+        words.extend([ENHANCED_PACKET, 32, 5, 0, 0, 0, 0, 32]);
+        words.extend([OLD_PACKET, 32, 0, 0, 0, 0, 0, 32]);
+        words.extend([ENHANCED_PACKET, 32, 0, 0, 0, 0, 0, 32]);
+        let file: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        let mut packets = 0;
+        let end = read_from(&file[..], &mut |_| packets += 1).unwrap();
+        assert_eq!((packets, end.passed_over, end.early), (1, 3, None));
     }
 
     #[test]

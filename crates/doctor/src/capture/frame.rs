@@ -3,40 +3,61 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use etherparse::{
-    ArpHardwareId, EtherType, LaxNetSlice, LaxSlicedPacket, LinkSlice, TcpOptionElement, TcpSlice,
-    TransportSlice,
+    ArpHardwareId, EtherType, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, LinkSlice, TcpOptionElement,
+    TcpSlice, TransportSlice,
 };
 use pcap_file::DataLink;
 
 use super::file::Packet;
+use super::tunnel;
+use super::unexamined::Unexamined;
 
 pub type Mac = [u8; 6];
+
+/// `ARPHRD_VSOCKMON` of linux/if_arp.h.
+const VSOCKMON: [u8; 2] = 826_u16.to_be_bytes();
+/// Tunnels inside of tunnels that are looked into.
+const DEEPEST: usize = 2;
 
 pub enum Frame {
     Tcp(Segment),
     /// ARP: the address belongs to this card, says the sender.
     Claim {
+        network: Network,
         address: IpAddr,
         mac: Mac,
     },
     /// ICMP: packets of this connection must not be larger.
     TooBig {
+        point: Point,
         from: SocketAddr,
         to: SocketAddr,
         mtu: u32,
     },
-    /// Part of a datagram.
-    Fragment,
-    Other,
-    /// Of a link layer that is not known here.
-    Unknown,
-    /// Fewer bytes were kept than its headers have.
-    Cut,
+    /// No conclusion is drawn from it.
+    Unexamined(Unexamined),
+}
+
+/// Where in its file a frame was seen: a connection at two points is not followed as one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Point {
+    pub interface: u32,
+    pub in_tunnel: bool,
+}
+
+/// Where an address has one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Network {
+    interface: u32,
+    /// The numbers of its VLANs, from the outermost to the innermost.
+    vlans: u64,
+    /// The number of the tunnel's network.
+    tunnel: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    pub interface: u32,
+    pub point: Point,
     pub time: i64,
     pub from: SocketAddr,
     pub to: SocketAddr,
@@ -78,7 +99,14 @@ pub fn decode(packet: &Packet<'_>) -> Frame {
     let sliced = match packet.link {
         DataLink::ETHERNET => LaxSlicedPacket::from_ethernet(bytes).ok(),
         DataLink::RAW | DataLink::IPV4 | DataLink::IPV6 => LaxSlicedPacket::from_ip(bytes).ok(),
+        DataLink::VSOCK => return Frame::Unexamined(Unexamined::Vsock),
+        DataLink::LINUX_SLL if bytes.get(2..4) == Some(&VSOCKMON) => {
+            return Frame::Unexamined(Unexamined::Vsock);
+        }
         DataLink::LINUX_SLL => cooked(bytes, 14, 16),
+        DataLink::LINUX_SLL2 if bytes.get(8..10) == Some(&VSOCKMON) => {
+            return Frame::Unexamined(Unexamined::Vsock);
+        }
         // Of several interfaces at once, each frame says which one it was.
         DataLink::LINUX_SLL2 => {
             let index = bytes.get(4..8).and_then(|bytes| bytes.first_chunk::<4>());
@@ -88,11 +116,28 @@ pub fn decode(packet: &Packet<'_>) -> Frame {
         DataLink::NULL | DataLink::LOOP => {
             bytes.get(4..).and_then(|packet| LaxSlicedPacket::from_ip(packet).ok())
         }
-        _ => return Frame::Unknown,
+        link => return Frame::Unexamined(Unexamined::Link(u32::from(link))),
     };
-    let Some(sliced) = sliced else { return Frame::Cut };
+    let Some(mut sliced) = sliced else { return Frame::Unexamined(Unexamined::Cut) };
+    let mut tunnel = None;
+    for _ in 0..=DEEPEST {
+        match tunnel::inside(&sliced) {
+            None => return meaning(packet, interface, tunnel, &sliced),
+            Some(Ok((inner, network))) => (sliced, tunnel) = (inner, Some(network)),
+            Some(Err(why)) => return Frame::Unexamined(why),
+        }
+    }
+    Frame::Unexamined(Unexamined::TooDeep)
+}
+
+/// What a packet means; `tunnel` is the network of the tunnel that it is in.
+fn meaning(packet: &Packet<'_>, interface: u32, tunnel: Option<u32>, sliced: &LaxSlicedPacket<'_>) -> Frame {
+    let bytes = packet.bytes;
+    let point = Point { interface, in_tunnel: tunnel.is_some() };
     let (header, addresses, announced, id, fragmented) = match &sliced.net {
-        Some(LaxNetSlice::Arp(arp)) => return claim(arp),
+        Some(LaxNetSlice::Arp(arp)) => {
+            return claim(arp, Network { interface, vlans: vlans(sliced), tunnel });
+        }
         Some(LaxNetSlice::Ipv4(ip)) => {
             let header = ip.header();
             let addresses = (IpAddr::V4(header.source_addr()), IpAddr::V4(header.destination_addr()));
@@ -109,25 +154,28 @@ pub fn decode(packet: &Packet<'_>) -> Frame {
             };
             (offset(bytes, header.slice()), addresses, announced, 0, ip.is_payload_fragmented())
         }
-        None if sliced.stop_err.is_some() => return Frame::Cut,
-        None => return Frame::Other,
+        None if sliced.stop_err.is_some() => return Frame::Unexamined(Unexamined::Cut),
+        None => return Frame::Unexamined(Unexamined::NoIp),
     };
     if fragmented {
-        return Frame::Fragment;
+        return Frame::Unexamined(Unexamined::Fragment);
     }
+    let protocol = sliced.net.as_ref().and_then(LaxNetSlice::ip_payload_ref).map(|ip| ip.ip_number);
+    let other = Frame::Unexamined(protocol.map_or(Unexamined::NoIp, Unexamined::Protocol));
     // Frames that the card shall cut may be longer than the field can say, which then is zero.
     let whole = if announced == 0 { packet.length.saturating_sub(header as u32) } else { announced };
     let tcp = match &sliced.transport {
         Some(TransportSlice::Tcp(tcp)) => tcp,
         Some(TransportSlice::Icmpv4(icmp)) if (icmp.type_u8(), icmp.code_u8()) == (3, 4) => {
             let [_, _, high, low] = icmp.bytes5to8();
-            return too_big(icmp.payload(), u32::from(u16::from_be_bytes([high, low])));
+            let mtu = u32::from(u16::from_be_bytes([high, low]));
+            return too_big(point, icmp.payload(), mtu).unwrap_or(other);
         }
         Some(TransportSlice::Icmpv6(icmp)) if icmp.type_u8() == 2 => {
-            return too_big(icmp.payload(), u32::from_be_bytes(icmp.bytes5to8()));
+            return too_big(point, icmp.payload(), u32::from_be_bytes(icmp.bytes5to8())).unwrap_or(other);
         }
-        None if sliced.stop_err.is_some() => return Frame::Cut,
-        _ => return Frame::Other,
+        None if sliced.stop_err.is_some() => return Frame::Unexamined(Unexamined::Cut),
+        _ => return other,
     };
     let before = offset(bytes, tcp.header_slice()).saturating_sub(header) + tcp.header_slice().len();
     let macs = match &sliced.link {
@@ -135,7 +183,7 @@ pub fn decode(packet: &Packet<'_>) -> Frame {
         _ => None,
     };
     Frame::Tcp(Segment {
-        interface,
+        point,
         time: packet.time,
         from: SocketAddr::new(addresses.0, tcp.source_port()),
         to: SocketAddr::new(addresses.1, tcp.destination_port()),
@@ -157,6 +205,13 @@ fn cooked(bytes: &[u8], kind: usize, at: usize) -> Option<LaxSlicedPacket<'_>> {
     Some(LaxSlicedPacket::from_ether_type(EtherType(kind), bytes.get(at..)?))
 }
 
+fn vlans(sliced: &LaxSlicedPacket<'_>) -> u64 {
+    sliced.link_exts.iter().fold(0, |all, header| match header {
+        LaxLinkExtSlice::Vlan(vlan) => all << 16 | u64::from(vlan.vlan_identifier().value()) | 1 << 12,
+        LaxLinkExtSlice::Macsec(_) => all,
+    })
+}
+
 /// Where a part begins in the whole.
 fn offset(whole: &[u8], part: &[u8]) -> usize {
     (part.as_ptr() as usize).saturating_sub(whole.as_ptr() as usize)
@@ -170,7 +225,8 @@ fn options(tcp: &TcpSlice<'_>) -> Options {
             TcpOptionElement::WindowScale(scale) => options.scale = Some(scale.min(14)),
             TcpOptionElement::SelectiveAcknowledgementPermitted => options.sack_permitted = true,
             TcpOptionElement::SelectiveAcknowledgement(first, more) => {
-                options.sacks = [Some(first), more[0]];
+                let [second, ..] = more;
+                options.sacks = [Some(first), second];
             }
             _ => {}
         }
@@ -178,34 +234,39 @@ fn options(tcp: &TcpSlice<'_>) -> Options {
     options
 }
 
-fn claim(arp: &etherparse::ArpPacketSlice<'_>) -> Frame {
+fn claim(arp: &etherparse::ArpPacketSlice<'_>, network: Network) -> Frame {
     let is_ethernet =
         arp.hw_addr_type() == ArpHardwareId::ETHERNET && arp.proto_addr_type() == EtherType::IPV4;
     let (mac, address) = (arp.sender_hw_addr(), arp.sender_protocol_addr());
     match (mac.try_into(), <[u8; 4]>::try_from(address)) {
         // A probe for an address that is not used yet has none of its own.
         (Ok(mac), Ok(address)) if is_ethernet && address != [0; 4] => {
-            Frame::Claim { address: IpAddr::V4(Ipv4Addr::from(address)), mac }
+            Frame::Claim { network, address: IpAddr::V4(Ipv4Addr::from(address)), mac }
         }
-        _ => Frame::Other,
+        _ => Frame::Unexamined(Unexamined::NoIp),
     }
 }
 
 /// The beginning of the packet that was too big is in the message: addresses and ports.
-fn too_big(packet: &[u8], mtu: u32) -> Frame {
-    let found = match packet.first().map(|byte| byte >> 4) {
-        Some(4) => ports(packet, usize::from(packet[0] & 15) * 4, 9).and_then(|ports| {
+fn too_big(point: Point, packet: &[u8], mtu: u32) -> Option<Frame> {
+    let first = *packet.first()?;
+    let (from, to, (source, destination)) = match first >> 4 {
+        4 => ports(packet, usize::from(first & 15) * 4, 9).and_then(|ports| {
             let at = |at: usize| Some(IpAddr::V4(Ipv4Addr::from(*packet.get(at..)?.first_chunk::<4>()?)));
             Some((at(12)?, at(16)?, ports))
         }),
-        Some(6) => ports(packet, 40, 6).and_then(|ports| {
+        6 => ports(packet, 40, 6).and_then(|ports| {
             let at = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*packet.get(at..)?.first_chunk::<16>()?)));
             Some((at(8)?, at(24)?, ports))
         }),
         _ => None,
-    };
-    let Some((from, to, (source, destination))) = found else { return Frame::Other };
-    Frame::TooBig { from: SocketAddr::new(from, source), to: SocketAddr::new(to, destination), mtu }
+    }?;
+    Some(Frame::TooBig {
+        point,
+        from: SocketAddr::new(from, source),
+        to: SocketAddr::new(to, destination),
+        mtu,
+    })
 }
 
 /// The ports of a TCP segment that begins at `at`, if the byte at `protocol` says that it is one.

@@ -10,7 +10,8 @@ use super::way::{Opening, Seen};
 
 /// Entries of a list of things under way.
 const MOST: usize = 32;
-/// Nothing moved for so long: a retransmission after that was a time-out's (RFC 6298; at least 200 ms in Linux).
+/// Nothing moved for so long: a retransmission after that was a time-out's (RFC 6298; at least 200 ms in Linux). At the
+/// receiver's end a fast one comes a round trip later than what asked for it.
 const TIMEOUT: i64 = 180_000_000;
 /// An acknowledgement that comes so late was delayed (40 ms in Linux, 200 ms in Windows, 500 ms at most by RFC 9293).
 const DELAYED: std::ops::Range<i64> = 35_000_000..600_000_000;
@@ -37,7 +38,8 @@ pub struct Half {
     recovery: i64,
     by_timeout: bool,
     last_sent: Option<Last>,
-    last_progress: i64,
+    /// When data, or an acknowledgement of some, was seen last.
+    last_moved: i64,
     timed: Option<(i64, i64)>,
     largest: Option<(i64, i64)>,
     super_frames: VecDeque<SuperFrame>,
@@ -46,7 +48,7 @@ pub struct Half {
     stuck: Option<(i64, u32, u32)>,
     /// Behind what was sent again last.
     resent: i64,
-    /// A small segment alone under way, and an acknowledgement that came late for one.
+    /// A small segment alone under way and when its acknowledgement is due, and how late one came.
     alone: Option<(i64, i64)>,
     late: Option<(i64, i64)>,
     told_mtu: Option<(u32, i64)>,
@@ -104,8 +106,12 @@ impl Half {
 
     pub fn open(&mut self, segment: &Segment) {
         let options = segment.options;
-        self.opening =
-            Some(Opening { mss: options.mss, window_scale: options.scale, sack: options.sack_permitted });
+        self.opening = Some(Opening {
+            mss: options.mss,
+            window_scale: options.scale,
+            sack: options.sack_permitted,
+            answers: segment.flags.ack,
+        });
         self.begin(segment.sequence.wrapping_add(1));
     }
 
@@ -163,6 +169,7 @@ impl Half {
             self.recent.pop_front();
         }
         self.recent.push_back(recent);
+        self.last_moved = segment.time;
     }
 
     fn fresh(&mut self, segment: &Segment, start: i64, end: i64, segments: u64, terms: Terms) {
@@ -211,7 +218,8 @@ impl Half {
         }
         self.late = None;
         let is_alone = mss.is_some_and(|mss| segment.payload < mss) && start == self.acknowledged;
-        self.alone = is_alone.then_some((end, now));
+        // The acknowledgement takes a round trip anyway.
+        self.alone = is_alone.then_some((end, now.saturating_add(terms.round_trip.unwrap_or(0))));
     }
 
     /// Data before the end of what was sent: overtaken, doubled, or sent again.
@@ -235,19 +243,8 @@ impl Half {
             self.seen.again.spurious += segments;
             return;
         }
-        let idle =
-            now.saturating_sub(self.last_progress.max(self.last_sent.as_ref().map_or(0, |last| last.time)));
-        let again = &mut self.seen.again;
-        let recovers = start < self.recovery;
-        if idle >= TIMEOUT || recovers && self.by_timeout {
-            again.timeout += segments;
-            (self.recovery, self.by_timeout) = (self.recovery.max(self.next), true);
-        } else if self.duplicate_acks >= 3 || self.selective || recovers {
-            again.fast += segments;
-            (self.recovery, self.by_timeout) = (self.recovery.max(self.next), false);
-        } else {
-            again.probe += segments;
-        }
+        let is_reported = self.duplicate_acks >= 3 || self.selective;
+        self.sent_again(now, start, segments, TIMEOUT, is_reported);
         self.lost(now, start, end);
         self.stands_still(segment, start);
         if let Some(frame) =
@@ -287,17 +284,33 @@ impl Half {
         let age = segment.time.saturating_sub(hole.since);
         let soon = terms.round_trip.map_or(OVERTAKEN, |trip| OVERTAKEN.min(trip / 2));
         // Linux counts the packets of a connection: the one that was overtaken has the smaller number.
-        let is_earlier =
-            segment.id == 0 || hole.id.wrapping_sub(segment.id) < 0x8000 && hole.id != segment.id;
-        if age <= soon.max(100_000) && is_earlier {
+        let is_earlier = match segment.id {
+            0 => age <= soon,
+            id => age <= soon.max(100_000) && hole.id.wrapping_sub(id) < 0x8000 && hole.id != id,
+        };
+        if is_earlier {
             self.seen.overtaken += 1;
             return true;
         }
         self.seen.again.bytes += u64::from(segment.payload);
         self.lost(segment.time, start, end);
-        let again = &mut self.seen.again;
-        *(if age >= TIMEOUT { &mut again.timeout } else { &mut again.fast }) += segments;
+        let patience = TIMEOUT.saturating_add(terms.round_trip.unwrap_or(0));
+        self.sent_again(segment.time, start, segments, patience, true);
         true
+    }
+
+    /// By what the sender knew that it had to send again: the age of a loss says nothing while others are mended.
+    fn sent_again(&mut self, now: i64, start: i64, segments: u64, patience: i64, is_reported: bool) {
+        let idle = now.saturating_sub(self.last_moved);
+        let recovers = start < self.recovery;
+        let again = &mut self.seen.again;
+        let by_timeout = idle >= patience || recovers && self.by_timeout;
+        if !by_timeout && !is_reported && !recovers {
+            again.probe += segments;
+            return;
+        }
+        *(if by_timeout { &mut again.timeout } else { &mut again.fast }) += segments;
+        (self.recovery, self.by_timeout) = (self.recovery.max(self.next), by_timeout);
     }
 
     fn lost(&mut self, now: i64, start: i64, end: i64) {
@@ -339,6 +352,7 @@ impl Half {
             && !segment.flags.fin
         {
             self.duplicate_acks = self.duplicate_acks.saturating_add(1);
+            self.last_moved = now;
         }
         self.selective_blocks(segment, to);
         self.told_window = segment.window;
@@ -354,7 +368,10 @@ impl Half {
                 last.full = false;
             }
         }
-        match (segment.window == 0 && !segment.flags.rst && !segment.flags.fin, self.zero_since) {
+        // Of an opening it says that whoever answers has no room yet, of an end that nothing is expected.
+        let flags = segment.flags;
+        let is_closed = segment.window == 0 && !flags.syn && !flags.rst && !flags.fin;
+        match (is_closed, self.zero_since) {
             (true, None) => {
                 self.zero_since = Some(now);
                 self.seen.zero_windows += 1;
@@ -377,7 +394,7 @@ impl Half {
             seen.rate.delivered(now, bytes);
         }
         self.acknowledged = to;
-        self.last_progress = now;
+        self.last_moved = now;
         (self.duplicate_acks, self.selective) = (0, false);
         if let Some((_, sent)) = self.timed.take_if(|(end, _)| *end <= to) {
             seen.round_trips.add(now.saturating_sub(sent).unsigned_abs());
@@ -402,8 +419,8 @@ impl Half {
             seen.missed += (hole.end - hole.start).unsigned_abs();
         }
         self.holes.retain(|hole| hole.end > to);
-        if let Some((end, sent)) = self.alone.take_if(|(end, _)| *end <= to) {
-            let waited = now.saturating_sub(sent);
+        if let Some((end, due)) = self.alone.take_if(|(end, _)| *end <= to) {
+            let waited = now.saturating_sub(due);
             // With data it is an answer, not a mere acknowledgement.
             if end == to && segment.payload == 0 && DELAYED.contains(&waited) {
                 self.late = Some((now, waited));
@@ -427,6 +444,7 @@ impl Half {
             }
         } else {
             self.selective = true;
+            self.last_moved = segment.time;
         }
     }
 

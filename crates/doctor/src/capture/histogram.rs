@@ -17,8 +17,9 @@ impl Default for Histogram {
 
 impl Histogram {
     pub fn add(&mut self, value: u64) {
-        let count = &mut self.counts[bucket(value)];
-        *count = count.saturating_add(1);
+        if let Some(count) = self.counts.get_mut(bucket(value)) {
+            *count = count.saturating_add(1);
+        }
         self.total += 1;
         self.least = self.least.min(value);
     }

@@ -19,16 +19,18 @@ impl Default for Rate {
 
 impl Rate {
     pub fn delivered(&mut self, time: i64, bytes: u64) {
-        let piece = self.at(time);
-        piece.0 = piece.0.saturating_add(bytes);
+        if let Some(piece) = self.at(time) {
+            piece.0 = piece.0.saturating_add(bytes);
+        }
     }
 
     pub fn lost(&mut self, time: i64) {
-        let piece = self.at(time);
-        piece.1 = piece.1.saturating_add(1);
+        if let Some(piece) = self.at(time) {
+            piece.1 = piece.1.saturating_add(1);
+        }
     }
 
-    fn at(&mut self, time: i64) -> &mut (u64, u32) {
+    fn at(&mut self, time: i64) -> Option<&mut (u64, u32)> {
         let since = time.saturating_sub(*self.began.get_or_insert(time)).max(0);
         while since / self.piece >= PIECES as i64 {
             self.piece = self.piece.saturating_mul(2);
@@ -44,7 +46,7 @@ impl Rate {
         if self.pieces.len() <= at {
             self.pieces.resize(at + 1, (0, 0));
         }
-        &mut self.pieces[at]
+        self.pieces.get_mut(at)
     }
 
     /// The mean and the relative deviation of the rate, in bytes a second, and in which share of the pieces something was

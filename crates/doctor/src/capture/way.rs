@@ -30,6 +30,8 @@ pub struct Opening {
     pub mss: Option<u16>,
     pub window_scale: Option<u8>,
     pub sack: bool,
+    /// It answers the other end's, and so may not have what that lacks: a window scale, selective acknowledgements.
+    pub answers: bool,
 }
 
 /// Numbers of one direction. Bytes are of data, times in nanoseconds.

@@ -59,8 +59,9 @@ fn of(way: &Way) -> Option<Finding> {
         );
         return Some(Finding::new(CHECK.name, Severity::Broken, what, cost).evidence(shown).remedy(remedy));
     }
-    let what =
-        format!("Segments of {} bytes from {from} never arrive at {to}; smaller ones do.", seen.stuck_bytes);
+    let arrives =
+        if seen.largest_acknowledged > 0 { "smaller ones do" } else { "its answer to the opening did come" };
+    let what = format!("Segments of {} bytes from {from} never arrive at {to}; {arrives}.", seen.stuck_bytes);
     let cost = Cost::estimated(0.99, "the connection hangs as soon as it has much to send");
     let shown = format!(
         "{} bytes (a packet of {}) sent again {} times without an acknowledgement; the largest that was acknowledged: {}",

@@ -56,6 +56,15 @@ fn between(evidence: &Evidence, way: &Way) -> Option<String> {
     if more.seen.missed + fewer.seen.missed > 0 {
         return None;
     }
+    // One that goes on for longer has more in it, whatever was lost.
+    let (most, least) =
+        (one.seen.delivered.max(other.seen.delivered), one.seen.delivered.min(other.seen.delivered));
+    if most - least > most / 100 {
+        return Some(format!(
+            "{} and {} are not of the same part of the connection: what was lost between the two is not known",
+            one.point, other.point
+        ));
+    }
     let lost = more.seen.bytes - fewer.seen.bytes;
     Some(if lost > 0 {
         format!(

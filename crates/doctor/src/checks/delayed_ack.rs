@@ -14,7 +14,8 @@ pub const CHECK: Check = Check {
            until the first one is acknowledged (Nagle), and the receiver waits with the acknowledgement for an answer to send it \
            with (40 ms in Linux, 200 ms in Windows). Each message then takes that long, on any network. It is the program that must \
            change: write a message at once, or set TCP_NODELAY.",
-    reads: "in captures: a small segment alone under way, an empty acknowledgement after 35 ms or more, and data right behind it",
+    reads: "in captures: a small segment alone under way, an empty acknowledgement that comes 35 ms or more later than a round trip takes, and data \
+            right behind it",
     thresholds: &[Threshold {
         limit: "at least five times, and more than 5 % of the connection's time",
         source: "RFC 896 (Nagle) and RFC 9293, section 3.8.6.3 (delayed acknowledgements)",

@@ -25,7 +25,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.interfaces().filter_map(|(end, facts, card)| {
         let queues: Vec<_> = card.interrupts.iter().filter(|interrupt| is_queue(&interrupt.name)).collect();
         let allowed: BTreeSet<&str> = queues.iter().map(|interrupt| interrupt.may.as_str()).collect();
-        let [only] = allowed.into_iter().collect::<Vec<_>>()[..] else { return None };
+        let mut allowed = allowed.into_iter();
+        let (Some(only), None) = (allowed.next(), allowed.next()) else { return None };
         let several = card.queues.is_some_and(|(used, _)| used > 1);
         if !several || queues.len() < 2 || facts.machine.cpus < 2 || only.parse::<u32>().is_err() {
             return None;

@@ -1,5 +1,7 @@
 //! Segments smaller than the path allows.
 
+use std::cmp::Ordering;
+
 use super::{Check, Threshold, captured};
 use crate::capture::{Opening, Way};
 use crate::evidence::{Evidence, Kind};
@@ -73,8 +75,11 @@ fn of_capture(way: &Way) -> Option<Finding> {
             .run(&["ip", "route", "get", &to.to_string()]);
     let mss = sends.min(receives);
     if mss < 1200 {
-        let end = if sends <= receives { from } else { to };
-        let what = format!("{end} asks for segments of only {mss} bytes.");
+        let what = match sends.cmp(&receives) {
+            Ordering::Less => format!("{from} asks for segments of only {mss} bytes."),
+            Ordering::Greater => format!("{to} asks for segments of only {mss} bytes."),
+            Ordering::Equal => format!("{from} and {to} both ask for segments of only {mss} bytes."),
+        };
         let times = 1448.0 / f64::from(mss.max(1));
         let cost = Cost::estimated(
             1.0 - 1.0 / times,
@@ -85,8 +90,10 @@ fn of_capture(way: &Way) -> Option<Finding> {
     if sends.abs_diff(receives) <= 100 {
         return None;
     }
-    // Behind a router that may be right.
-    let what = format!("The MTUs of {from} and {to} differ: segments of {sends} and of {receives} bytes.");
+    // Behind a router that may be right, and what is between may have rewritten one of them.
+    let what = format!(
+        "{from} asks for segments of {sends} bytes and {to} for {receives}: their MTUs differ, or one was clamped on the way."
+    );
     let cost = Cost::estimated(0.2, format!("segments of {mss} bytes instead of {}", sends.max(receives)));
     Some(Finding::new(CHECK.name, Severity::Advice, what, cost).evidence(seen).remedy(remedy))
 }

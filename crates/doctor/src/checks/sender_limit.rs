@@ -73,7 +73,7 @@ fn of(way: &Way) -> Option<Finding> {
     let is_clean =
         way.lost_share() < 0.001 && seen.zero_windows == 0 && seen.window_full * 100 <= seen.frames;
     // At the receiver's end all data is acknowledged at once, and segments come as the narrowest link lets them.
-    let is_senders = way.handshake.is_none_or(|handshake| shortest * 3 >= handshake);
+    let is_senders = way.handshake.is_some_and(|handshake| shortest * 3 >= handshake);
     if !is_even || !enough || !is_clean || !is_senders || usual > 2 * shortest + 100_000 {
         return None;
     }

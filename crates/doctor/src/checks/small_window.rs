@@ -1,5 +1,7 @@
 //! In captures: a receive window that is smaller than the path.
 
+use std::net::IpAddr;
+
 use super::{Check, Threshold, captured};
 use crate::capture::Way;
 use crate::evidence::Evidence;
@@ -12,7 +14,8 @@ pub const CHECK: Check = Check {
     title: "The window is smaller than the path",
     text: "No more than one window can be under way, so a connection carries one window for each round trip, whatever the network \
            could do. In a capture this shows as a sender that always fills the window and then waits for an acknowledgement. Without \
-           window scaling in the first segments of both ends, the window ends at 64 KiB.",
+           window scaling in the first segments of both ends, the window ends at 64 KiB; whoever answers may only offer it if the one \
+           that opens the connection has.",
     reads: "in captures: the windows and the options of both ends' first segments, data under way, round trips",
     thresholds: &[Threshold {
         limit: "of at least 50 frames: for more than half of the time the sender waits with the window full, which is as large as ever, \
@@ -35,9 +38,7 @@ fn of(way: &Way) -> Option<Finding> {
     }
     let (from, to) = (way.from.ip(), way.to.ip());
     let window = seen.window_most;
-    let unscaled = [(from, way.sender), (to, way.receiver)]
-        .into_iter()
-        .find(|(_, opening)| opening.is_some_and(|opening| opening.window_scale.is_none()));
+    let unscaled = without_scale(way);
     let most = window as f64 * 8.0 / (usual as f64 / 1e9);
     let seen_line = format!(
         "a window of {}, round trips of {}: at most {}; {} of {} frames filled it, and the sender waited for {:.0} % of the time",
@@ -49,8 +50,8 @@ fn of(way: &Way) -> Option<Finding> {
         waited * 100.0
     );
     let (what, remedy) = match unscaled {
-        Some((end, _)) => (
-            format!("{end} opens connections without window scaling, so at most 64 KiB are under way."),
+        Some((end, how)) => (
+            format!("{end} {how} connections without window scaling, so at most 64 KiB are under way."),
             Remedy::sysctl("net.ipv4.tcp_window_scaling", "1"),
         ),
         None => (
@@ -59,5 +60,19 @@ fn of(way: &Way) -> Option<Finding> {
         ),
     };
     let cost = Cost::estimated(0.6, format!("{} were reached, and no more can be", rate(way.bps())));
-    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen_line).remedy(remedy))
+    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen_line).remedy(remedy);
+    Some(match unscaled {
+        Some((end, _)) => finding.evidence(format!(
+            "the first segment of {end} has no window scale in this capture; if it has one where it is sent, something between takes it out"
+        )),
+        None => finding,
+    })
+}
+
+/// The end to which it is due that windows are not scaled. The one that answers has no choice if the other one asks for nothing.
+fn without_scale(way: &Way) -> Option<(IpAddr, &'static str)> {
+    let mut ends = [(way.from.ip(), way.sender?), (way.to.ip(), way.receiver?)];
+    ends.sort_by_key(|(_, opening)| opening.answers);
+    let (end, opening) = ends.into_iter().find(|(_, opening)| opening.window_scale.is_none())?;
+    Some((end, if opening.answers { "answers" } else { "opens" }))
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Value, json};
 use socket2::{Domain, SockAddr, Socket, Type};
+use vmlane_access::Peer;
 
 use crate::text::{printable, tame};
 
@@ -40,10 +41,22 @@ pub struct Card {
     pub addresses: Vec<String>,
 }
 
-/// Asks the agent behind this socket.
-pub fn ask(socket: &str) -> Result<Told, String> {
+/// Asks the agent behind this socket of a QEMU, which must itself listen there: its command line may name any socket.
+pub fn ask(socket: &str, qemu: u32) -> Result<Told, String> {
     let failed = |error: std::io::Error| format!("QEMU's guest agent at {}: {error}", printable(socket));
+    if !socket.starts_with('/') {
+        return Err(failed(odd(&format!(
+            "no whole path in the command line of process {qemu}: it was not asked"
+        ))));
+    }
     let stream = connect(socket).map_err(failed)?;
+    let peer = Peer::of(&stream).map_err(failed)?;
+    if u32::try_from(peer.pid) != Ok(qemu) {
+        let listens = format!("process {} of user {} listens there", peer.pid, peer.uid);
+        return Err(failed(odd(&format!(
+            "{listens}, and not the VM's QEMU, process {qemu}: it was not asked"
+        ))));
+    }
     let mut agent = Agent { stream, until: Instant::now() + PATIENCE, rest: Vec::new() };
     agent.synchronize().map_err(failed)?;
     let cards = agent.call("guest-network-get-interfaces").map_err(failed)?;
@@ -76,7 +89,8 @@ impl Agent {
         self.line(MARK)?;
         let answer = self.line(b'\n')?;
         let told: Option<Value> = serde_json::from_slice(&answer).ok();
-        let is_ours = told.is_some_and(|told| told["return"].as_u64() == Some(u64::from(id)));
+        let is_ours =
+            told.is_some_and(|told| told.get("return").and_then(Value::as_u64) == Some(u64::from(id)));
         is_ours.then_some(()).ok_or_else(|| odd("another answer than the one that was asked for"))
     }
 
@@ -87,7 +101,8 @@ impl Agent {
         match told.get_mut("return") {
             Some(told) => Ok(tame(told.take())),
             None => {
-                let why = told["error"]["desc"].as_str().unwrap_or("neither an answer nor an error");
+                let why = told.pointer("/error/desc").and_then(Value::as_str);
+                let why = why.unwrap_or("neither an answer nor an error");
                 Err(odd(&printable(why)))
             }
         }
@@ -102,7 +117,7 @@ impl Agent {
     fn line(&mut self, end: u8) -> std::io::Result<Vec<u8>> {
         let mut seen = 0;
         loop {
-            if let Some(at) = self.rest[seen..].iter().position(|byte| *byte == end) {
+            if let Some(at) = self.rest.iter().skip(seen).position(|byte| *byte == end) {
                 let mut line: Vec<u8> = self.rest.drain(..=seen + at).collect();
                 line.pop();
                 return Ok(line);
@@ -115,7 +130,7 @@ impl Agent {
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.rest.extend_from_slice(&piece[..count]),
+                Ok(count) => self.rest.extend(piece.iter().take(count)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(silence()),
                 Err(error) => return Err(error),
@@ -142,7 +157,7 @@ fn silence() -> std::io::Error {
 }
 
 fn system(told: &Value) -> Option<String> {
-    let text = |key: &str| told[key].as_str().filter(|text| !text.is_empty());
+    let text = |key: &str| told.get(key)?.as_str().filter(|text| !text.is_empty());
     let kernel = text("kernel-release").map(|kernel| format!("kernel {kernel}"));
     let parts: Vec<String> = text("pretty-name").map(str::to_owned).into_iter().chain(kernel).collect();
     (!parts.is_empty()).then(|| parts.join(", "))
@@ -150,11 +165,11 @@ fn system(told: &Value) -> Option<String> {
 
 /// The loopback has an address of zeros, or none.
 fn card(told: &Value) -> Option<Card> {
-    let mac = told["hardware-address"].as_str()?.to_ascii_lowercase();
-    let addresses = told["ip-addresses"].as_array().into_iter().flatten().take(MOST);
-    let addresses =
-        addresses.filter_map(|address| address["ip-address"].as_str()).map(str::to_owned).collect();
-    let name = told["name"].as_str().unwrap_or_default().to_owned();
+    let mac = told.get("hardware-address")?.as_str()?.to_ascii_lowercase();
+    let addresses = told.get("ip-addresses").and_then(Value::as_array).into_iter().flatten().take(MOST);
+    let addresses = addresses.filter_map(|address| address.get("ip-address")?.as_str());
+    let addresses = addresses.map(str::to_owned).collect();
+    let name = told.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
     (mac != "00:00:00:00:00:00").then_some(Card { name, mac, addresses })
 }
 
@@ -218,7 +233,7 @@ mod tests {
             addresses: vec!["10.0.0.1".to_owned()],
         };
         let system = Some("Debian\\u{7}, kernel 6.1.0".to_owned());
-        assert_eq!(ask(&socket), Ok(Told { system, cards: vec![card] }));
+        assert_eq!(ask(&socket, std::process::id()), Ok(Told { system, cards: vec![card] }));
     }
 
     #[test]
@@ -245,7 +260,7 @@ mod tests {
         ];
         for (answer, says) in cases {
             let (_dir, socket) = agent(answer);
-            let why = ask(&socket).unwrap_err();
+            let why = ask(&socket, std::process::id()).unwrap_err();
             assert!(why.contains(says) && !why.contains('\u{1b}'), "{says}: {why}");
         }
         let dir = tempfile::tempdir().unwrap();
@@ -254,7 +269,25 @@ mod tests {
         busy.bind(&SockAddr::unix(&path).unwrap()).unwrap();
         busy.listen(0).unwrap();
         let _waiting = UnixStream::connect(&path).unwrap();
-        assert!(ask(path.to_str().unwrap()).unwrap_err().contains("busy.sock"));
-        assert!(ask("/nowhere/qga.sock").unwrap_err().contains("/nowhere/qga.sock"));
+        let own = std::process::id();
+        assert!(ask(path.to_str().unwrap(), own).unwrap_err().contains("busy.sock"));
+        assert!(ask("/nowhere/qga.sock", own).unwrap_err().contains("/nowhere/qga.sock"));
+    }
+
+    /// What a command line names may be anyone's.
+    #[test]
+    fn a_socket_at_which_another_process_listens_is_not_asked() {
+        let (asked, seen) = std::sync::mpsc::channel();
+        let (_dir, socket) = agent(move |request| {
+            let _ = asked.send(request.clone());
+            proper(request)
+        });
+        let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
+        let why = ask(&socket, parent.cast_unsigned()).unwrap_err();
+        let listens = format!("process {} of user", std::process::id());
+        assert!(why.contains(&listens) && why.contains("it was not asked"), "{why}");
+        assert!(seen.recv().is_err(), "no word was sent");
+        // It would be another file below each directory where a doctor is started.
+        assert!(ask("qga.sock", std::process::id()).unwrap_err().contains("no whole path"));
     }
 }

@@ -1,14 +1,17 @@
-//! Virtual machine monitors among the processes: what their command lines say of memory, CPUs and vmlane's devices.
+//! A VM's virtual machine monitor: what its command line says of memory, CPUs and vmlane's devices.
+//!
+//! Which process that is, the daemon knows from the connection that it serves. It is never looked for: any user may start a
+//! process whose command line names any socket.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// Processes, and threads of one, that are looked at; bytes of a command line.
-const MOST: usize = 65_536;
+/// Threads of a process that are looked at; bytes of a command line.
 const MOST_THREADS: usize = 1024;
-const LONGEST: usize = 1 << 20;
+const LONGEST: u64 = 1 << 20;
 
 /// A QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -41,21 +44,21 @@ pub struct Device {
     pub message_timeout: Option<u64>,
 }
 
-/// All of this host that may be looked at.
-pub fn all() -> Vec<Vmm> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten().take(MOST);
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(|pid| {
-        let mut line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        line.truncate(LONGEST);
-        let words: Vec<String> =
-            line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-        let mut vmm = of_words(&words)?;
-        vmm.pid = pid;
-        vmm.vcpu_threads = threads(pid).into_iter().filter(|(name, _)| name.starts_with("CPU ")).collect();
-        Some(vmm)
-    })
-    .collect()
+/// The QEMU that is this process.
+pub fn of_process(pid: u32) -> Result<Vmm, String> {
+    let path = format!("/proc/{pid}/cmdline");
+    let mut line = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(LONGEST).read_to_end(&mut line));
+    read.map_err(|error| format!("{path}: {error}"))?;
+    let words: Vec<String> =
+        line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let mut vmm = of_words(&words).ok_or_else(|| format!("process {pid} is no QEMU"))?;
+    let threads = threads(pid);
+    vmm.pid = pid;
+    // Each virtual CPU is a thread, whatever the command line says.
+    vmm.vcpus = vmm.vcpus.min(threads.len().max(1));
+    vmm.vcpu_threads = threads.into_iter().filter(|(name, _)| name.starts_with("CPU ")).collect();
+    Ok(vmm)
 }
 
 /// The name of each thread, and the CPUs where it may run.
@@ -120,7 +123,7 @@ fn agent(words: &[String]) -> Option<String> {
         pairs.filter(move |(word, _)| word.trim_start_matches('-') == option).map(|(_, value)| value)
     };
     let said = |value: &str, name: &str| match serde_json::from_str::<Value>(value) {
-        Ok(json) => json[name].as_str().map(str::to_owned),
+        Ok(json) => json.get(name)?.as_str().map(str::to_owned),
         Err(_) => key(value, name).map(str::to_owned),
     };
     let port = values("device").find(|value| said(value, "name").as_deref() == Some(AGENT))?;
@@ -134,20 +137,20 @@ impl Vmm {
     fn object(&mut self, value: &str) {
         let json: Option<Value> = serde_json::from_str(value).ok();
         let kind = match &json {
-            Some(json) => json["qom-type"].as_str().unwrap_or_default().to_owned(),
+            Some(json) => text_of(json, "/qom-type").unwrap_or_default().to_owned(),
             None => value.split(',').next().unwrap_or_default().trim_start_matches("qom-type=").to_owned(),
         };
         if !kind.starts_with("memory-backend-") {
             return;
         }
         let is_on = |name: &str| match &json {
-            Some(json) => json[name].as_bool().unwrap_or(false),
+            Some(json) => json.get(name).and_then(Value::as_bool).unwrap_or(false),
             None => matches!(key(value, name), Some("on" | "true" | "yes")),
         };
         let is_shared = is_on("share") && kind != "memory-backend-ram";
         self.shared_memory = Some(self.shared_memory.unwrap_or(true) && is_shared);
         let path = match &json {
-            Some(json) => json["mem-path"].as_str().unwrap_or_default().to_owned(),
+            Some(json) => text_of(json, "/mem-path").unwrap_or_default().to_owned(),
             None => key(value, "mem-path").unwrap_or_default().to_owned(),
         };
         self.huge_pages |= is_on("hugetlb") || path.contains("huge");
@@ -155,13 +158,16 @@ impl Vmm {
 
     fn device(&mut self, value: &str) {
         if let Ok(json) = serde_json::from_str::<Value>(value) {
-            let Some(socket) = json["socket"]["path"].as_str() else { return };
+            let Some(socket) = text_of(&json, "/socket/path") else { return };
             self.sockets.push(socket.to_owned());
-            if json["driver"].as_str().is_some_and(|driver| driver.starts_with("vfio-user")) {
+            if text_of(&json, "/driver").is_some_and(|driver| driver.starts_with("vfio-user")) {
                 self.devices.push(Device {
                     socket: socket.to_owned(),
-                    no_posted_writes: json["x-no-posted-writes"].as_bool().unwrap_or(false),
-                    message_timeout: json["x-msg-timeout"].as_u64(),
+                    no_posted_writes: json
+                        .get("x-no-posted-writes")
+                        .and_then(Value::as_bool)
+                        .unwrap_or(false),
+                    message_timeout: json.get("x-msg-timeout").and_then(Value::as_u64),
                 });
             }
             return;
@@ -177,6 +183,10 @@ impl Vmm {
             }
         }
     }
+}
+
+fn text_of<'a>(json: &'a Value, at: &str) -> Option<&'a str> {
+    json.pointer(at)?.as_str()
 }
 
 /// The value of a key in "first,key=value,...".
@@ -237,6 +247,22 @@ mod tests {
         }
         let passed = "-chardev socket,id=c,fd=33,server=on -device virtserialport,chardev=c,name=org.qemu.guest_agent.0";
         assert_eq!(of(&format!("qemu-system-x86_64 {passed}")).agent, None, "libvirt's");
+    }
+
+    /// The name and the arguments are the process's own choice; its threads are not.
+    #[test]
+    fn a_process_is_read_by_its_number_and_has_no_more_cpus_than_threads() {
+        let named = |name: &str| {
+            let mut command = std::process::Command::new("sh");
+            std::os::unix::process::CommandExt::arg0(&mut command, name);
+            command.args(["-c", "read line", "-smp", "4096"]).stdin(std::process::Stdio::piped());
+            vmlane_testkit::Process(command.spawn().unwrap())
+        };
+        let (qemu, other) = (named("qemu-system-x86_64"), named("firecracker"));
+        let vmm = of_process(qemu.id()).unwrap();
+        assert_eq!((vmm.pid, vmm.vcpus), (qemu.id(), 1));
+        assert!(of_process(other.id()).unwrap_err().contains("is no QEMU"));
+        assert!(of_process(u32::MAX).unwrap_err().contains("/proc/4294967295/cmdline"));
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn next_line(read: &mut Vec<u8>, ended: &AtomicBool, heard: Instant) -> Option<S
         let mut bytes = [0; 4096];
         match rustix::io::read(&stdin, &mut bytes) {
             Ok(0) => return None,
-            Ok(count) => read.extend_from_slice(&bytes[..count]),
+            Ok(count) => read.extend(bytes.iter().take(count)),
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return None,
         }

@@ -61,11 +61,9 @@ pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        count if count % 2 == 1 => sorted[middle],
-        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
-    }
+    let upper = sorted.get(middle).copied().unwrap_or(0.0);
+    let lower = middle.checked_sub(1).and_then(|below| sorted.get(below).copied());
+    if sorted.len() % 2 == 1 { upper } else { lower.map_or(upper, |lower| f64::midpoint(lower, upper)) }
 }
 
 /// What all gauges together say of a remedy.

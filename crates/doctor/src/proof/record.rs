@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use vmlane_access::Trust;
 
 use super::setting::{MOST_PARTS, Parts, Setting, check_parts};
 use crate::sys::Ethtool;
@@ -116,22 +117,8 @@ impl Store {
     /// Say what is wrong with the directory, or that another proof runs.
     pub fn open(path: &Path) -> Result<Store, String> {
         let wrong = |what: &str, error: Errno| format!("{}: {what}: {error}", path.display());
-        match fs::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(wrong("cannot be made", error)),
-        }
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        let directory = fs::open(path, flags, Mode::empty())
-            .map_err(|error| wrong("is no directory that can be opened", error))?;
-        let about = fs::fstat(&directory).map_err(|error| wrong("cannot be examined", error))?;
-        if about.st_uid != rustix::process::geteuid().as_raw() || about.st_mode & 0o077 != 0 {
-            return Err(format!(
-                "{}: belongs to user {} with mode {:o}: it must be this user's alone; look who made it, and remove it",
-                path.display(),
-                about.st_uid,
-                about.st_mode & 0o777
-            ));
-        }
+        let trust = Trust { private: true, ..Trust::default() };
+        let directory: OwnedFd = trust.make(path, 0o700).map_err(|error| error.to_string())?.into();
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = fs::openat(&directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|error| wrong("its lock cannot be opened", error))?;

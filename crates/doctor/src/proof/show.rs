@@ -8,6 +8,7 @@ use super::reading::{Reading, Verdict, median};
 use super::{Proven, Trial};
 use crate::evidence::Evidence;
 use crate::remedy;
+use crate::report::insert;
 use crate::text::printable;
 
 /// What follows the report.
@@ -102,11 +103,12 @@ pub fn json(proven: &Proven, evidence: &Evidence) -> Value {
 fn told(trial: &Trial, evidence: &Evidence) -> Value {
     let mut value = serde_json::to_value(trial).unwrap_or_default();
     let commands: Vec<_> = trial.remedy.changes.iter().map(crate::change::Change::command).collect();
-    value["commands"] = json!(commands);
-    for (shown, reading) in value["readings"].as_array_mut().into_iter().flatten().zip(&trial.readings) {
-        shown["name"] = reading.gauge.name(evidence).into();
-        shown["before_median"] = median(&reading.before).into();
-        shown["after_median"] = median(&reading.after).into();
+    insert(&mut value, "commands", json!(commands));
+    let shown = value.get_mut("readings").and_then(Value::as_array_mut).into_iter().flatten();
+    for (shown, reading) in shown.zip(&trial.readings) {
+        insert(shown, "name", reading.gauge.name(evidence).into());
+        insert(shown, "before_median", median(&reading.before).into());
+        insert(shown, "after_median", median(&reading.after).into());
     }
     value
 }

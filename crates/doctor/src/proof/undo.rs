@@ -80,7 +80,13 @@ impl Changes {
             return Err("too many changes at once".to_owned());
         }
         let index = index(&setting);
-        let entry = Entry { setting: setting.clone(), index, before, wanted: wanted.clone(), after: None };
+        let entry = Entry {
+            setting: setting.clone(),
+            index,
+            before: before.clone(),
+            wanted: wanted.clone(),
+            after: None,
+        };
         self.record.entries.push(entry);
         self.store.write(&self.record).inspect_err(|_| {
             self.record.entries.pop();
@@ -88,10 +94,11 @@ impl Changes {
         let made = setting.write(&wanted).map_err(|error| wrong("cannot be set", error));
         // Even where that failed, a part of it may be made.
         let after = setting.read().map_err(|error| wrong("cannot be read back", error))?;
-        let entry = self.record.entries.last_mut().expect("it was just put there");
         let is_made = wanted.iter().any(|(name, value)| after.get(name) == Some(value))
-            || entry.before.iter().any(|(name, value)| after.get(name) != Some(value));
-        entry.after = Some(after);
+            || before.iter().any(|(name, value)| after.get(name) != Some(value));
+        if let Some(entry) = self.record.entries.last_mut() {
+            entry.after = Some(after);
+        }
         self.store.write(&self.record)?;
         made?;
         if is_made { Ok(()) } else { Err(format!("{}: the change is without effect", setting.name())) }

@@ -86,7 +86,7 @@ impl Ethtool {
             let Some((_, at)) = fields.iter().find(|(known, _)| known == name) else {
                 return Err(io::ErrorKind::InvalidInput.into());
             };
-            set(&mut buffer, *at, *value);
+            set(&mut buffer, *at, *value)?;
         }
         self.call(interface, command as u32, &mut buffer)
     }
@@ -96,7 +96,7 @@ impl Ethtool {
         let names = self.names(interface, Names::Features)?;
         let mut buffer = [0; 64];
         let blocks = names.len().div_ceil(32).min(16);
-        set(&mut buffer, 1, blocks as u32);
+        set(&mut buffer, 1, blocks as u32)?;
         self.get(interface, Get::Features, &mut buffer)?;
         // Of each block: those that there are, those asked for, those in effect, those that never change.
         let bit = |at: usize, field: usize| word(&buffer, 2 + at / 32 * 4 + field) & (1 << (at % 32)) != 0;
@@ -110,13 +110,13 @@ impl Ethtool {
         // The kernel takes nothing but as many blocks as it has.
         let blocks = self.names(interface, Names::Features)?.len().div_ceil(32).min(16);
         let mut buffer = [0; 64];
-        set(&mut buffer, 1, blocks as u32);
+        set(&mut buffer, 1, blocks as u32)?;
         for feature in features.iter().filter(|feature| feature.at / 32 < blocks) {
             // Two words a block: which are meant, and how they shall be.
             let (at, mask) = (2 + feature.at / 32 * 2, 1 << (feature.at % 32));
             let (meant, on) = (word(&buffer, at) | mask, word(&buffer, at + 1));
-            set(&mut buffer, at, meant);
-            set(&mut buffer, at + 1, if feature.on { on | mask } else { on & !mask });
+            set(&mut buffer, at, meant)?;
+            set(&mut buffer, at + 1, if feature.on { on | mask } else { on & !mask })?;
         }
         self.call(interface, Set::Features as u32, &mut buffer)
     }
@@ -128,9 +128,9 @@ impl Ethtool {
         }
         // struct ethtool_rxfh_indir: command, size, then the entries. The kernel refuses another size than the card's.
         let mut buffer = vec![0; 32.max(table.len().div_ceil(2) + 1)];
-        set(&mut buffer, 1, table.len() as u32);
+        set(&mut buffer, 1, table.len() as u32)?;
         for (at, queue) in table.iter().enumerate() {
-            set(&mut buffer, 2 + at, *queue);
+            set(&mut buffer, 2 + at, *queue)?;
         }
         self.call(interface, Set::Indirection as u32, &mut buffer)
     }

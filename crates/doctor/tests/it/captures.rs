@@ -1,10 +1,12 @@
 //! Captures made by code are judged: each shows one fault, which must be found first, or none.
 
+use etherparse::IpNumber;
+use vmlane_doctor::Diagnosis;
 use vmlane_doctor::capture::{Capture, read_bytes};
 use vmlane_doctor::evidence::Evidence;
-use vmlane_doctor::{Diagnosis, finding::Finding};
+use vmlane_doctor::finding::{Finding, Severity};
 
-use crate::scene::{A, B, Scene};
+use crate::scene::{A, B, Scene, Side};
 
 /// Window scales of both ends, and their segments on an Ethernet without jumbo frames.
 const SCALED: [Option<u8>; 2] = [Some(7), Some(7)];
@@ -90,7 +92,6 @@ fn healthy_transfers_have_no_finding() {
         messages.ack(at + 40_000, B, (number + 1) * 100);
     }
     none(&messages);
-    none(&Scene::new());
 }
 
 /// The article's rung B4: packets above an MTU of 9000 are lost outside of the VM, and sent again in pieces after a time-out.
@@ -204,6 +205,142 @@ fn losses_are_told_by_cause() {
     only(&spurious, "retransmits", "have arrived");
 }
 
+/// Each acknowledgement of a receiver that lacks 80 segments brings one of them, 5 ms later: slow, and no time-out.
+#[test]
+fn a_recovery_in_which_nothing_stands_still_is_no_time_out() {
+    let mut scene = Scene::new();
+    scene.open(0, 10_000, USUAL, SCALED);
+    let (mut at, mut sequence) = (20_000, 0);
+    for _ in 0..40 {
+        scene.data(at, A, sequence, 1460);
+        sequence += 1460;
+        scene.ack(at + 20, B, sequence);
+        at += 1000;
+    }
+    let (mut hole, end) = (sequence, sequence + 80 * 1460);
+    let beyond = (end, end + 1460);
+    scene.data(at, A, end, 1460);
+    scene.sack(at + 10, B, hole, beyond);
+    at += 5000;
+    while hole < end {
+        scene.data(at, A, hole, 1460);
+        hole += 1460;
+        if hole < end {
+            scene.sack(at + 10, B, hole, beyond)
+        } else {
+            scene.ack(at + 10, B, beyond.1)
+        }
+        at += 5000;
+    }
+    for number in 1..=2000 {
+        scene.data(at, A, end + number * 1460, 1460);
+        scene.ack(at + 20, B, end + (number + 1) * 1460);
+        at += 1000;
+    }
+    let finding = only(&scene, "retransmits", "3.8 % of the segments from 10.0.0.1 to 10.0.0.2 are lost.");
+    assert!(
+        finding.evidence[0]
+            .contains("80 were sent again after duplicate or selective acknowledgements, 0 after a time-out"),
+        "{:?}",
+        finding.evidence
+    );
+    assert_eq!(finding.severity, Severity::Slow);
+}
+
+/// On a way as long as a time-out, what is sent again after a round trip was asked for; seen from both ends.
+#[test]
+fn a_long_round_trip_is_no_time_out() {
+    let long = || {
+        let mut scene = Scene::new();
+        scene.open(0, 300_000, USUAL, SCALED);
+        scene
+    };
+    let (mut sender, mut receiver) = (long(), long());
+    let mut at = 1_000_000;
+    for round in 0..60_u64 {
+        let start = round * 14_600;
+        for number in 0..10 {
+            sender.data(at + number, A, start + number * 1460, 1460);
+            // The first one is lost.
+            if number > 0 {
+                let block = (start + 1460, start + (number + 1) * 1460);
+                receiver.data(at + number, A, start + number * 1460, 1460);
+                receiver.sack(at + number, B, start, block);
+                sender.sack(at + 300_000 + number, B, start, block);
+            }
+        }
+        sender.data(at + 300_020, A, start, 1460);
+        receiver.data(at + 300_020, A, start, 1460);
+        receiver.ack(at + 300_030, B, start + 14_600);
+        sender.ack(at + 600_030, B, start + 14_600);
+        at += 610_000;
+    }
+    for scene in [sender, receiver] {
+        let finding = only(&scene, "retransmits", "are lost.");
+        assert!(finding.evidence[0].contains("60 were sent again after duplicate"), "{:?}", finding.evidence);
+    }
+}
+
+/// Without identifications (IPv6), a segment that comes later than half of a round trip was asked for.
+#[test]
+fn what_is_sent_again_on_a_short_way_was_not_overtaken() {
+    let mut scene = Scene::new();
+    scene.open(0, 40, USUAL, SCALED);
+    let mut at = 1000;
+    for round in 0..100_u64 {
+        let start = round * 14_600;
+        for number in (0..10).filter(|number| *number != 2) {
+            scene.data_with(at + number, A, start + number * 1460, 1460, Some(0));
+        }
+        scene.sack(at + 10, B, start + 2920, (start + 4380, start + 14_600));
+        scene.data_with(at + 62, A, start + 2920, 1460, Some(0));
+        scene.ack(at + 70, B, start + 14_600);
+        at += 200;
+    }
+    only(&scene, "retransmits", "are lost.");
+}
+
+/// The ports of a connection in which only the answering end has sent anything, again.
+#[test]
+fn a_connection_that_follows_another_one_of_the_same_ports_is_a_new_one() {
+    let mut scene = Scene::new();
+    for connection in 0..2 {
+        let at = connection * 1_000_000;
+        scene.open(at, 200, USUAL, SCALED);
+        for number in 0..100 {
+            scene.data(at + 1000 + number * 10, B, number * 1460, 1460);
+            scene.ack(at + 1200 + number * 10, A, (number + 1) * 1460);
+        }
+    }
+    none(&scene);
+    assert_eq!(read_bytes("two", &scene.pcap()).unwrap().connections, 2);
+}
+
+/// One capture goes on for longer: what only it has was not lost.
+#[test]
+fn captures_of_different_length_do_not_say_where_frames_are_lost() {
+    let (mut long, mut short) = (opened(), opened());
+    for number in 0..2000_u64 {
+        let (start, at) = (number * 1460, 1000 + number * 1000);
+        for scene in [&mut long, &mut short].into_iter().take(if number < 1000 { 2 } else { 1 }) {
+            scene.data(at, A, start, 1460);
+            if number % 50 == 7 {
+                scene.data(at + 600, A, start, 1460);
+            }
+            scene.ack(at + 800, B, start + 1460);
+        }
+    }
+    let both: Vec<Capture> = [("a.pcap", &long), ("b.pcap", &short)]
+        .into_iter()
+        .map(|(name, scene)| read_bytes(name, &scene.pcap()).unwrap())
+        .collect();
+    let diagnosis = judged(both);
+    let evidence = diagnosis.findings.iter().flat_map(|finding| &finding.evidence);
+    let evidence: Vec<&String> = evidence.collect();
+    assert!(evidence.iter().any(|line| line.contains("not of the same part")), "{evidence:?}");
+    assert!(!evidence.iter().any(|line| line.contains("did not come to")), "{evidence:?}");
+}
+
 /// The frames that a capture of the receiver's end does not have are lost before it; both captures together say where.
 #[test]
 fn two_captures_tell_where_frames_are_lost() {
@@ -291,25 +428,49 @@ fn windows_are_looked_at() {
     let finding = only(&zero, "zero-window", "does not read as fast");
     assert!(finding.evidence[0].contains("20 windows of zero"), "{:?}", finding.evidence);
 
-    // A window of 64 KiB, and 10 ms to go: 52 Mbit/s.
-    let windows = |scale: [Option<u8>; 2]| {
-        let mut scene = Scene::new();
-        scene.windows = [65_535, if scale[1].is_some() { 512 } else { 65_535 }];
-        scene.open(0, 10_000, USUAL, scale);
-        for round in 0..60_u64 {
-            for number in 0..44 {
-                let sequence = (round * 44 + number) * 1460;
-                let at = 20_000 + round * 10_200 + number * 4;
-                scene.data(at, A, sequence, 1460);
-                // Each acknowledgement lets the next one go: the window is full all the time.
-                scene.ack(at + 10_000, B, sequence + 1460);
-            }
+    only(&windows(SCALED, A), "small-window", "The receive window of 10.0.0.2 is too small");
+
+    // A firewall that answers for a server has no room until that has answered.
+    let mut proxied = Scene::new();
+    proxied.windows = [29_200, 0];
+    proxied.open(0, 200, USUAL, SCALED);
+    proxied.windows = [29_200; 2];
+    proxied.data(1000, A, 0, 100);
+    proxied.ack(301_000, B, 100);
+    none(&proxied);
+}
+
+/// 10.0.0.1 opens the connection: it decides whether there is a scale at all.
+#[test]
+fn the_end_whose_first_segment_lacks_the_window_scale_is_named() {
+    let answers = "10.0.0.2 answers connections without window scaling";
+    let opens = "10.0.0.1 opens connections without window scaling";
+    for (scale, from, says) in [
+        ([Some(7), None], A, answers),
+        ([Some(7), None], B, answers),
+        ([None, Some(7)], A, opens),
+        ([None, None], A, opens),
+        ([None, None], B, opens),
+    ] {
+        only(&windows(scale, from), "small-window", says);
+    }
+}
+
+/// A window of 64 KiB, and 10 ms to go: 52 Mbit/s.
+fn windows(scale: [Option<u8>; 2], from: Side) -> Scene {
+    let mut scene = Scene::new();
+    scene.windows = [if scale == SCALED { 512 } else { 65_535 }; 2];
+    scene.open(0, 10_000, USUAL, scale);
+    for round in 0..60_u64 {
+        for number in 0..44 {
+            let sequence = (round * 44 + number) * 1460;
+            let at = 20_000 + round * 10_200 + number * 4;
+            scene.data(at, from, sequence, 1460);
+            // Each acknowledgement lets the next one go: the window is full all the time.
+            scene.ack(at + 10_000, from.other(), sequence + 1460);
         }
-        scene
-    };
-    only(&windows([Some(7), None]), "small-window", "10.0.0.2 opens connections without window scaling");
-    only(&windows([None, Some(7)]), "small-window", "10.0.0.1 opens connections without window scaling");
-    only(&windows(SCALED), "small-window", "The receive window of 10.0.0.2 is too small");
+    }
+    scene
 }
 
 #[test]
@@ -321,7 +482,12 @@ fn segments_that_are_small_or_differ_are_found() {
         scene
     };
     only(&of([1460, 536]), "small-segments", "10.0.0.2 asks for segments of only 536 bytes");
-    only(&of([8960, 1460]), "small-segments", "The MTUs of 10.0.0.1 and 10.0.0.2 differ");
+    only(
+        &of([8960, 1460]),
+        "small-segments",
+        "10.0.0.1 asks for segments of 8960 bytes and 10.0.0.2 for 1460",
+    );
+    only(&of([536, 536]), "small-segments", "10.0.0.1 and 10.0.0.2 both ask for segments of only 536");
     none(&of([1460, 1400]));
 }
 
@@ -344,6 +510,22 @@ fn small_writes_that_wait_are_found() {
     );
 }
 
+/// Pieces that wait for each other on a long way wait for the way.
+#[test]
+fn an_acknowledgement_that_takes_a_round_trip_is_not_delayed() {
+    let mut scene = Scene::new();
+    scene.open(0, 50_000, USUAL, SCALED);
+    let mut at = 100_000;
+    for message in 0..50_u64 {
+        scene.data(at, A, message * 300, 100);
+        scene.ack(at + 50_000, B, message * 300 + 100);
+        scene.data(at + 50_020, A, message * 300 + 100, 200);
+        scene.ack(at + 100_020, B, message * 300 + 300);
+        at += 101_000;
+    }
+    none(&scene);
+}
+
 #[test]
 fn addresses_that_two_machines_have_are_found() {
     let mut ip = opened();
@@ -357,6 +539,14 @@ fn addresses_that_two_machines_have_are_found() {
     mac.open(0, 200, USUAL, SCALED);
     mac.bulk(1000, 100, 1460, 1.5, 200);
     only(&mac, "duplicate-address", "02:00:00:00:00:09");
+
+    // Each VLAN has addresses of its own.
+    let mut trunk = opened();
+    for turn in 0..6 {
+        trunk.arp(turn * 1000, [2, 0, 0, 0, 0, 7 + (turn % 2) as u8], Scene::ip(B));
+        trunk.tag(10 + (turn % 2) as u16);
+    }
+    none(&trunk);
 
     let mut moved = opened();
     moved.arp(1, [2, 0, 0, 0, 0, 7], Scene::ip(B));
@@ -388,6 +578,19 @@ fn black_holes_are_found() {
         told.data(at, A, 0, 1460);
     }
     only(&told, "black-hole", "was told of an MTU of 1400");
+    // A router's message belongs to the interface that the capture names for it.
+    let cooked = judged(vec![read_bytes("any.pcap", &told.cooked()).unwrap()]);
+    assert!(cooked.findings[0].what.contains("was told of an MTU of 1400"), "{}", cooked.text());
+
+    // Perhaps the other end has gone away: smaller ones are said to arrive only if some did.
+    let mut first = opened();
+    let mut at = 2000;
+    first.data(at, A, 0, 1460);
+    for doubling in 0..5 {
+        at += 210_000 << doubling;
+        first.data(at, A, 0, 1460);
+    }
+    only(&first, "black-hole", "its answer to the opening did come");
 
     // It listens: smaller ones, which arrive.
     let mut heard = opened();
@@ -438,6 +641,85 @@ fn bursts(lost: u64) -> Scene {
         scene.ack(at + 700, B, sequence);
     }
     scene
+}
+
+/// Headers of tunnels, of so many bytes of a frame.
+type Header = Box<dyn Fn(usize) -> Vec<u8>>;
+
+fn udp(port: u16, header: &'static [u8]) -> Header {
+    Box::new(move |length| {
+        let length = (8 + header.len() + length) as u16;
+        [&[200, 1][..], &port.to_be_bytes(), &length.to_be_bytes(), &[0, 0], header].concat()
+    })
+}
+
+fn plain(header: &'static [u8]) -> Header {
+    Box::new(move |_| header.to_vec())
+}
+
+#[test]
+fn tcp_in_tunnels_is_judged_as_outside() {
+    let said = |diagnosis: &Diagnosis| -> Vec<String> {
+        diagnosis.findings.iter().map(|finding| finding.what.clone()).collect()
+    };
+    let scene = bursts(1);
+    for (name, protocol, cut, header) in [
+        ("VXLAN", IpNumber::UDP, 0, udp(4789, &[8, 0, 0, 0, 0, 0, 42, 0])),
+        ("VXLAN of Linux", IpNumber::UDP, 0, udp(8472, &[8, 0, 0, 0, 0, 0, 42, 0])),
+        ("Geneve", IpNumber::UDP, 0, udp(6081, &[1, 0, 0x65, 0x58, 0, 0, 42, 0, 0, 0, 0, 0])),
+        ("Geneve, IP inside", IpNumber::UDP, 14, udp(6081, &[0, 0, 8, 0, 0, 0, 42, 0])),
+        ("GRE", IpNumber::GRE, 14, plain(&[0, 0, 8, 0])),
+        ("GRE with a key", IpNumber::GRE, 0, plain(&[0x30, 0, 0x65, 0x58, 0, 0, 42, 0, 0, 0, 0, 1])),
+        ("IP in IP", IpNumber::IPV4, 14, plain(&[])),
+    ] {
+        let capture = read_bytes("tunnel.pcap", &scene.tunnelled(protocol, cut, &header).pcap()).unwrap();
+        assert_eq!((capture.examined, capture.not_examined.len()), (capture.packets, 0), "{name}");
+        assert!(capture.ways[0].point.contains("in tunnels"), "{name}: {}", capture.ways[0].point);
+        assert_eq!(said(&judged(vec![capture])), said(&read(&scene)), "{name}");
+    }
+}
+
+#[test]
+fn what_was_not_examined_is_said_and_is_no_result() {
+    let scene = bursts(1);
+    let of = |bytes: &[u8]| read_bytes("some.pcap", bytes).unwrap();
+    let tunnel = |protocol, header: Header| of(&scene.tunnelled(IpNumber(protocol), 0, &header).pcap());
+    for (kind, says, capture) in [
+        ("vsock", "packets of vsock were not examined", of(&scene.pcap_of(271))),
+        ("link layer 105", "of a link layer that is not known here (105)", of(&scene.pcap_of(105))),
+        ("UDP", "packets of UDP were not examined: only TCP is", tunnel(17, udp(53, &[]))),
+        ("ESP (encrypted)", "packets of ESP (encrypted) were not examined", tunnel(50, plain(&[0; 8]))),
+        ("IP protocol 89", "packets of IP protocol 89", tunnel(89, plain(&[0; 8]))),
+        ("GRE of an unknown form", "TCP inside was not seen", tunnel(47, plain(&[0x20, 1, 0x88, 0x0b]))),
+        ("VXLAN of an unknown form", "TCP inside was not seen", tunnel(17, udp(4789, &[0; 8]))),
+        ("Geneve of an unknown form", "TCP inside was not seen", tunnel(17, udp(6081, &[0x40; 8]))),
+        (
+            "tunnels in tunnels",
+            "TCP inside was not seen",
+            of(&(0..3)
+                .fold(scene.tunnelled(IpNumber::IPV4, 14, &|_| Vec::new()), |inner, _| {
+                    inner.tunnelled(IpNumber::IPV4, 14, &|_| Vec::new())
+                })
+                .pcap()),
+        ),
+    ] {
+        assert_eq!(
+            (capture.examined, capture.not_examined.get(kind)),
+            (0, Some(&capture.packets)),
+            "{kind}: {capture:?}"
+        );
+        let diagnosis = judged(vec![capture]);
+        assert_eq!((diagnosis.exit_code(), diagnosis.findings.len()), (3, 0), "{kind}");
+        let text = diagnosis.text().replace("\n  ", " ");
+        assert!(text.contains(says) && !text.contains("Nothing found"), "{kind}: {text}");
+    }
+    // An empty one, too; and of two captures, one that could be examined does not speak for the other.
+    let empty = || of(&Scene::new().pcap());
+    assert_eq!(judged(vec![empty()]).exit_code(), 3);
+    let mut healthy = opened();
+    healthy.bulk(1000, 100, 1460, 1.5, 200);
+    assert_eq!(judged(vec![of(&healthy.pcap())]).exit_code(), 0);
+    assert_eq!(judged(vec![of(&healthy.pcap()), empty()]).exit_code(), 3);
 }
 
 #[test]

@@ -227,6 +227,41 @@ impl Scene {
         }
     }
 
+    /// The last frame with a VLAN's tag.
+    pub fn tag(&mut self, vlan: u16) {
+        let (_, bytes, length) = self.frames.last_mut().unwrap();
+        bytes.splice(12..12, [[0x81, 0], vlan.to_be_bytes()].concat());
+        *length += 4;
+    }
+
+    /// The same frames behind the headers of a tunnel, which begin with IPv4. `cut`: bytes of a frame that are not carried.
+    pub fn tunnelled(&self, protocol: IpNumber, cut: usize, header: &dyn Fn(usize) -> Vec<u8>) -> Scene {
+        let mut outer = Scene::new();
+        for (at, bytes, length) in &self.frames {
+            let header = header(*length as usize - cut);
+            let mut ip = Ipv4Header::new(0, 64, protocol, [192, 0, 2, 1], [192, 0, 2, 2]).unwrap();
+            ip.total_len = (20 + header.len() + *length as usize - cut) as u16;
+            let mut frame = self.ethernet(A, EtherType::IPV4);
+            frame.extend(ip.to_bytes());
+            frame.extend(&header);
+            frame.extend(&bytes[cut..]);
+            outer.frames.push((*at, frame, *length - cut as u32 + 34 + header.len() as u32));
+        }
+        outer
+    }
+
+    /// The same frames as a capture of all interfaces at once has them, as if interface 7 had received them.
+    pub fn cooked(&self) -> Vec<u8> {
+        let mut cooked = Scene::new();
+        for (at, bytes, length) in &self.frames {
+            let mut frame =
+                [&bytes[12..14], &[0, 0, 0, 0, 0, 7, 0, 1, 0, 6], &bytes[6..12], &[0, 0]].concat();
+            frame.extend(&bytes[14..]);
+            cooked.frames.push((*at, frame, length + 6));
+        }
+        cooked.pcap_of(276)
+    }
+
     fn sorted(&self) -> Vec<&(u64, Vec<u8>, u32)> {
         let mut frames: Vec<_> = self.frames.iter().collect();
         frames.sort_by_key(|(at, ..)| *at);
@@ -235,8 +270,13 @@ impl Scene {
 
     /// As a file of tcpdump.
     pub fn pcap(&self) -> Vec<u8> {
+        self.pcap_of(1)
+    }
+
+    /// The same, as if it were of this link layer.
+    pub fn pcap_of(&self, link: u32) -> Vec<u8> {
         let mut file = Vec::new();
-        for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, KEPT as u32, 1] {
+        for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, KEPT as u32, link] {
             file.extend(word.to_le_bytes());
         }
         for (at, bytes, length) in self.sorted() {

@@ -26,13 +26,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::report::Options;
+    use crate::report::{Only, Options};
 
     #[test]
     fn every_row_measures_something() {
         let mut registry = Registry::default();
         register(&mut registry);
-        let options = Options { only: String::new(), rounds: 1, length: Duration::from_millis(5) };
+        let options = Options { only: Only::default(), rounds: 1, length: Duration::from_millis(5) };
         let mut ran = Vec::new();
         let report = registry.run(&options, |_, name| ran.push(name.to_owned())).unwrap();
         assert!(report.rows.iter().map(|row| &row.name).eq(&ran), "{ran:?}: {:?}", report.rows);

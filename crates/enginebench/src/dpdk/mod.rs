@@ -15,8 +15,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::baseline::Cpus;
-use crate::report::Sample;
-use crate::report::{GBITS, Registry};
+use crate::report::{GBITS, Only, Registry, Sample};
 use anyhow::{Context as _, ensure};
 use vmlane_lab::setup::{Progress, dpdk};
 
@@ -40,12 +39,12 @@ const ROWS: [(&str, Load); 3] = [
 const MACS: [[u8; 6]; 2] = [[0x52, 0x54, 0, 0, 1, 0], [0x52, 0x54, 0, 0, 1, 1]];
 
 /// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
-pub fn register(registry: &mut Registry, only: &str) {
+pub fn register(registry: &mut Registry, only: &Only) {
     let names = ROWS.iter().flat_map(|(row, load)| {
         let both = ["virtio.frames", "ovs.frames"].map(|by| format!("{by}.{row}"));
         both.into_iter().chain((!load.packed).then(|| format!("uplink.ovs.{row}")))
     });
-    if !names.clone().any(|name| name.starts_with(only)) {
+    if !names.clone().any(|name| only.wants(&name)) {
         return;
     }
     let rig = match Rig::new() {
@@ -64,15 +63,15 @@ pub fn register(registry: &mut Registry, only: &str) {
         let value = move |frames| value(frames, load.bytes);
         let ovs = format!("ovs.frames.{row}");
         let here = rig.clone();
-        registry.add_foreign(&format!("virtio.frames.{row}"), unit, &[&ovs], move |length| {
+        registry.add(&format!("virtio.frames.{row}"), unit, &[&ovs], move |length| {
             sample(ours::frames(&here, load, length), value)
         });
         let there = rig.clone();
-        registry.add_foreign(&ovs, unit, &[], move |length| sample(ovs::frames(&there, load, length), value));
+        registry.add(&ovs, unit, &[], move |length| sample(ovs::frames(&there, load, length), value));
         // What our own driver of another switch's port does with packed rings is not measured.
         if !load.packed {
             let between = rig.clone();
-            registry.add_foreign(&format!("uplink.ovs.{row}"), unit, &[&ovs], move |length| {
+            registry.add(&format!("uplink.ovs.{row}"), unit, &[&ovs], move |length| {
                 sample(uplink::frames(&between, load.bytes, length), value)
             });
         }
@@ -101,8 +100,7 @@ impl Rig {
         };
         ensure!(rustix::process::geteuid().is_root(), "Open vSwitch runs as root only");
         let dpdk = dpdk::ensure(&Progress(&|line| eprintln!("{line}")))?;
-        let dir = std::env::temp_dir().join(format!("vmlane-enginebench-dpdk-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        let dir = crate::folders::temporary().context("a folder for sockets")?;
         Ok(Rig { dpdk, dir, cpus: [switch, driver] })
     }
 

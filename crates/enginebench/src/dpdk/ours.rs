@@ -64,7 +64,7 @@ fn serve(
         uplink: false,
         direct: false,
         notify: false,
-    });
+    })?;
     let frames: Arc<dyn Frames> = switch.clone();
     let lines = Arc::new(RingLines::new(2)?);
     let config = NetConfig { mac, mtu: 1500, queues: 1, lro: true, packed };

@@ -51,7 +51,7 @@ impl<'a> Ovs<'a> {
 
     pub fn start(rig: &'a Rig, listens: [Listens; 2]) -> anyhow::Result<Ovs<'a>> {
         let dir = rig.dir.join("ovs");
-        std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        crate::folders::make(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let mut ovs = Ovs { rig, dir, children: Vec::new() };
         let (database, schema) =
             (ovs.dir.join("conf.db"), rig.dpdk.file("usr/share/openvswitch/vswitch.ovsschema"));

@@ -54,7 +54,7 @@ fn measure(
     length: Duration,
 ) -> anyhow::Result<f64> {
     for _ in 0..STARTS {
-        let ports = [0, 1].map(|number| switch.add_port(spec(number)));
+        let ports = [0, 1].map(|number| switch.add_port(spec(number)).expect("a switch with room"));
         let first = Arc::new(FirstFrames { switch: switch.clone(), bytes, ports, waiting: Mutex::default() });
         let path = sockets[0].clone();
         let connect = Box::new(move || connect(&path).map_err(|error| error.to_string()));

@@ -30,17 +30,19 @@ impl Switched {
 
 /// One more guest, and its port.
 pub fn connect(switch: &Switch, number: u16, load: Load, lro: bool) -> (Guest, PortId) {
-    let port = switch.add_port(PortSpec {
-        name: format!("vm-{number}"),
-        group: "test".into(),
-        mac: mac(number),
-        vlan: VlanMode::Untagged,
-        policy: Policy::default(),
-        traffic: Traffic::default(),
-        uplink: false,
-        direct: false,
-        notify: false,
-    });
+    let port = switch
+        .add_port(PortSpec {
+            name: format!("vm-{number}"),
+            group: "test".into(),
+            mac: mac(number),
+            vlan: VlanMode::Untagged,
+            policy: Policy::default(),
+            traffic: Traffic::default(),
+            uplink: false,
+            direct: false,
+            notify: false,
+        })
+        .expect("a switch with room");
     let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(switch, port));
     // Segments are those of an uplink.
     let end: Box<dyn FramePort> =

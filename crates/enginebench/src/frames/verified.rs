@@ -5,79 +5,42 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use vmlane_device::vmxnet3::port::NicPort;
-use vmlane_port::{Filter, FramePort, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp};
+use vmlane_port::{
+    Filter, FramePort, Glance, Refused, RxCapabilities, RxFrame, Sign, Token, TxFrame, WakeUp,
+};
 
 /// The port.
 pub struct Verified(pub NicPort);
 
 impl FramePort for Verified {
-    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
-        self.0.fetch(tokens)
-    }
-
-    fn look_ahead(&self) -> usize {
-        self.0.look_ahead()
-    }
-
-    fn take_overhead(&mut self) -> usize {
-        self.0.take_overhead()
-    }
-
     fn frame(&self, token: Token) -> TxFrame<'_> {
         TxFrame { verified: true, ..self.0.frame(token) }
     }
 
-    fn finish(&mut self, tokens: &[Token]) {
-        self.0.finish(tokens);
-    }
-
-    fn capabilities(&self) -> RxCapabilities {
-        self.0.capabilities()
-    }
-
-    fn filter(&self) -> &Filter {
-        self.0.filter()
-    }
-
-    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
-        self.0.deliver(frames)
-    }
-
-    fn has_room(&mut self) -> bool {
-        self.0.has_room()
-    }
-
-    fn flush(&mut self, now: Instant) {
-        self.0.flush(now);
-    }
-
-    fn tick(&mut self, now: Instant) -> bool {
-        self.0.tick(now)
-    }
-
-    fn changed(&mut self) -> bool {
-        self.0.changed()
-    }
-
-    fn refresh(&mut self) {
-        self.0.refresh();
+    vmlane_port::forward! { 0;
+        fn fetch(&mut self, tokens: &mut [Token]) -> usize;
+        fn look_ahead(&self) -> usize;
+        fn take_overhead(&mut self) -> usize;
+        fn finish(&mut self, tokens: &[Token]);
+        fn capabilities(&self) -> RxCapabilities;
+        fn filter(&self) -> &Filter;
+        fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused>;
+        fn has_room(&mut self) -> bool;
+        fn flush(&mut self, now: Instant);
+        fn tick(&mut self, now: Instant) -> bool;
+        fn changed(&mut self) -> bool;
+        fn refresh(&mut self);
+        fn fail(&mut self);
     }
 }
 
 impl WakeUp for Verified {
-    fn arm(&mut self) -> bool {
-        self.0.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.0.disarm();
-    }
-
-    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.0.doorbell_fd()
-    }
-
-    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.0.readable_fd()
+    vmlane_port::forward! { 0;
+        fn arm(&mut self) -> bool;
+        fn disarm(&mut self);
+        fn glance(&self) -> Glance;
+        fn signs(&self, into: &mut Vec<Sign>) -> bool;
+        fn doorbell_fd(&self) -> Option<BorrowedFd<'_>>;
+        fn readable_fd(&self) -> Option<BorrowedFd<'_>>;
     }
 }

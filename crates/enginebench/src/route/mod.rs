@@ -9,7 +9,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::report::{GBITS, ROUND_TRIPS, Registry, Sample};
+use crate::report::{GBITS, Only, ROUND_TRIPS, Registry, Sample};
 use hosts::Hosts;
 use pipe::Pipe;
 use work::Link;
@@ -19,11 +19,11 @@ const CPU: &str = "ns/KiB";
 const BLOCK: usize = 64 << 10;
 
 /// Adds the rows that begin with `only`, if the program that they run is to be had; else says why not.
-pub fn register(registry: &mut Registry, only: &str) {
+pub fn register(registry: &mut Registry, only: &Only) {
     let rows = ["stream.64k", "cpu.64k", "rr.1"];
     let ours = rows.map(|row| format!("route.{row}"));
     let plain = rows.map(|row| format!("tls.{row}"));
-    if !ours.iter().chain(&plain).any(|name| name.starts_with(only)) {
+    if !ours.iter().chain(&plain).any(|name| only.wants(name)) {
         return;
     }
     let directory = match hosts::Directory::new() {

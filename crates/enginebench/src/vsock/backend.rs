@@ -52,7 +52,7 @@ impl Backend {
         configuration: &str,
         sockets: [PathBuf; 2],
     ) -> anyhow::Result<Backend> {
-        std::fs::create_dir_all(dir)?;
+        crate::folders::make(dir)?;
         let config = dir.join("vmlane.toml");
         std::fs::write(&config, configuration)?;
         let mut command = Command::new(program);
@@ -67,7 +67,7 @@ impl Backend {
 
     /// vhost-device-vsock with two siblings, with its defaults.
     pub fn theirs(program: &Path, dir: &Path) -> anyhow::Result<Backend> {
-        std::fs::create_dir_all(dir)?;
+        crate::folders::make(dir)?;
         let sockets = ["a.sock", "b.sock"].map(|name| dir.join(name));
         let mut command = Command::new(program);
         for (cid, socket) in CIDS.iter().zip(&sockets) {

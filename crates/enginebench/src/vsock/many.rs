@@ -102,8 +102,7 @@ impl Started {
 
 impl Crowd {
     fn start(program: &Path, count: u32) -> anyhow::Result<Crowd> {
-        let name = format!("vmlane-enginebench-many-{count}-{}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
+        let dir = crate::folders::temporary()?;
         let mut config = String::from("[[port_group]]\nname = \"all\"\n");
         for cid in FIRST..FIRST + count {
             writeln!(config, "[[vm]]\nname = \"v{cid}\"\ncid = {cid}\nvsock = \"virtio\"")?;

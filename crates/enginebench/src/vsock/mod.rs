@@ -13,8 +13,7 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use crate::report::Sample;
-use crate::report::{GBITS, ROUND_TRIPS, Registry};
+use crate::report::{GBITS, Only, ROUND_TRIPS, Registry, Sample};
 use anyhow::Context as _;
 use vmlane_lab::setup::{Progress, vhost_device_vsock};
 
@@ -29,13 +28,13 @@ const FITS: usize = 3720;
 const THEIRS: &str = "vhost-device-vsock";
 
 /// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
-pub fn register(registry: &mut Registry, only: &str) {
+pub fn register(registry: &mut Registry, only: &Only) {
     if let Err(error) = many::register(registry) {
         eprintln!("left out: the rows of many VMs: {error:#}");
     }
     let ours = ["stream.64k", "stream.3720", "rr.1"].map(|row| format!("virtio.vsock.{row}"));
     let theirs = ["stream.3720", "rr.1"].map(|row| format!("{THEIRS}.{row}"));
-    if !ours.iter().chain(&theirs).any(|name| name.starts_with(only)) {
+    if !ours.iter().chain(&theirs).any(|name| only.wants(name)) {
         return;
     }
     let rig = match Rig::new() {
@@ -65,10 +64,10 @@ pub fn register(registry: &mut Registry, only: &str) {
     });
     let Some(program) = other else { return };
     let (there, started) = (rig.clone(), program.clone());
-    registry.add_foreign(&theirs[0], GBITS, &[], move |length| {
+    registry.add(&theirs[0], GBITS, &[], move |length| {
         between(there.theirs(&started), |guests| traffic::stream(guests, FITS, length))
     });
-    registry.add_foreign(&theirs[1], ROUND_TRIPS, &[], move |length| {
+    registry.add(&theirs[1], ROUND_TRIPS, &[], move |length| {
         between(rig.theirs(&program), |guests| traffic::round_trips(guests, length))
     });
 }
@@ -95,8 +94,7 @@ struct Rig {
 impl Rig {
     fn new() -> anyhow::Result<Rig> {
         let vmlane = vmlane()?;
-        let dir = std::env::temp_dir().join(format!("vmlane-enginebench-vsock-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        let dir = crate::folders::temporary().context("a folder for sockets")?;
         Ok(Rig { vmlane, dir })
     }
 

@@ -171,4 +171,8 @@ impl StreamPort for LeftEnd {
             }
         }
     }
+
+    vmlane_port::plain! {
+        fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, address, keep
+    }
 }

@@ -370,6 +370,8 @@ impl FramePort for Tap {
         self.capabilities =
             capabilities(self.mtu.load(Ordering::Relaxed), self.whole.load(Ordering::Relaxed));
     }
+
+    vmlane_port::plain!(take_overhead, changed, fail);
 }
 
 impl WakeUp for Tap {
@@ -380,4 +382,6 @@ impl WakeUp for Tap {
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.any.as_fd())
     }
+
+    vmlane_port::plain!(arm, disarm, signs, doorbell_fd);
 }

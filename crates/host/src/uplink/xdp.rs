@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vmlane_mem::{MapRequest, MemoryMap, Spans};
 use vmlane_port::{
-    DropReason, Filter, FramePort, HEAD, Offload, PortStats, Refused, RxCapabilities, RxFrame, Token,
+    DropReason, Filter, FramePort, Glance, HEAD, Offload, PortStats, Refused, RxCapabilities, RxFrame, Token,
     TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
@@ -404,6 +404,8 @@ impl FramePort for Xdp {
     fn refresh(&mut self) {
         self.capabilities = capabilities(self.mtu.load(Ordering::Relaxed));
     }
+
+    vmlane_port::plain!(take_overhead, changed, fail);
 }
 
 impl WakeUp for Xdp {
@@ -414,4 +416,12 @@ impl WakeUp for Xdp {
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.any.as_fd())
     }
+
+    fn glance(&self) -> Glance {
+        // What is not sent yet is sent by the clock.
+        let turn = self.down.is_some() || self.queues.iter().any(|queue| queue.unsent);
+        if turn { Glance::Turn } else { Glance::Announces }
+    }
+
+    vmlane_port::plain!(disarm, signs, doorbell_fd);
 }

@@ -131,6 +131,34 @@ fn what_may_not_be_is_refused_and_counted() {
 }
 
 #[test]
+fn connects_that_are_given_up_leave_nothing_where_the_helper_does_not_read() {
+    let world = world(Bounds::default());
+    let helper = Helper::start(&world);
+    let connects = 3000;
+    for _ in 0..connects {
+        // Whether it was too late, or there was no room for it.
+        assert!(code(Stream::connect_by(&world.host(), FAR, 9, SECOND / 1000)).is_some());
+    }
+    // What its socket had room for, and that those were given up.
+    let mut messages = 0;
+    let last = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| code(Stream::connect_by(&world.host(), FAR, 77, 30 * SECOND)));
+        let last = loop {
+            let (record, op, _) = helper.hear();
+            messages += 1;
+            if op == Op::Call && record.ends()[1].1 == 77 {
+                break record.number.get();
+            }
+        };
+        helper.say(Op::Refuse, last, Refusal::Refused as u32, "");
+        assert_eq!(asks.join().unwrap(), Some(104), "it is asked for as soon as the helper reads");
+        last
+    });
+    assert!(last >= connects && messages < 2000, "{messages} messages of {last} calls");
+    world.assert_clean();
+}
+
+#[test]
 fn a_host_has_so_many_streams_and_calls_and_no_more() {
     let world = world(Bounds { routed: 8, calls: 4, ..Bounds::default() });
     let helper = Helper::start(&world);

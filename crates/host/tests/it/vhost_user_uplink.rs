@@ -30,7 +30,7 @@ impl World {
     fn new(mac: Mac) -> World {
         let switch = Arc::new(Switch::start(Settings::default()).unwrap());
         let (vm, port) = Wire::small(mac, 32);
-        let id = switch.add_port(spec("vm", false));
+        let id = switch.add_port(spec("vm", false)).unwrap();
         switch.attach(id, port);
         World { switch, vm }
     }
@@ -48,7 +48,7 @@ impl World {
     }
 
     fn uplink_to(&self, peers: Peers) -> (VhostUser, PortId) {
-        let port = self.switch.add_port(spec("lan", true));
+        let port = self.switch.add_port(spec("lan", true)).unwrap();
         (VhostUser::start(("lan", 1500), peers, self.switch.clone(), port).unwrap(), port)
     }
 
@@ -58,7 +58,7 @@ impl World {
     }
 
     fn nic_at(&self, end: VhostEnd) -> Server {
-        let port = self.switch.add_port(spec("nic", false));
+        let port = self.switch.add_port(spec("nic", false)).unwrap();
         let lines = Arc::new(RingLines::new(3).unwrap());
         let config = NetConfig { mac: Mac([2; 6]), mtu: 1500, queues: 1, lro: true, packed: false };
         let device = NetDevice::new(config, self.switch.clone(), port, lines.clone(), Arc::default());
@@ -225,12 +225,13 @@ fn super_frames_stay_whole_and_tags_in_band() {
     }
     // Tagged ones reach only who is in the VLAN.
     let (tagged, port) = Wire::small(Mac([0x52, 0x54, 0, 0, 0, 7]), 32);
-    let id = there.switch.add_port(PortSpec { vlan: VlanMode::Access(7), ..spec("tagged", false) });
+    let id = there.switch.add_port(PortSpec { vlan: VlanMode::Access(7), ..spec("tagged", false) }).unwrap();
     there.switch.attach(id, port);
     let (trunk, port) = Wire::small(Mac([0x52, 0x54, 0, 0, 0, 8]), 32);
     let id = here
         .switch
-        .add_port(PortSpec { vlan: VlanMode::Trunk(vmlane_port::VlanSet::all()), ..spec("trunk", false) });
+        .add_port(PortSpec { vlan: VlanMode::Trunk(vmlane_port::VlanSet::all()), ..spec("trunk", false) })
+        .unwrap();
     here.switch.attach(id, port);
     let broadcast = frame(Mac([0xff; 6]), Mac([0x52, 0x54, 0, 0, 0, 8]), b"tagged");
     trunk.send(&broadcast, Offload::None, Some(Tci(7)));

@@ -18,7 +18,7 @@ fn fixtures() -> Vec<PathBuf> {
     files
 }
 
-fn machines(path: &Path, text: &str) -> Vec<Machine> {
+fn machines(path: &Path, text: &[u8]) -> Vec<Machine> {
     match path.extension().and_then(|kind| kind.to_str()) {
         Some("vmx") => vec![vmx(text).unwrap()],
         Some("ovf") => ovf(text).unwrap(),
@@ -51,7 +51,7 @@ fn each_description_becomes_what_is_expected() {
     let groups = port_groups(&groups).unwrap();
     let mut wrong = String::new();
     for file in files {
-        let text = std::fs::read_to_string(&file).unwrap();
+        let text = std::fs::read(&file).unwrap();
         let of_esxi = file.extension().is_some_and(|kind| kind == "vmx");
         let port_groups = if of_esxi { groups.clone() } else { Vec::new() };
         let came = outcome(&machines(&file, &text), &Options { port_groups, ..Options::default() });

@@ -1,3 +1,4 @@
 //! Descriptions of VMs as other systems write them.
 
 mod fixtures;
+mod strangers;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::apt::{Fetch, Mirrors};
 use super::{Cache, Progress, digest, packages, remove_tree, root, run};
 use crate::cpio::Archive;
+use crate::dirs;
 
 /// Version, Debian release, from its backports.
 pub const KERNELS: [(&str, &str, bool); 4] = [
@@ -196,7 +197,7 @@ fn copy_modules(source: &Path, target: &Path) -> Result<()> {
                 continue;
             }
             let to = target.join("kernel").join(&inside);
-            fs::create_dir_all(to.parent().context("a module outside a directory")?)?;
+            dirs::make(to.parent().context("a module outside a directory")?)?;
             fs::rename(&path, &to)?;
             if to.extension().is_some_and(|e| e == "xz") {
                 packed.push(to);

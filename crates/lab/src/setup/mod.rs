@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
+use vmlane_access::Trust;
 
 pub use accel::Accel;
 pub use kernel::{KERNELS, Kernel};
@@ -150,24 +151,22 @@ pub(crate) struct Cache {
 
 impl Cache {
     fn open() -> Result<Self> {
-        let dir = dirs::cache()?;
-        dirs::make(&dir)?;
-        Ok(Self { dir })
+        Ok(Self { dir: dirs::make_cache()? })
     }
 
     /// The path of the artifact `name`; `make` fills a fresh directory when it does not exist yet.
     fn artifact(&self, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let path = self.dir.join(name);
-        if path.is_dir() {
+        if is_made(&path)? {
             return Ok(path);
         }
         let _lock = self.lock()?;
-        if path.is_dir() {
+        if is_made(&path)? {
             return Ok(path); // another set-up made it while this one waited
         }
         let temp = self.dir.join(format!(".part-{name}"));
         remove_tree(&temp)?; // left by a set-up that was killed: the lock says that no process uses it
-        dirs::make(&temp)?;
+        Trust::default().make(&temp, 0o755)?;
         let done = make(&temp).and_then(|()| {
             fs::rename(&temp, &path).with_context(|| format!("cannot name {}", path.display()))
         });
@@ -185,6 +184,15 @@ impl Cache {
         rustix::fs::flock(&file, FlockOperation::LockExclusive)
             .with_context(|| format!("cannot lock {}", path.display()))?;
         Ok(file)
+    }
+}
+
+/// Programs of it run: what others could have changed is an error.
+fn is_made(artifact: &Path) -> Result<bool> {
+    match Trust::default().open(artifact) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -220,6 +228,17 @@ mod tests {
         let path = cache.artifact("x", |dir| Ok(fs::write(dir.join("f"), "1")?)).unwrap();
         assert_eq!(fs::read_to_string(path.join("f")).unwrap(), "1");
         cache.artifact("x", |_| panic!("made twice")).unwrap();
+    }
+
+    #[test]
+    fn an_artifact_that_others_can_write_is_not_used() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache { dir: temp.path().to_path_buf() };
+        let path = cache.artifact("x", |_| Ok(())).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = cache.artifact("x", |_| panic!("made twice")).unwrap_err().to_string();
+        assert!(error.contains("mode 0777") && error.contains("chmod go-w"), "{error}");
     }
 
     #[test]

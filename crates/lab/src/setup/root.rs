@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::apt::{Fetch, Mirrors};
 use super::{Cache, Progress, digest, packages, remove_tree, run};
+use crate::dirs;
 
 // dash, because the shell of busybox prefers its own applets to the tools below.
 const PACKAGES: [&str; 18] = [
@@ -108,7 +109,7 @@ fn complete(tree: &Path, busybox: &Path) -> Result<()> {
         remove_tree(&tree.join(dropped))?;
     }
     for dir in ["proc", "sys", "dev", "run", "tmp", "root", "mnt", "etc", "usr/lib/modules", "var/log"] {
-        fs::create_dir_all(tree.join(dir))?;
+        dirs::make(&tree.join(dir))?;
     }
     fs::set_permissions(tree.join("tmp"), fs::Permissions::from_mode(0o1777))?;
     for (name, text) in FILES {

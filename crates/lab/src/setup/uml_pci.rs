@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use super::apt::{Fetch, Mirrors};
 use super::packages::{Tool, everywhere};
 use super::{Cache, Progress, Uml, digest, kernel, packages, remove_tree, root, run};
+use crate::dirs;
 
 /// Its name for `--kernel`.
 pub const UML_PCI_KERNEL: &str = "7.2pci";
@@ -89,7 +90,7 @@ fn fetch(work: &Path, progress: &Progress<'_>) -> Result<PathBuf> {
     let (tree, part) = (work.join("tree"), work.join("part"));
     remove_tree(&tree)?;
     remove_tree(&part)?;
-    fs::create_dir_all(&part).with_context(|| part.display().to_string())?;
+    dirs::make(&part)?;
     let fetch =
         Fetch { step: "fetch a kernel's sources", suite: SUITE, backports: true, packages: &[SOURCE] };
     Mirrors::of_host()?.fetch(&fetch, &tree)?;
@@ -105,7 +106,7 @@ fn fetch(work: &Path, progress: &Progress<'_>) -> Result<PathBuf> {
 /// Everything that a guest needs, in `build` and, of the modules, in folders of their own beside it.
 fn build(source: &Path, build: &Path, progress: &Progress<'_>) -> Result<()> {
     let make = |step: &str, words: &[String]| make(source, build, step, words);
-    fs::create_dir_all(build).with_context(|| build.display().to_string())?;
+    dirs::make(build)?;
     make("configure User Mode Linux", &["defconfig".into()])?;
     let config = build.join(".config");
     let given = given();
@@ -157,7 +158,7 @@ fn check_config(config: &str, given: &str) -> Result<()> {
 }
 
 fn copy_files(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to).with_context(|| to.display().to_string())?;
+    dirs::make(to)?;
     for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
@@ -181,7 +182,7 @@ fn install(source: &Path, build: &Path, dir: &Path) -> Result<()> {
     let _ = fs::remove_file(kept.join("build")); // a link to this host's sources
     for driver in &DRIVERS {
         let to = kept.join("kernel").join(driver.folder);
-        fs::create_dir_all(&to)?;
+        dirs::make(&to)?;
         fs::copy(driver.dir(build).join(driver.module), to.join(driver.module)).context(driver.module)?;
     }
     kernel::index_modules(&base, release)?;

@@ -31,7 +31,7 @@ use crate::child::{self, Handle};
 use crate::log_tail::tail;
 use crate::plan::{DaemonStatus, Plan, Reply, Report, Request, Status};
 use crate::qemu::Boot;
-use crate::{uml, vhost_device_vsock};
+use crate::{dirs, uml, vhost_device_vsock};
 use event::Event;
 use machine::Machine;
 use spawn::spawn;
@@ -130,7 +130,7 @@ impl Supervisor {
 
     fn come_up(&mut self) -> Result<()> {
         for machine in &self.machines {
-            fs::create_dir_all(self.plan.guest_dir(&machine.spec.name))?;
+            dirs::make(&self.plan.guest_dir(&machine.spec.name))?;
         }
         machine::write_initrds(&self.plan).context("write the guests' first root")?;
         net::prepare(&self.plan)?;
@@ -164,7 +164,7 @@ impl Supervisor {
 
     fn start_daemon(&mut self) -> Result<()> {
         daemon::write_config(&self.plan)?;
-        fs::create_dir_all(self.plan.daemon_runtime())?;
+        dirs::make(&self.plan.daemon_runtime())?;
         let log = self.plan.daemon_log();
         let sender = self.sender.clone();
         let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan));

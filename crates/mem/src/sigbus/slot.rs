@@ -12,8 +12,8 @@ pub struct Slot {
     version: AtomicUsize,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The mapping was replaced by zeros.
-    hit: AtomicBool,
+    /// How often the mapping was replaced by zeros.
+    hits: AtomicUsize,
 }
 
 impl Slot {
@@ -23,7 +23,7 @@ impl Slot {
             version: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
-            hit: AtomicBool::new(false),
+            hits: AtomicUsize::new(0),
         }
     }
 
@@ -32,7 +32,7 @@ impl Slot {
         if self.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
-        self.hit.store(false, Ordering::Relaxed);
+        self.hits.store(0, Ordering::Relaxed);
         self.set(start, len);
         true
     }
@@ -64,11 +64,12 @@ impl Slot {
         (whole && address.checked_sub(start)? < len).then_some((start, len))
     }
 
-    pub fn mark_hit(&self) {
-        self.hit.store(true, Ordering::Relaxed);
+    /// The mapping was replaced by zeros. Returns how often it had been before.
+    pub fn count_hit(&self) -> usize {
+        self.hits.fetch_add(1, Ordering::Relaxed)
     }
 
     pub fn is_hit(&self) -> bool {
-        self.hit.load(Ordering::Relaxed)
+        self.hits.load(Ordering::Relaxed) > 0
     }
 }

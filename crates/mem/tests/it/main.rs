@@ -4,5 +4,6 @@
 use sigbus_model::sync;
 
 mod address_space;
+mod cut_short;
 mod many_regions;
 mod sigbus_model;

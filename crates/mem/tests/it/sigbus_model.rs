@@ -49,7 +49,7 @@ fn a_registered_range_is_found_while_its_neighbour_is_used_again() {
         let address = SHORT.0 + 8;
         let found: Vec<_> = [&own, &*other].iter().filter_map(|slot| slot.range_around(address)).collect();
         assert_eq!(found, [SHORT]);
-        own.mark_hit();
+        assert_eq!(own.count_hit(), 0);
         assert!(own.is_hit());
         reuse.join().unwrap();
     });

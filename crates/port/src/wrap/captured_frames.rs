@@ -90,14 +90,6 @@ impl FramePort for CapturedFrames {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        self.inner.look_ahead()
-    }
-
-    fn take_overhead(&mut self) -> usize {
-        self.inner.take_overhead()
-    }
-
     /// The switch asks for each frame once when it takes it, in the order in which they were fetched, and again if the frame
     /// had to wait: only the first time it is shown to the taps.
     #[inline]
@@ -117,14 +109,6 @@ impl FramePort for CapturedFrames {
         self.inner.finish(tokens);
     }
 
-    fn capabilities(&self) -> RxCapabilities {
-        self.inner.capabilities()
-    }
-
-    fn filter(&self) -> &Filter {
-        self.inner.filter()
-    }
-
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
         let outcome = self.inner.deliver(frames);
         let now = wall_clock();
@@ -142,53 +126,27 @@ impl FramePort for CapturedFrames {
         outcome
     }
 
-    fn has_room(&mut self) -> bool {
-        self.inner.has_room()
-    }
-
-    fn flush(&mut self, now: Instant) {
-        self.inner.flush(now);
-    }
-
-    fn tick(&mut self, now: Instant) -> bool {
-        self.inner.tick(now)
-    }
-
-    fn changed(&mut self) -> bool {
-        self.inner.changed()
-    }
-
-    fn refresh(&mut self) {
-        self.inner.refresh();
-    }
-
-    fn fail(&mut self) {
-        self.inner.fail();
+    crate::forward! { inner;
+        fn look_ahead(&self) -> usize;
+        fn take_overhead(&mut self) -> usize;
+        fn capabilities(&self) -> RxCapabilities;
+        fn filter(&self) -> &Filter;
+        fn has_room(&mut self) -> bool;
+        fn flush(&mut self, now: Instant);
+        fn tick(&mut self, now: Instant) -> bool;
+        fn changed(&mut self) -> bool;
+        fn refresh(&mut self);
+        fn fail(&mut self);
     }
 }
 
 impl WakeUp for CapturedFrames {
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn glance(&self) -> Glance {
-        self.inner.glance()
-    }
-
-    fn signs(&self, into: &mut Vec<Sign>) -> bool {
-        self.inner.signs(into)
-    }
-
-    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.doorbell_fd()
-    }
-
-    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.readable_fd()
+    crate::forward! { inner;
+        fn arm(&mut self) -> bool;
+        fn disarm(&mut self);
+        fn glance(&self) -> Glance;
+        fn signs(&self, into: &mut Vec<Sign>) -> bool;
+        fn doorbell_fd(&self) -> Option<BorrowedFd<'_>>;
+        fn readable_fd(&self) -> Option<BorrowedFd<'_>>;
     }
 }

@@ -8,7 +8,8 @@ use std::time::Instant;
 use super::impairment::{Impairment, Line};
 use super::trigger::{Fault, Trigger};
 use crate::{
-    Filter, FramePort, Frames, PortId, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+    Filter, FramePort, Frames, Glance, PortId, PortStats, Refused, RxCapabilities, RxFrame, Sign, Token,
+    TxFrame, WakeUp,
 };
 
 /// The switch as one device sees it: what the device attaches is wrapped on its way.
@@ -94,20 +95,11 @@ impl Frames for FaultyFrames {
         self.inner.detach(port);
     }
 
-    fn refresh(&self, port: PortId) {
-        self.inner.refresh(port);
-    }
-
-    fn kick(&self, port: PortId) {
-        self.inner.kick(port);
-    }
-
-    fn announce(&self, port: PortId) {
-        self.inner.announce(port);
-    }
-
-    fn stats(&self, port: PortId) -> Arc<PortStats> {
-        self.inner.stats(port)
+    crate::forward! { inner;
+        fn refresh(&self, port: PortId);
+        fn kick(&self, port: PortId);
+        fn announce(&self, port: PortId);
+        fn stats(&self, port: PortId) -> Arc<PortStats>;
     }
 }
 
@@ -120,34 +112,6 @@ struct FaultyPort {
 }
 
 impl FramePort for FaultyPort {
-    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
-        self.inner.fetch(tokens)
-    }
-
-    fn look_ahead(&self) -> usize {
-        self.inner.look_ahead()
-    }
-
-    fn take_overhead(&mut self) -> usize {
-        self.inner.take_overhead()
-    }
-
-    fn frame(&self, token: Token) -> TxFrame<'_> {
-        self.inner.frame(token)
-    }
-
-    fn finish(&mut self, tokens: &[Token]) {
-        self.inner.finish(tokens);
-    }
-
-    fn capabilities(&self) -> RxCapabilities {
-        self.inner.capabilities()
-    }
-
-    fn filter(&self) -> &Filter {
-        self.inner.filter()
-    }
-
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
         let Some(line) = &mut self.line else { return self.inner.deliver(frames) };
         let now = Instant::now();
@@ -163,10 +127,6 @@ impl FramePort for FaultyPort {
         self.line.as_ref().is_none_or(Line::has_room) && self.inner.has_room()
     }
 
-    fn flush(&mut self, now: Instant) {
-        self.inner.flush(now);
-    }
-
     fn tick(&mut self, now: Instant) -> bool {
         self.trigger.fire();
         let mut holds = false;
@@ -179,10 +139,6 @@ impl FramePort for FaultyPort {
         self.inner.tick(now) || holds
     }
 
-    fn changed(&mut self) -> bool {
-        self.inner.changed()
-    }
-
     fn refresh(&mut self) {
         self.inner.refresh();
         if let Some(next) = self.next.take()
@@ -193,25 +149,31 @@ impl FramePort for FaultyPort {
         }
     }
 
-    fn fail(&mut self) {
-        self.inner.fail();
+    crate::forward! { inner;
+        fn fetch(&mut self, tokens: &mut [Token]) -> usize;
+        fn look_ahead(&self) -> usize;
+        fn take_overhead(&mut self) -> usize;
+        fn frame(&self, token: Token) -> TxFrame<'_>;
+        fn finish(&mut self, tokens: &[Token]);
+        fn capabilities(&self) -> RxCapabilities;
+        fn filter(&self) -> &Filter;
+        fn flush(&mut self, now: Instant);
+        fn changed(&mut self) -> bool;
+        fn fail(&mut self);
     }
 }
 
 impl WakeUp for FaultyPort {
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
+    fn glance(&self) -> Glance {
+        let holds = self.line.as_ref().is_some_and(Line::holds_frames);
+        if holds { Glance::Turn } else { self.inner.glance() }
     }
 
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.doorbell_fd()
-    }
-
-    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.readable_fd()
+    crate::forward! { inner;
+        fn arm(&mut self) -> bool;
+        fn disarm(&mut self);
+        fn signs(&self, into: &mut Vec<Sign>) -> bool;
+        fn doorbell_fd(&self) -> Option<BorrowedFd<'_>>;
+        fn readable_fd(&self) -> Option<BorrowedFd<'_>>;
     }
 }

@@ -60,20 +60,14 @@ impl Streams for FaultyStreams {
         self.inner.resume(Resumed { ends, ..lane })
     }
 
-    fn kick(&self, lane: StreamId) {
-        self.inner.kick(lane);
-    }
-
-    fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown) {
-        self.inner.shutdown(lane, side, what);
-    }
-
-    fn reset(&self, lane: StreamId, side: Side) {
-        self.inner.reset(lane, side);
-    }
-
     fn leave(&self, ends: &[(StreamId, Side)]) {
         self.inner.leave(ends);
+    }
+
+    crate::forward! { inner;
+        fn kick(&self, lane: StreamId);
+        fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown);
+        fn reset(&self, lane: StreamId, side: Side);
     }
 }
 
@@ -84,92 +78,32 @@ struct FaultyStream {
 }
 
 impl StreamPort for FaultyStream {
-    fn readable(&mut self) -> Result<usize, PortFault> {
-        self.inner.readable()
-    }
-
-    fn source(&self) -> RingSlice<'_> {
-        self.inner.source()
-    }
-
-    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
-        self.inner.consume(len)
-    }
-
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        self.inner.publish_room()
-    }
-
-    fn arm_readable(&mut self) -> Result<bool, PortFault> {
-        self.inner.arm_readable()
-    }
-
-    fn writable(&mut self) -> Result<usize, PortFault> {
-        self.inner.writable()
-    }
-
-    fn sink(&self) -> RingSlice<'_> {
-        self.inner.sink()
-    }
-
-    fn keep_free(&self) -> usize {
-        self.inner.keep_free()
-    }
-
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
-        self.inner.produce(len)
-    }
-
-    fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault> {
-        self.inner.fill(from, len)
-    }
-
-    fn arm_writable(&mut self) -> Result<bool, PortFault> {
-        self.inner.arm_writable()
-    }
-
     fn renotify_reader(&mut self) -> Result<(), PortFault> {
         self.trigger.fire();
         self.inner.renotify_reader()
     }
 
-    fn remind(&mut self) -> Result<(), PortFault> {
-        self.inner.remind()
-    }
-
-    fn notify_both(&mut self) {
-        self.inner.notify_both();
-    }
-
-    fn withholds(&mut self) -> bool {
-        self.inner.withholds()
-    }
-
-    fn notifies(&self) -> bool {
-        self.inner.notifies()
-    }
-
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.doorbell()
-    }
-
-    fn answer_doorbell(&mut self) -> bool {
-        self.inner.answer_doorbell()
-    }
-
-    fn requests(&self) -> Option<u64> {
-        self.inner.requests()
-    }
-
-    fn address(&self) -> Option<StreamAddress> {
-        self.inner.address()
-    }
-
-    fn keep(&mut self, bytes: &[u8]) {
-        self.inner.keep(bytes);
-    }
-
-    fn end(&mut self, end: End) {
-        self.inner.end(end);
+    crate::forward! { inner;
+        fn readable(&mut self) -> Result<usize, PortFault>;
+        fn source(&self) -> RingSlice<'_>;
+        fn consume(&mut self, len: usize) -> Result<(), PortFault>;
+        fn publish_room(&mut self) -> Result<(), PortFault>;
+        fn arm_readable(&mut self) -> Result<bool, PortFault>;
+        fn writable(&mut self) -> Result<usize, PortFault>;
+        fn sink(&self) -> RingSlice<'_>;
+        fn keep_free(&self) -> usize;
+        fn produce(&mut self, len: usize) -> Result<(), PortFault>;
+        fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault>;
+        fn arm_writable(&mut self) -> Result<bool, PortFault>;
+        fn remind(&mut self) -> Result<(), PortFault>;
+        fn notify_both(&mut self);
+        fn withholds(&mut self) -> bool;
+        fn notifies(&self) -> bool;
+        fn doorbell(&self) -> Option<BorrowedFd<'_>>;
+        fn answer_doorbell(&mut self) -> bool;
+        fn requests(&self) -> Option<u64>;
+        fn address(&self) -> Option<StreamAddress>;
+        fn keep(&mut self, bytes: &[u8]);
+        fn end(&mut self, end: End);
     }
 }

@@ -14,6 +14,19 @@ pub enum Fault {
     Trespass,
 }
 
+impl Fault {
+    /// Happens, here and now.
+    #[cold]
+    pub fn happen(self) {
+        match self {
+            Fault::Panic => panic!("injected on request"),
+            // statx(2): nothing that serves guests looks at files by name.
+            Fault::Trespass => drop(std::fs::metadata("/")),
+            Fault::Stall(time) => std::thread::sleep(time),
+        }
+    }
+}
+
 /// A fault that waits for the next call of what wraps a port or a device.
 #[derive(Debug, Default)]
 pub struct Trigger(AtomicU32);
@@ -42,12 +55,12 @@ impl Trigger {
 
     #[cold]
     fn go_wrong(&self) {
-        match self.0.swap(0, Ordering::Relaxed) {
-            0 => {}
-            PANIC => panic!("injected on request"),
-            // statx(2): nothing that serves guests looks at files by name.
-            TRESPASS => drop(std::fs::metadata("/")),
-            milliseconds => std::thread::sleep(Duration::from_millis(milliseconds.into())),
-        }
+        let fault = match self.0.swap(0, Ordering::Relaxed) {
+            0 => return,
+            PANIC => Fault::Panic,
+            TRESPASS => Fault::Trespass,
+            milliseconds => Fault::Stall(Duration::from_millis(milliseconds.into())),
+        };
+        fault.happen();
     }
 }

@@ -132,6 +132,8 @@ impl FramePort for MemoryPort {
     fn tick(&mut self, _: Instant) -> bool {
         false
     }
+
+    vmlane_port::plain!(take_overhead, changed, refresh, fail);
 }
 
 impl WakeUp for MemoryPort {
@@ -143,6 +145,8 @@ impl WakeUp for MemoryPort {
     fn disarm(&mut self) {
         self.announces = false;
     }
+
+    vmlane_port::plain!(glance, signs, doorbell_fd, readable_fd);
 }
 
 /// The frame as its receiver gets it: nothing was asked to be done to it.

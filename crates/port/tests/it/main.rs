@@ -1,4 +1,5 @@
 //! The seams between devices and what joins them.
 
+mod forwards;
 mod frame_port;
 mod small_rings;

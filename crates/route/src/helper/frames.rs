@@ -68,7 +68,7 @@ impl Helper {
                         // The daemon has broken the ring.
                         self.forget(lane, stream, true);
                     } else {
-                        lane.wake(token);
+                        lane.ready.push(token);
                         if lane.fresh.last() != Some(&token) {
                             lane.fresh.push(token);
                         }
@@ -81,7 +81,7 @@ impl Helper {
 
     /// Forgets a stream whose link is being served.
     fn forget(&mut self, lane: &mut Lane, stream: u32, tell: bool) {
-        let Some(token) = lane.streams.remove(&stream) else { return };
+        let Some(token) = lane.forget(stream) else { return };
         if let Some(Entry { stage: Stage::Calling(number), .. }) = self.entries.remove(&token) {
             self.calls.remove(&number);
         }
@@ -150,7 +150,7 @@ impl Helper {
             }
             (Stage::Calling(_), Frame::Refuse { why, .. }) => {
                 self.call_refused(token, why);
-                lane.streams.remove(&stream);
+                lane.forget(stream);
             }
             (
                 Stage::Asking { early, .. },
@@ -166,7 +166,7 @@ impl Helper {
                 if over {
                     self.forget(lane, stream, false);
                 } else {
-                    lane.wake(token);
+                    lane.ready.push(token);
                 }
             }
             _ => return Err(turn(kind, stream)),

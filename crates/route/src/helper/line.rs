@@ -206,7 +206,9 @@ impl Helper {
         let stream = match ring {
             Ok(ring) => Stream::new(number, socket, ring, window),
             Err(error) => {
-                tracing::error!(%error, "the ring of a stream");
+                if let Some(held_back) = self.logs.rings.allow() {
+                    tracing::error!(%error, held_back, "the ring of a stream");
+                }
                 self.entries.insert(token, Entry { link, number, stage: Stage::Calling(0) });
                 return refuse(self, &error);
             }

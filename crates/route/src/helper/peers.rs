@@ -1,22 +1,25 @@
 //! Connections with peers: made, proved, lost, made again; what an operator is told of them.
 
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use vmlane_port::fair::SharedPlaces;
 use vmlane_wire::route::{Op, Record, Refusal};
 
-use super::{Entry, Helper, Stage};
+use super::{Entry, Helper, LISTENER, Stage};
+use crate::admission::Admission;
 use crate::frame::{Frame, VERSION};
 use crate::link::{self, Lane, Link, LinkError, Phase, Token, Wire};
-use crate::settings::PeerSettings;
+use crate::settings::{PeerSettings, Settings};
 use crate::status::{PeerState, RETRY, Status};
 use crate::tls::{Blame, TlsError};
 
 /// Connections that are accepted before others have their turn.
 const ACCEPTS: usize = 64;
+/// A peer's certificate is judged anew so often: it may have ended.
+const JUDGE: Duration = Duration::from_secs(10);
 
 impl Helper {
     /// Deadlines: of the daemon, of handshakes, of peers that say nothing.
@@ -24,6 +27,9 @@ impl Helper {
         let now = Instant::now();
         self.ticked = now;
         self.reach_daemon(now);
+        if std::mem::take(&mut self.accepts_later) {
+            self.wait_for_hosts(epoll::EventFlags::IN);
+        }
         let dead = self.settings.dead;
         let (mut late, mut pinged) = (Vec::new(), Vec::new());
         for (&token, link) in &mut self.links {
@@ -52,8 +58,28 @@ impl Helper {
                 self.link_ends(link, &std::io::Error::other(why).into());
             }
         }
+        self.judge(|lane| now.saturating_duration_since(lane.judged) >= JUDGE);
         self.dial_all(now);
         self.tell_daemon();
+    }
+
+    /// Judges the certificates of peers anew, by what is configured now. Connections of those that do not pass end.
+    fn judge(&mut self, due: impl Fn(&Lane) -> bool) {
+        let now = Instant::now();
+        let mut unfit = Vec::new();
+        for (&token, link) in &mut self.links {
+            if link.lane.phase > Phase::Handshaking && due(&link.lane) {
+                link.lane.judged = now;
+                let judged =
+                    self.identity.judge(&link.wire.tls, &self.settings.peers, link.lane.peer.as_deref());
+                unfit.extend(judged.err().map(|error| (token, error)));
+            }
+        }
+        for (token, error) in unfit {
+            if let Some(link) = self.links.remove(&token) {
+                self.link_ends(link, &error.into());
+            }
+        }
     }
 
     fn dial_all(&mut self, now: Instant) {
@@ -102,12 +128,15 @@ impl Helper {
             let (socket, address) = match link::accept(listener) {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => return,
-                Err(error) => return tracing::warn!(%error, "accepting another host"),
+                Err(error) => {
+                    self.accepting_failed(&error);
+                    return self.accept_later();
+                }
             };
-            if !self.unproved.take(address) {
+            let Some(place) = self.unproved.take(address, Instant::now()) else {
                 self.strangers.counts.over_handshakes += 1;
                 continue;
-            }
+            };
             let token = self.token();
             let deadline = Instant::now() + self.settings.bounds.handshake;
             let added = self
@@ -116,12 +145,36 @@ impl Helper {
                 .map_err(LinkError::from)
                 .and_then(|tls| Ok(self.add_link(Link::new(socket, tls, token, address, deadline))?));
             match added {
-                Ok(()) => self.again(token),
+                Ok(()) => {
+                    if let Some(link) = self.links.get_mut(&token) {
+                        link.lane.place = Some(place);
+                    }
+                    self.again(token);
+                }
                 Err(error) => {
-                    self.unproved.give_back(&address);
-                    tracing::warn!(%error, "accepting another host");
+                    self.unproved.failed(place, Instant::now());
+                    self.accepting_failed(&error);
                 }
             }
+        }
+    }
+
+    fn accepting_failed(&mut self, error: &dyn std::fmt::Display) {
+        if let Some(held_back) = self.logs.accepting.allow() {
+            tracing::warn!(%error, held_back, "accepting another host");
+        }
+    }
+
+    /// Connections wait until the next tick. Out of descriptors, most likely: others must end first, and the listening socket would
+    /// be ready all the time.
+    fn accept_later(&mut self) {
+        self.accepts_later = true;
+        self.wait_for_hosts(epoll::EventFlags::empty());
+    }
+
+    fn wait_for_hosts(&self, flags: epoll::EventFlags) {
+        if let Some(listener) = &self.listener {
+            let _ = epoll::modify(&*self.epoll, listener, epoll::EventData::new_u64(LISTENER), flags);
         }
     }
 
@@ -142,16 +195,12 @@ impl Helper {
 
     /// The handshake is through: whose name was proved?
     pub(super) fn name_proved(&mut self, wire: &mut Wire, lane: &mut Lane) -> Result<(), LinkError> {
-        let named = wire.tls.peer(&self.settings.peers).map(|peer| peer.name.clone());
-        let Some(name) = named.filter(|name| lane.peer.as_ref().is_none_or(|expected| expected == name))
-        else {
+        // The configuration may be another one than when the handshake began.
+        let judged = self.identity.judge(&wire.tls, &self.settings.peers, lane.peer.as_deref());
+        if let Err(TlsError::Unnamed) = judged {
             self.strangers.counts.unknown_names += 1;
-            return Err(std::io::Error::other(
-                "the name in its certificate is no [[peer]]'s, or that of several; add it, or give it a certificate of its own",
-            )
-            .into());
-        };
-        lane.peer = Some(name);
+        }
+        (lane.peer, lane.judged) = (Some(judged?), Instant::now());
         lane.phase = Phase::Greeting;
         let streams = self.settings.bounds.streams as u32;
         lane.say(&Frame::Hello { version: VERSION, streams });
@@ -162,17 +211,20 @@ impl Helper {
     pub(super) fn link_up(&mut self, lane: &mut Lane) {
         lane.phase = Phase::Up;
         lane.ping(Instant::now());
-        if !lane.dialled {
-            self.unproved.give_back(&lane.address);
+        if let Some(place) = lane.place.take() {
+            self.unproved.proved(place);
         }
         let name = lane.peer.clone().unwrap_or_default();
+        self.remember_address(&name, lane);
         let Some(state) = self.peers.get_mut(&name) else { return };
         let before = state.link.replace(lane.token).filter(|&before| before != lane.token);
         state.status.state = "up";
         state.status.problem.clear();
         state.status.counts.links += 1;
         state.patience = RETRY[0];
-        tracing::info!(peer = name, address = %lane.address, "connected");
+        if let Some(held_back) = state.ups.allow() {
+            tracing::info!(peer = name, address = %lane.address, held_back, "connected");
+        }
         if let Some(link) = before.and_then(|before| self.links.remove(&before)) {
             // It was started again, and this host has not noticed.
             self.link_ends(link, &std::io::Error::other("it has connected anew").into());
@@ -186,7 +238,7 @@ impl Helper {
 
     /// A connection is over: so are its streams.
     pub(super) fn link_ends(&mut self, link: Link, error: &LinkError) {
-        let Lane { token, phase, dialled, address, peer, streams, sent, received, .. } = link.lane;
+        let Lane { token, phase, address, place, peer, streams, sent, received, .. } = link.lane;
         drop(link.wire);
         for token in streams.into_values() {
             if let Some(Entry { stage: Stage::Calling(number), .. }) = self.entries.get(&token) {
@@ -195,8 +247,8 @@ impl Helper {
             }
             self.drop_stream(token, None);
         }
-        if phase < Phase::Up && !dialled {
-            self.unproved.give_back(&address);
+        if let Some(place) = place {
+            self.unproved.failed(place, Instant::now());
         }
         let blame = if let LinkError::Tls(error) = error { error.blame() } else { Blame::Other };
         let violation = matches!(error, LinkError::Tls(TlsError::Violation(_)));
@@ -213,6 +265,7 @@ impl Helper {
         counts.violations += u64::from(violation);
         counts.certificates_expired += u64::from(matches!(blame, Blame::Expired | Blame::NotYet));
         counts.certificates_foreign += u64::from(blame == Blame::Foreign);
+        counts.certificates_revoked += u64::from(blame == Blame::Revoked);
         counts.bytes_sent += sent;
         counts.bytes_received += received;
         match &peer {
@@ -223,8 +276,10 @@ impl Helper {
             }
             None => {
                 let text = format!("{address}: {error}");
-                if self.strangers.problem != text {
-                    tracing::warn!(%address, "a host that has proved no name: {error}");
+                if self.strangers.problem != text
+                    && let Some(held_back) = self.logs.strangers.allow()
+                {
+                    tracing::warn!(%address, held_back, "a host that has proved no name: {error}");
                 }
                 self.strangers.problem = text;
             }
@@ -234,8 +289,10 @@ impl Helper {
     fn peer_down(&mut self, name: &str, error: &LinkError) {
         let Some(state) = self.peers.get_mut(name) else { return };
         let text = error.to_string();
-        if state.status.problem != text || state.status.state == "up" {
-            tracing::warn!(peer = name, "not connected: {text}");
+        if (state.status.problem != text || state.status.state == "up")
+            && let Some(held_back) = state.downs.allow()
+        {
+            tracing::warn!(peer = name, held_back, "not connected: {text}");
         }
         (state.link, state.status.state, state.status.problem) = (None, "down", text);
         state.retry = Instant::now() + spread(state.patience);
@@ -245,15 +302,10 @@ impl Helper {
 
     /// The configuration is another one.
     pub(super) fn peers_change(&mut self) {
-        self.unproved = SharedPlaces::new(self.settings.bounds.handshakes);
-        for lane in self.links.values().map(|link| &link.lane) {
-            if lane.phase < Phase::Up && !lane.dialled {
-                self.unproved.take(lane.address);
-            }
-        }
         let known = self.settings.peers.iter().map(|peer| peer.name.clone());
         let mut before = std::mem::take(&mut self.peers);
         self.peers = known.map(|name| (name.clone(), before.remove(&name).unwrap_or_default())).collect();
+        self.readmit();
         for state in self.peers.values_mut() {
             // Perhaps it can be reached now.
             (state.retry, state.patience) = (Instant::now(), RETRY[0]);
@@ -261,6 +313,26 @@ impl Helper {
         for link in before.into_values().filter_map(|state| state.link) {
             if let Some(link) = self.links.remove(&link) {
                 self.link_ends(link, &std::io::Error::other("it is not configured any more").into());
+            }
+        }
+        self.judge(|_| true);
+    }
+
+    /// Where a peer has connected from has places for it from here on.
+    fn remember_address(&mut self, name: &str, lane: &Lane) {
+        let Some(state) = self.peers.get_mut(name).filter(|_| !lane.dialled) else { return };
+        if state.address.replace(lane.address) != Some(lane.address) {
+            self.unproved.set_peers(addresses(&self.settings, &self.peers));
+        }
+    }
+
+    /// Gives places out anew: how many there are may have changed.
+    fn readmit(&mut self) {
+        self.unproved = admission(&self.settings, &self.peers);
+        let now = Instant::now();
+        for lane in self.links.values_mut().map(|link| &mut link.lane) {
+            if lane.place.is_some() {
+                lane.place = self.unproved.take(lane.address, now);
             }
         }
     }
@@ -313,6 +385,22 @@ impl Helper {
     fn say_status(&self, name: &str, status: &Status) -> bool {
         self.say(&Record::message(Op::Status, 0, Default::default(), 0, &status.text(name)))
     }
+}
+
+pub(super) fn admission(settings: &Settings, peers: &BTreeMap<String, PeerState>) -> Admission {
+    let mut admission = Admission::new(settings.bounds.handshakes, 2 * settings.peers.len());
+    admission.set_peers(addresses(settings, peers));
+    admission
+}
+
+/// Where peers connect from, as far as it is known: what is configured, and where they were last.
+fn addresses(settings: &Settings, peers: &BTreeMap<String, PeerState>) -> HashSet<IpAddr> {
+    let calls = settings.peers.iter().filter(|peer| !settings.dials(peer));
+    let known = |peer: &PeerSettings| {
+        let last = peers.get(&peer.name).and_then(|state| state.address);
+        [peer.address.map(|address| address.ip()), last].into_iter().flatten()
+    };
+    calls.flat_map(known).collect()
 }
 
 /// Half of it to all of it: hosts that have lost the same one do not come back to it all at once, again and again.

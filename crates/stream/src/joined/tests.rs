@@ -79,6 +79,8 @@ impl StreamPort for Mute {
     }
 
     fn end(&mut self, _end: End) {}
+
+    vmlane_port::plain!(fill, remind, withholds, notifies, doorbell, answer_doorbell, address, keep);
 }
 
 /// A stream of two guests.

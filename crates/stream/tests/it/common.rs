@@ -101,6 +101,8 @@ impl<O: OtherSide> StreamPort for Port<O> {
     }
 
     fn end(&mut self, _end: End) {}
+
+    vmlane_port::plain!(fill, remind, notifies, requests, address, keep);
 }
 
 /// An end of a stream; `bell`: by which it is announced that there are bytes.

@@ -139,6 +139,10 @@ impl FramePort for RemotePort {
     fn tick(&mut self, _: Instant) -> bool {
         false
     }
+
+    vmlane_port::plain!(take_overhead, changed, refresh, fail);
 }
 
-impl WakeUp for RemotePort {}
+impl WakeUp for RemotePort {
+    vmlane_port::plain!(arm, disarm, glance, signs, doorbell_fd, readable_fd);
+}

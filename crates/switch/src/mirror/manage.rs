@@ -39,7 +39,7 @@ impl Switch {
         let ring = Arc::new(Ring::new()?);
         let stats = Arc::new(PortStats::default());
         let worker = self.id_of(&spec.to).map_or(0, |id| self.owner(id));
-        let id = self.make_port(port_spec(&spec), stats.clone(), Some(worker));
+        let id = self.make_port(port_spec(&spec), stats.clone(), Some(worker))?;
         let mut mirror = Mirror { id, spec, from: Vec::new(), taps: Vec::new(), ring: ring.clone(), stats };
         let name = mirror.spec.name.clone();
         self.attach(id, Box::new(MirrorPort::new(ring)));
@@ -111,7 +111,10 @@ impl Switch {
         let to = self.id_of(&mirror.spec.to);
         if let Some(worker) = to.map(|to| self.owner(to)).filter(|&worker| worker != self.owner(mirror.id)) {
             self.unmake_port(mirror.id);
-            mirror.id = self.make_port(port_spec(&mirror.spec), mirror.stats.clone(), Some(worker));
+            match self.make_port(port_spec(&mirror.spec), mirror.stats.clone(), Some(worker)) {
+                Ok(id) => mirror.id = id,
+                Err(full) => return tracing::warn!(mirror = mirror.spec.name, %full, "nothing is mirrored"),
+            }
             self.attach(mirror.id, Box::new(MirrorPort::new(mirror.ring.clone())));
         }
         let copies = Copies { to, vlan: mirror.spec.vlan, parts: mirror.parts() };

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    BURST, DropReason, Filter, FramePort, HEAD, MAX_HEAD, Offload, Refused, RxCapabilities, RxFrame, Token,
-    TxFrame, WakeUp,
+    BURST, DropReason, Filter, FramePort, Glance, HEAD, MAX_HEAD, Offload, Refused, RxCapabilities, RxFrame,
+    Token, TxFrame, WakeUp,
 };
 
 use super::ring::{Head, Position, Ring};
@@ -120,6 +120,8 @@ impl FramePort for MirrorPort {
     fn tick(&mut self, _: Instant) -> bool {
         false
     }
+
+    vmlane_port::plain!(take_overhead, changed, refresh, fail);
 }
 
 impl WakeUp for MirrorPort {
@@ -136,4 +138,10 @@ impl WakeUp for MirrorPort {
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ring.bell())
     }
+
+    fn glance(&self) -> Glance {
+        if self.lent_count > 0 { Glance::Turn } else { Glance::Announces }
+    }
+
+    vmlane_port::plain!(signs, readable_fd);
 }

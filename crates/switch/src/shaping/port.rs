@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_port::{
-    DropReason, Filter, FramePort, MAX_FRAME, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame,
-    WakeUp,
+    DropReason, Filter, FramePort, Glance, MAX_FRAME, PortStats, Refused, RxCapabilities, RxFrame, Sign,
+    Token, TxFrame, WakeUp,
 };
 
 use super::queue::FrameQueue;
@@ -72,6 +72,12 @@ impl ShapedPort {
     fn is_blocked(&self) -> bool {
         let input = self.shaper.as_ref().and_then(|shaper| shaper.input.as_ref());
         input.is_some_and(|input| input.blocked.is_some())
+    }
+
+    /// Do frames wait in the queue?
+    fn holds_frames(&self) -> bool {
+        let output = self.shaper.as_ref().and_then(|shaper| shaper.output.as_ref());
+        output.is_some_and(|output| output.waiting.is_some())
     }
 
     /// Delivers frames of the queue for which there are tokens. True if a frame left it.
@@ -198,28 +204,8 @@ impl FramePort for ShapedPort {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        self.inner.look_ahead()
-    }
-
     fn take_overhead(&mut self) -> usize {
         self.inner.take_overhead() + std::mem::take(&mut self.overhead)
-    }
-
-    fn frame(&self, token: Token) -> TxFrame<'_> {
-        self.inner.frame(token)
-    }
-
-    fn finish(&mut self, tokens: &[Token]) {
-        self.inner.finish(tokens);
-    }
-
-    fn capabilities(&self) -> RxCapabilities {
-        self.inner.capabilities()
-    }
-
-    fn filter(&self) -> &Filter {
-        self.inner.filter()
     }
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
@@ -288,17 +274,19 @@ impl FramePort for ShapedPort {
         self.inner.tick(now) | self.soon()
     }
 
-    fn changed(&mut self) -> bool {
-        self.inner.changed()
-    }
-
     fn refresh(&mut self) {
         self.inner.refresh();
         self.adopt();
     }
 
-    fn fail(&mut self) {
-        self.inner.fail();
+    vmlane_port::forward! { inner;
+        fn look_ahead(&self) -> usize;
+        fn frame(&self, token: Token) -> TxFrame<'_>;
+        fn finish(&mut self, tokens: &[Token]);
+        fn capabilities(&self) -> RxCapabilities;
+        fn filter(&self) -> &Filter;
+        fn changed(&mut self) -> bool;
+        fn fail(&mut self);
     }
 }
 
@@ -308,15 +296,21 @@ impl WakeUp for ShapedPort {
         self.inner.arm() && !self.is_blocked()
     }
 
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.doorbell_fd().filter(|_| !self.is_blocked())
     }
 
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.readable_fd().filter(|_| !self.is_blocked())
+    }
+
+    /// When the first of the frames that wait for tokens may go is for the clock to tell.
+    fn glance(&self) -> Glance {
+        if self.is_blocked() || self.holds_frames() { Glance::Turn } else { self.inner.glance() }
+    }
+
+    vmlane_port::forward! { inner;
+        fn disarm(&mut self);
+        fn signs(&self, into: &mut Vec<Sign>) -> bool;
     }
 }

@@ -6,7 +6,9 @@ use vmlane_wire::ethernet::Mac;
 
 use super::*;
 use crate::port::Numbered;
-use crate::spec::PortSpec;
+use crate::shaping::Shaper;
+use crate::spec::{PortSpec, Rate, Shape};
+use crate::team::{MemberState, TeamMember, TeamPolicy, TeamSpec, TeamState};
 
 fn mac(number: u8) -> Mac {
     Mac([0x52, 0x54, 0, 0, 0, number])
@@ -25,11 +27,16 @@ impl Bench {
     }
 
     fn guest(&mut self, number: u8) -> Wire {
+        self.shaped_guest(number, None)
+    }
+
+    fn shaped_guest(&mut self, number: u8, shaper: Option<Shaper>) -> Wire {
         let (wire, end) = Wire::new(mac(number));
+        let shaper = shaper.map(Box::new);
         let id = PortId(number.into());
         let spec = PortSpec::plain(&format!("port-{number}"), mac(number));
         let of = Numbered::nth(number.into());
-        self.request(Request::Add { of, spec, stats: Arc::default(), state: Arc::default(), shaper: None });
+        self.request(Request::Add { of, spec, stats: Arc::default(), state: Arc::default(), shaper });
         self.request(Request::Attach { id, end });
         wire
     }
@@ -37,6 +44,20 @@ impl Bench {
     fn round(&mut self) {
         self.0.round(Instant::now());
     }
+
+    /// Does it sleep for as long as ports are to announce what they have?
+    fn rests(&mut self) -> bool {
+        self.0.round(self.0.core.now);
+        let waits = self.0.arm();
+        !self.0.round(self.0.core.now) && !waits && self.0.announced
+    }
+}
+
+const BITS: u64 = 8;
+
+/// A limit that lets one frame through at once, and a long one more each second.
+fn narrow() -> Option<Rate> {
+    Some(Rate { average: 1500 * BITS, peak: 1500 * BITS, burst: 1 })
 }
 
 #[test]
@@ -106,6 +127,57 @@ fn armed_ports_that_need_nothing_at_a_glance_get_no_turn_until_the_clock_wants_o
         assert!(bench.0.round(start + IDLE), "a port needs a turn");
         sender.set_glance(Glance::Announces);
     }
+}
+
+#[test]
+fn a_shaped_port_and_one_whose_link_is_down_let_the_worker_rest_while_nothing_waits() {
+    let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 1486]].concat();
+    let shapes = [
+        (Shape { input: narrow(), output: None }, Shape::default(), false),
+        (Shape::default(), Shape { input: None, output: narrow() }, false),
+        (Shape::default(), Shape::default(), true),
+    ];
+    for (sends, receives, down) in shapes {
+        let mut bench = Bench::new();
+        let now = bench.0.core.now;
+        let sender = bench.shaped_guest(1, Some(Shaper::new(sends, down, now)));
+        let receiver = bench.shaped_guest(2, Some(Shaper::new(receives, down, now)));
+        [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
+        assert!(bench.rests(), "{sends:?} {receives:?} {down}");
+        (0..3).for_each(|_| sender.send(&frame, Offload::None, None));
+        bench.0.notified();
+        bench.0.round(now);
+        bench.0.round(now);
+        assert_eq!(receiver.received().len(), usize::from(!down));
+        assert_eq!(bench.rests(), down, "frames wait for tokens: {sends:?} {receives:?}");
+    }
+}
+
+#[test]
+fn a_team_lets_the_worker_rest_while_its_links_are_as_they_were() {
+    let mut bench = Bench::new();
+    let uplinks = [bench.guest(1), bench.guest(2)];
+    uplinks.iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    let member = |number| TeamMember { name: format!("port-{number}"), port: Some(PortId(number)) };
+    let spec = TeamSpec {
+        name: "team".into(),
+        policy: TeamPolicy::Failover,
+        members: vec![member(1), member(2)],
+        standby: 1,
+        failback: true,
+        notify: false,
+    };
+    let state = Arc::new(TeamState::new(&spec, Arc::default()));
+    bench.request(Request::Teams { teams: vec![(spec, state.clone())] });
+    assert!(bench.rests());
+    assert_eq!(state.members()[0], MemberState::Active);
+    // The end of the first one fails outside of a round.
+    uplinks[0].set_trap(Trap::Tick);
+    bench.0.deliver_withheld();
+    assert!(uplinks[0].dropped() && !bench.0.is_quiet(bench.0.core.now), "a link has changed");
+    bench.0.round(bench.0.core.now);
+    assert_eq!(state.members(), [MemberState::Detached, MemberState::Active]);
+    assert!(bench.rests());
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn faulty(bench: &mut Bench, number: u8) -> (Guest, Arc<FaultyFrames>) {
     let spec = Bench::spec(number);
     let frames = Arc::new(FaultyFrames::new(bench.switch.clone()));
     let (wire, end) = Wire::new(spec.mac);
-    let id = bench.switch.add_port(spec);
+    let id = bench.switch.add_port(spec).unwrap();
     frames.attach(id, end);
     bench.step();
     let guest = Guest { id, wire, stats: bench.switch.stats(id) };

@@ -109,6 +109,27 @@ fn groups_share_nothing_not_even_with_promiscuous_ports_and_uplinks() {
 }
 
 #[test]
+fn groups_that_have_come_and_gone_by_the_thousands_leave_no_two_with_one_number() {
+    let mut bench = Bench::new();
+    let first = bench.port(PortSpec { group: "first".into(), ..Bench::spec(1) });
+    for number in 1..=u16::MAX {
+        let name = format!("gone-{number}");
+        let spec = PortSpec { name: name.clone(), group: name, ..Bench::spec(2) };
+        let id = bench.switch.add_port(spec).unwrap();
+        assert!(bench.switch.remove_port(id));
+        bench.step();
+    }
+    let last = bench.port(PortSpec { group: "last".into(), ..Bench::spec(3) });
+    last.send(&frame(Mac::BROADCAST, mac(3), 60, 0));
+    bench.run();
+    assert!(first.frames().is_empty(), "groups share nothing");
+    let moved = bench.switch.update_port(last.id, PortSpec { group: "first".into(), ..Bench::spec(3) });
+    last.send(&frame(Mac::BROADCAST, mac(3), 60, 0));
+    bench.run();
+    assert!(moved && first.frames().len() == 1);
+}
+
+#[test]
 fn forged_sources_and_changed_addresses_by_policy() {
     let policy = |mac_changes, forged_transmits| Policy { promiscuous: false, mac_changes, forged_transmits };
     // Policy, address in the NIC, source sent; frames out, and in to the NIC's present address.

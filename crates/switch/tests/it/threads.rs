@@ -13,7 +13,7 @@ use vmlane_wire::ethernet::Mac;
 use crate::common::{Bench, Guest, frame, mac};
 
 fn guest(switch: &Switch, number: u8) -> (PortId, Wire) {
-    let id = switch.add_port(Bench::spec(number));
+    let id = switch.add_port(Bench::spec(number)).unwrap();
     let (wire, end) = Wire::new(mac(number));
     switch.attach(id, end);
     (id, wire)

@@ -130,7 +130,10 @@ struct World {
 impl World {
     fn new(workers: usize, plans: &[PortPlan]) -> World {
         let bench = bench(workers);
-        let ids = (0..).zip(plans).map(|(number, plan)| bench.switch.add_port(spec(number, plan))).collect();
+        let ids = (0..)
+            .zip(plans)
+            .map(|(number, plan)| bench.switch.add_port(spec(number, plan)).unwrap())
+            .collect();
         let wires = plans.iter().map(|_| None).collect();
         let got = plans.iter().map(|_| BTreeMap::new()).collect();
         let mut world =
@@ -345,7 +348,7 @@ fn started(count: u8) -> (Arc<Switch>, Vec<(PortId, Wire)>) {
     let hold = Duration::from_secs(3600);
     let switch = Arc::new(Switch::start(Settings { workers: WORKERS, hold, ..Settings::default() }).unwrap());
     let port = |number| {
-        let id = switch.add_port(Bench::spec(number));
+        let id = switch.add_port(Bench::spec(number)).unwrap();
         let (wire, end) = Wire::new(mac(number));
         switch.attach(id, end);
         (id, wire)
@@ -381,7 +384,7 @@ fn frames_between_workers_keep_their_order_while_ports_come_and_go() {
         // Another port is attached and detached all the time, with frames on their way from and to it.
         let (other, stop_too) = (switch.clone(), stop.clone());
         scope.spawn(move || {
-            let id = other.add_port(Bench::spec(99));
+            let id = other.add_port(Bench::spec(99)).expect("a switch with room");
             while !stop_too.load(Ordering::Relaxed) {
                 let (wire, end) = Wire::small(mac(99), 16);
                 other.attach(id, end);
@@ -436,7 +439,7 @@ fn what_waits_at_another_worker_is_finished_before_its_sender_is_dropped() {
         let settings = Settings { workers: 2, hold: Duration::from_secs(3600), ..Settings::default() };
         let switch = Switch::start(settings).unwrap();
         let port = |number| {
-            let id = switch.add_port(Bench::spec(number));
+            let id = switch.add_port(Bench::spec(number)).unwrap();
             let (wire, end) = Wire::new(mac(number));
             switch.attach(id, end);
             (id, wire)
@@ -464,7 +467,7 @@ fn short_frames_of_another_workers_guest_are_finished_while_they_wait() {
         let settings = Settings { workers: 2, hold: Duration::from_secs(3600), ..Settings::default() };
         let switch = Switch::start(settings).unwrap();
         let port = |number| {
-            let id = switch.add_port(Bench::spec(number));
+            let id = switch.add_port(Bench::spec(number)).unwrap();
             let (wire, end) = Wire::new(mac(number));
             switch.attach(id, end);
             (id, wire)
@@ -724,7 +727,7 @@ fn a_port_that_has_moved_is_attached_changed_and_removed_as_ever() {
     switch.kick(*id);
     wait_until("a frame from it", || !ports[1].1.received().is_empty());
     assert!(switch.remove_port(*id) && again.dropped() && worker().is_none());
-    let uplink = switch.add_port(PortSpec { uplink: true, ..Bench::spec(9) });
+    let uplink = switch.add_port(PortSpec { uplink: true, ..Bench::spec(9) }).unwrap();
     assert!(!switch.move_port(uplink, 1), "uplinks stay");
 }
 

@@ -290,11 +290,13 @@ impl<'d> Requests<'d> {
         found.then_some(index as usize).ok_or(RequestError::Field { name: "ring", value: index.into() })
     }
 
-    /// A ring that does not run.
+    /// A ring that does not run: it is stopped, or only disabled. A driver of User Mode Linux that is loaded anew sets up rings
+    /// that the one before it has disabled and nothing more (`vu_del_vqs` in arch/um/drivers/virtio_uml.c).
     #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn idle_ring(&mut self, index: u32) -> Result<&mut Ring, RequestError> {
         let index = self.ring(index)?;
-        if self.rings[index].started { Err(RequestError::Running(index)) } else { Ok(&mut self.rings[index]) }
+        let ring = &mut self.rings[index];
+        if ring.may_run() { Err(RequestError::Running(index)) } else { Ok(ring) }
     }
 
     fn set_size(&mut self, state: &RingState) -> Result<Answer, RequestError> {

@@ -25,9 +25,14 @@ pub struct Ring {
 }
 
 impl Ring {
+    /// Started and enabled: it runs where it has a size, and addresses in memory.
+    pub fn may_run(&self) -> bool {
+        self.started && self.enabled
+    }
+
     /// The ring in the guest's addresses; None: it does not run, or not there.
     pub fn setup(&self, memory: &Memory, record: Option<Record>, log: Option<DirtyLog>) -> Option<RingSetup> {
-        let address = self.address.filter(|_| self.started && self.enabled && self.size > 0)?;
+        let address = self.address.filter(|_| self.may_run() && self.size > 0)?;
         Some(RingSetup {
             size: self.size,
             descriptors: memory.guest(address.descriptors.get())?,

@@ -93,7 +93,9 @@ fn vmms_come_and_go_and_a_second_one_is_turned_away() {
 
     let mut first = Client::connect(&path).unwrap();
     first.write_u32(2, 0x100, 1).unwrap();
+    assert_eq!(offered.server.turned_away(), None);
     assert_eq!(Client::connect(&path).unwrap_err().errno(), EBUSY);
+    assert_eq!(offered.server.turned_away(), Some(std::process::id()));
     let refused = || offered.stats.refused.load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!(refused(), 1);
     assert_eq!(first.read_u32(2, 0x100).unwrap(), 1);
@@ -107,6 +109,9 @@ fn vmms_come_and_go_and_a_second_one_is_turned_away() {
         assert_eq!(first.read_u32(2, 0x100).unwrap(), 0, "round {round}");
         first.write_u32(2, 0x100, round).unwrap();
     }
+    drop(first);
+    first = eventually("a VMM behind another one", || connect(&path));
+    assert_eq!(offered.server.turned_away(), None, "the one that is served is not shown as turned away");
     assert!(refused() <= 1 + 5, "without a wait nearly all are: {}", refused());
 
     // A connection accepted elsewhere.

@@ -135,6 +135,14 @@ impl PciDevice for Ledger {
         vec![("page", memfd("page", 4096).expect("a file"))]
     }
 
+    fn begin(&mut self, _: u64) {}
+
+    fn adopt(&mut self, _: &mut Found) {}
+
+    fn spin_hint(&self) -> Duration {
+        Duration::ZERO
+    }
+
     fn record(&mut self, log: &Journal) {
         let bytes: Vec<u8> = self.registers.iter().flat_map(|word| word.to_le_bytes()).collect();
         log.stage((256, 0, 0), &bytes);

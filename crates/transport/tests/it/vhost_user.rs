@@ -49,6 +49,32 @@ fn rings_run_once_all_is_said_and_stop_with_their_position() {
     assert_eq!(front.close(), "the peer closed the connection");
 }
 
+/// User Mode Linux, whose driver is unloaded and loaded again: rings are disabled, and never asked for their position.
+#[test]
+fn a_driver_that_is_loaded_anew_sets_up_rings_that_are_disabled_and_were_never_stopped() {
+    let mut front = Front::with_memory();
+    let _first: Vec<_> = [0, 1].map(|index| front.start(index)).into();
+    for index in [0, 1] {
+        assert_eq!(front.ask(request::SET_VRING_ENABLE, state(index, 1).as_bytes(), &[]), 0);
+    }
+    assert_eq!(front.running(), [true; 2]);
+    for code in [request::SET_VRING_NUM, request::SET_VRING_BASE] {
+        assert_eq!(front.ask(code, state(0, 8).as_bytes(), &[]), 1, "not while it runs");
+    }
+    for index in [1, 0] {
+        assert_eq!(front.ask(request::SET_VRING_ENABLE, state(index, 0).as_bytes(), &[]), 0);
+    }
+    assert_eq!(front.running(), [false; 2]);
+    assert_eq!(front.set_memory(&[region(0, MEMORY, USER, 0)], 1), 0);
+    for index in [0, 1] {
+        assert_eq!(front.ask(request::SET_VRING_NUM, state(index, 8).as_bytes(), &[]), 0);
+        assert_eq!(front.ask(request::SET_VRING_BASE, state(index, 0).as_bytes(), &[]), 0);
+        let _again = front.start(index);
+        assert_eq!(front.ask(request::SET_VRING_ENABLE, state(index, 1).as_bytes(), &[]), 0);
+    }
+    assert_eq!(front.running(), [true; 2]);
+}
+
 #[test]
 fn a_running_ring_goes_on_in_new_memory() {
     let mut front = Front::with_memory();
@@ -183,13 +209,13 @@ fn cve_2020_10723_rings_that_do_not_exist() {
 }
 
 #[test]
-fn a_started_ring_keeps_its_size_and_position() {
+fn a_ring_that_runs_keeps_its_size_and_position() {
     let mut front = Front::with_memory();
     let _fds = front.start(0);
+    front.ask(request::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]);
     for code in [request::SET_VRING_NUM, request::SET_VRING_BASE] {
         assert_eq!(front.ask(code, state(0, 8).as_bytes(), &[]), 1);
     }
-    front.ask(request::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]);
     assert_eq!(front.ask(request::SET_VRING_ADDR, address(0, USER + MEMORY).as_bytes(), &[]), 0);
     assert_eq!(front.running(), [false; 2], "its addresses are nowhere");
     front.alive();

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use vmlane_doctor::{Diagnosis, host, join};
+use vmlane_doctor::{Diagnosis, host, join, printable_lines};
 use vmlane_lab::Lab;
 
 use super::{Args, print};
@@ -71,7 +71,11 @@ fn lab(args: &Args, name: &str) -> Result<u8, String> {
     drop(server);
     let code = output.exit.code.and_then(|code| u8::try_from(code).ok()).unwrap_or(3);
     if code > 1 && output.stdout().trim().is_empty() {
-        return Err(format!("the doctor in guest {}: {}", from.name, output.stderr().trim()));
+        return Err(format!(
+            "the doctor in guest {}: {}",
+            from.name,
+            printable_lines(&output.stderr()).trim()
+        ));
     }
     let names = [from.name.clone(), to.name.clone()];
     // A lab of other devices than the daemon's has none.
@@ -86,7 +90,8 @@ fn lab(args: &Args, name: &str) -> Result<u8, String> {
         let all = json!({ "version": vmlane_doctor::report::VERSION, "guests": guests, "host": host });
         print(&format!("{all}\n"));
     } else {
-        print(&format!("Between guest {} and guest {}:\n\n{}", from.name, to.name, output.stdout()));
+        let said = printable_lines(&output.stdout());
+        print(&format!("Between guest {} and guest {}:\n\n{said}", from.name, to.name));
         if let Some(seen) = &on_host {
             print(&format!("\nThe host of both:\n\n{}", seen.text()));
         }

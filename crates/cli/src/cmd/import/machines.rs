@@ -10,22 +10,27 @@ use vmlane_daemon::config::Config;
 use vmlane_daemon::qemu::shell_quoted;
 use vmlane_import::{Error, MOST_BYTES, Machine, Options, PortGroup};
 
+use super::images;
 use crate::cmd::control::{json, print};
 
 const HELP: &str = "The configuration goes to standard output; what does not come along, or comes along otherwise than it was, is said there in comments.
 Network cards keep their MAC addresses, port groups and PCI slots (slot = 192: Linux calls the card ens192 again). VMs keep their CIDs.
+Networks that were apart stay apart: one whose VLAN is not known gets a VLAN of its own, and a comment names it. VMCI reaches other VMs
+only where it did before (vmci0.unrestricted); else the VM is restricted.
 
 The VLANs of port groups are in no description of a VM. On the ESXi host, one of these prints them:
   esxcli network vswitch standard portgroup list > portgroups.txt
   esxcfg-vswitch -l > portgroups.txt
 
-With --qemu the output is QEMU's words for processors, firmware and disks, a line for each VM; vmlane qemu-args VM has those for its memory and
-vmlane's devices. Convert a disk first if it is to be QEMU's own: qemu-img convert -O qcow2 web.vmdk web.qcow2.
+With --qemu the output is QEMU's words for processors, firmware and disks, a line for each VM, and the comments go to standard error; vmlane
+qemu-args VM has those for its memory and vmlane's devices. Convert a disk first if it is to be QEMU's own: qemu-img convert -O qcow2 web.vmdk
+web.qcow2. Disks that are beside their description are examined: files that they name outside of its folder, which QEMU would open, are noted.
 
 Examples:
   vmlane import vmx web.vmx db.vmx --port-groups portgroups.txt > /etc/vmlane/vmlane.toml
   vmlane import vmx web.vmx --qemu
   vmlane import ovf appliance.ovf --cid 100 --group tenant-1
+  vmlane import ovf appliance.ovf --configuration small
   virsh dumpxml web | vmlane import libvirt -
   vmlane import vmx web.vmx --json | jq -r '.notes[] | .what + \": \" + .then'";
 
@@ -40,7 +45,7 @@ pub struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(3..=2147483647))]
     cid: Option<u32>,
     /// The isolation group of the VMs
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = group_name)]
     group: Option<String>,
     /// The port groups of the old host, with their VLANs, as esxcli or esxcfg-vswitch prints them
     #[arg(long, value_name = "FILE")]
@@ -55,7 +60,6 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Report {
-    version: u32,
     toml: String,
     vms: Vec<Vm>,
     notes: Vec<Note>,
@@ -74,23 +78,55 @@ struct Note {
     then: String,
 }
 
+/// Turns OVF envelopes into a configuration for vmlane: they have a choice that other descriptions do not.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Ovf {
+    #[command(flatten)]
+    args: Args,
+    /// The deployment configuration of the envelope; its own default unless given
+    #[arg(long, value_name = "NAME")]
+    configuration: Option<String>,
+}
+
+impl Ovf {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let Ovf { args, configuration } = self;
+        args.run(|file| vmlane_import::ovf_with(file, configuration.as_deref()))
+    }
+}
+
+/// Names of groups are as those of VMs.
+fn group_name(name: &str) -> Result<String, String> {
+    if vmlane_import::is_name(name) {
+        return Ok(name.to_owned());
+    }
+    Err("use up to 64 letters, digits, '.', '_' and '-', a letter or digit first".into())
+}
+
 impl Args {
-    pub fn run(self, parse: impl Fn(&str) -> Result<Vec<Machine>, Error>) -> anyhow::Result<ExitCode> {
+    pub fn run(self, parse: impl Fn(&[u8]) -> Result<Vec<Machine>, Error>) -> anyhow::Result<ExitCode> {
         let mut machines = Vec::new();
         for file in &self.files {
-            machines.extend(parse(&text(file)?).with_context(|| format!("{}", file.display()))?);
+            let mut described = parse(&bytes(file)?).with_context(|| format!("{}", file.display()))?;
+            described.iter_mut().for_each(|machine| images::note(file, machine));
+            machines.extend(described);
         }
         let port_groups = match &self.port_groups {
             Some(file) => {
-                vmlane_import::port_groups(&text(file)?).with_context(|| format!("{}", file.display()))?
+                vmlane_import::port_groups(bytes(file)?).with_context(|| format!("{}", file.display()))?
             }
             None => Vec::<PortGroup>::new(),
         };
         let options = Options { group: self.group, cid: self.cid, port_groups };
         let done = vmlane_import::configuration(&machines, &options);
-        // Two VMs with one CID or MAC address, for instance.
-        Config::parse(Path::new("the configuration"), &done.toml)
-            .context("the descriptions do not make a configuration that vmlane takes; change what is named, or give --cid")?;
+        // Nothing in a description should lead to that; if it does, the lines that are named are to be seen.
+        Config::parse(Path::new("the configuration"), &done.toml).with_context(|| {
+            format!(
+                "the descriptions do not make a configuration that vmlane takes; it would be:\n{}",
+                done.toml
+            )
+        })?;
         let output = if self.json {
             let vm = |(name, machine): (&Option<String>, &Machine)| {
                 let name = name.clone()?;
@@ -100,8 +136,9 @@ impl Args {
             let vms = done.names.iter().zip(&machines).filter_map(vm).collect();
             let note = |note: vmlane_import::Note| Note { what: note.what, then: note.then };
             let notes = done.notes.into_iter().map(note).collect();
-            json(&Report { version: 1, toml: done.toml, vms, notes })?
+            json(&Report { toml: done.toml, vms, notes })?
         } else if self.qemu {
+            done.notes.iter().for_each(|note| eprintln!("vmlane: note: {}", one_line(&note.to_string())));
             let vms = done.names.iter().zip(&machines);
             vms.filter_map(|(name, machine)| Some(line(name.as_ref()?, machine))).collect()
         } else {
@@ -115,7 +152,7 @@ impl Args {
     }
 }
 
-fn text(file: &Path) -> anyhow::Result<String> {
+fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let most = MOST_BYTES as u64 + 1;
     if file == Path::new("-") {
@@ -125,15 +162,17 @@ fn text(file: &Path) -> anyhow::Result<String> {
         open.take(most).read_to_end(&mut bytes).with_context(|| format!("cannot read {}", file.display()))?;
     }
     ensure!(bytes.len() <= MOST_BYTES, "{}: a description has {MOST_BYTES} bytes at most", file.display());
-    // Old files are in the code page of their host; what is not UTF-8 is shown as such.
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 /// The command that boots a VM.
 fn line(name: &str, machine: &Machine) -> String {
     let words: Vec<String> =
         vmlane_import::words(name, machine).iter().map(|word| shell_quoted(word)).collect();
-    let memory = machine.memory_mib.unwrap_or(1024);
+    let memory = machine.memory_mib.unwrap_or_else(|| {
+        eprintln!("vmlane: note: {name}: memory: its description does not say how much; change --mem 1024");
+        1024
+    });
     format!(
         "qemu-system-x86_64 -accel kvm -cpu host {} $(vmlane qemu-args {name} --words --mem {memory})\n",
         words.join(" ")

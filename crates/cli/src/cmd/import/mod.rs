@@ -1,5 +1,6 @@
 //! `vmlane import`: configurations of other programs as one of ours.
 
+mod images;
 mod machines;
 mod vhost_device_vsock;
 
@@ -27,7 +28,7 @@ enum From {
     /// Take VMware's configuration files (.vmx)
     Vmx(machines::Args),
     /// Take OVF envelopes (.ovf), as VMware exports them
-    Ovf(machines::Args),
+    Ovf(machines::Ovf),
     /// Take libvirt's domains (virsh dumpxml)
     Libvirt(machines::Args),
     /// Take the command line, or the YAML, of vhost-device-vsock
@@ -37,9 +38,9 @@ enum From {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.from {
-            From::Vmx(args) => args.run(|text| vmlane_import::vmx(text).map(|machine| vec![machine])),
-            From::Ovf(args) => args.run(vmlane_import::ovf),
-            From::Libvirt(args) => args.run(|text| vmlane_import::libvirt(text).map(|machine| vec![machine])),
+            From::Vmx(args) => args.run(|file| vmlane_import::vmx(file).map(|machine| vec![machine])),
+            From::Ovf(args) => args.run(),
+            From::Libvirt(args) => args.run(|file| vmlane_import::libvirt(file).map(|machine| vec![machine])),
             From::VhostDeviceVsock(args) => args.run(),
         }
     }

@@ -168,6 +168,15 @@ fn line(text: &str) -> anyhow::Result<Vm> {
 
 fn yaml(text: &str) -> anyhow::Result<Vec<Vm>> {
     let documents = YamlLoader::load_from_str(text)?;
+    // What vhost-device-vsock would not read is not passed over: VMs could be in it.
+    ensure!(documents.len() < 2, "{} YAML documents: give them one by one", documents.len());
+    let mut keys = documents.first().and_then(|document| document.as_hash()).into_iter().flatten();
+    if let Some((key, _)) = keys.find(|(key, _)| key.as_str() != Some("vms")) {
+        bail!(
+            "{:?}: is no key of vhost-device-vsock's; it has the list \"vms\"",
+            key.as_str().unwrap_or("?")
+        );
+    }
     let vms = documents.first().and_then(|document| document["vms"].as_vec());
     let vms = vms.filter(|vms| !vms.is_empty()).context("there is no list \"vms\", or nothing in it")?;
     let one = |(number, entry): (usize, &Yaml)| -> anyhow::Result<Vm> {

@@ -1,13 +1,17 @@
 //! A server of one page: HTTP/1.1, one request a connection, a bound on everything.
 //!
 //! Any user of the host may connect to a loopback address. So a connection is held for a limited time, a request has a
-//! limited length, and connections at once are limited. Requests are read by `httparse`.
+//! limited length, and connections at once are limited; a client that does not ask, or does not take its answer, makes room for the
+//! next one (`places.rs`). Requests are read by `httparse`.
+
+mod places;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+use self::places::{Phase, Place, Places};
 
 /// The content type and the text of the page, by a client's header `Accept`.
 pub type Page = dyn Fn(&str) -> (&'static str, String) + Send + Sync;
@@ -26,22 +30,29 @@ pub struct Bounds {
     pub request: usize,
     /// From accepting a connection until its end.
     pub time: Duration,
+    /// How long a client may take to fetch an answer while others wait for its place.
+    pub answer: Duration,
 }
 
 impl Default for Bounds {
     fn default() -> Bounds {
-        Bounds { connections: 16, request: 8 << 10, time: Duration::from_secs(10) }
+        Bounds {
+            connections: 16,
+            request: 8 << 10,
+            time: Duration::from_secs(10),
+            answer: Duration::from_secs(1),
+        }
     }
 }
 
 /// Serves at all listeners, for good: each has a thread that accepts, each connection one that answers.
 pub fn serve(listeners: Vec<TcpListener>, bounds: Bounds, page: &Arc<Page>) -> io::Result<()> {
-    let open = Arc::new(AtomicUsize::new(0));
+    let places = Arc::new(Places::default());
     let threads = listeners.into_iter().map(|listener| {
-        let (page, open) = (page.clone(), open.clone());
+        let (page, places) = (page.clone(), places.clone());
         std::thread::Builder::new()
             .name("accept".into())
-            .spawn(move || accept(&listener, bounds, &page, &open))
+            .spawn(move || accept(&listener, bounds, &page, &places))
     });
     for thread in threads.collect::<io::Result<Vec<_>>>()? {
         let _ = thread.join();
@@ -49,32 +60,16 @@ pub fn serve(listeners: Vec<TcpListener>, bounds: Bounds, page: &Arc<Page>) -> i
     Ok(())
 }
 
-/// One of the places for connections; free again when dropped.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(open: &Arc<AtomicUsize>, most: usize) -> Option<Place> {
-        let one_more = |count: usize| (count < most).then_some(count + 1);
-        open.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).ok()?;
-        Some(Place(open.clone()))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-fn accept(listener: &TcpListener, bounds: Bounds, page: &Arc<Page>, open: &Arc<AtomicUsize>) {
+fn accept(listener: &TcpListener, bounds: Bounds, page: &Arc<Page>, places: &Arc<Places>) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
             // Out of descriptors, most likely: connections must end first.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
+        let stream = Arc::new(stream);
         let deadline = Instant::now() + bounds.time;
-        let Some(place) = Place::take(open, bounds.connections) else {
+        let Some(place) = places.take(&stream, bounds) else {
             // That fits the socket's buffer, so nothing waits here.
             let answer = Answer::error("503 Service Unavailable", "too many connections");
             let _ =
@@ -83,8 +78,7 @@ fn accept(listener: &TcpListener, bounds: Bounds, page: &Arc<Page>, open: &Arc<A
         };
         let page = page.clone();
         let serving = move || {
-            let _place = place;
-            converse(Timed { stream, deadline }, bounds, &*page);
+            converse(Timed { stream, deadline }, &place, bounds, &*page);
         };
         if std::thread::Builder::new().name("http".into()).spawn(serving).is_err() {
             std::thread::sleep(Duration::from_millis(100));
@@ -94,7 +88,7 @@ fn accept(listener: &TcpListener, bounds: Bounds, page: &Arc<Page>, open: &Arc<A
 
 /// A connection that is over at some time, whatever its other end does.
 struct Timed {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     deadline: Instant,
 }
 
@@ -108,14 +102,14 @@ impl Timed {
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
+        (&*self.stream).read(buffer)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
+        (&*self.stream).write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -153,10 +147,13 @@ impl Answer {
 }
 
 /// Reads a request and answers it.
-fn converse(mut stream: Timed, bounds: Bounds, page: &Page) {
+fn converse(mut stream: Timed, place: &Place, bounds: Bounds, page: &Page) {
     let mut bytes = Vec::new();
     let (answer, with_body) = match request(&mut stream, &mut bytes, bounds.request) {
-        Ok(true) => answer(&bytes, page),
+        Ok(true) => {
+            place.enter(Phase::Answering);
+            answer(&bytes, page)
+        }
         Ok(false) => (Answer::error("431 Request Header Fields Too Large", "the request is too long"), true),
         Err(error) if is_timeout(&error) => {
             // Time for the answer alone.
@@ -165,6 +162,7 @@ fn converse(mut stream: Timed, bounds: Bounds, page: &Page) {
         }
         Err(_) => return,
     };
+    place.enter(Phase::Sending { since: Instant::now() });
     if answer.send(&mut stream, with_body).is_ok() {
         drain(&mut stream);
     }

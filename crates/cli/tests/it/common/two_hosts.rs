@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -30,11 +30,11 @@ pub struct Plan {
     pub name: &'static str,
     pub cids: &'static str,
     pub cid: u32,
-    port: u16,
+    pub port: u16,
     /// Its name, its CIDs and its port.
     pub peer: (&'static str, &'static str, u16),
     pub groups: &'static str,
-    /// What else its configuration has.
+    /// What else its configuration has, of the peer and behind it.
     pub more: &'static str,
 }
 
@@ -108,7 +108,7 @@ fn free_port() -> u16 {
 }
 
 pub fn certificates(pki: &Path, names: &[&str], days: (i64, i64)) {
-    let now = std::time::SystemTime::now();
+    let now = SystemTime::now();
     let at = |days: i64| {
         let span = Duration::from_secs(days.unsigned_abs() * 86_400);
         if days < 0 { now - span } else { now + span }
@@ -120,10 +120,15 @@ pub fn certificates(pki: &Path, names: &[&str], days: (i64, i64)) {
         made.key
     });
     for name in names {
-        let made = authority::certificate(&key, name, (at(days.0), at(days.1))).unwrap();
-        fs::write(pki.join(format!("{name}.pem")), made.certificate).unwrap();
-        fs::write(pki.join(format!("{name}.key")), made.key).unwrap();
+        certificate(pki, &key, name, (at(days.0), at(days.1)));
     }
+}
+
+/// A certificate that ends at a moment.
+pub fn certificate(pki: &Path, authority_key: &str, name: &str, valid: (SystemTime, SystemTime)) {
+    let made = authority::certificate(authority_key, name, valid).unwrap();
+    fs::write(pki.join(format!("{name}.pem")), made.certificate).unwrap();
+    fs::write(pki.join(format!("{name}.key")), made.key).unwrap();
 }
 
 /// `change`: what is different from two hosts that know each other.

@@ -50,7 +50,7 @@ fn what_is_no_list_stands_in_one_file_only() {
         ("20", "[daemon]\nmode = \"poll\"\n"),
     ]));
     assert_eq!(twice, "20:1: daemon is in main:2 already, and may be in one file only; remove one");
-    let mixed = error(&files(&[("main", "limits = 3\n"), ("10", "[[limits]]\n")]));
+    let mixed = error(&files(&[("main", "[limits]\n"), ("10", "limits = {}\n")]));
     assert!(mixed.contains("10:1: limits is in main:1 already"), "{mixed}");
 }
 
@@ -58,9 +58,15 @@ fn what_is_no_list_stands_in_one_file_only() {
 fn mistakes_name_the_file_and_the_line_where_they_stand() {
     for (text, words) in [
         ("\n[[vm]\n", &["10:2: ", "[[vm]"][..]),
-        ("\n\n[[vm]]\nname = \"db\"\ncidd = 4\n", &["10:5: unknown field `cidd`", "in `cidd = 4`"]),
-        ("[[wm]]\nname = \"db\"\n", &["10:1: unknown field `wm`"]),
-        ("[[vm]]\nname = \"db\"\ncid = \"4\"\n", &["10:3: ", "expected i64"]),
+        (
+            "\n\n[[vm]]\nname = \"db\"\ncidd = 4\n",
+            &["10:5: vm \"db\": cidd = 4: there is no such key; did you mean cid?"],
+        ),
+        ("[[wm]]\nname = \"db\"\n", &["10:1: [[wm]]: there is no such table; did you mean [[vm]]?"]),
+        (
+            "[[vm]]\nname = \"db\"\ncid = \"4\"\n",
+            &["10:3: vm \"db\": cid = \"4\": write the number without quotes: cid = 4"],
+        ),
         ("[[vm]]\nname = \"db\"\ncid = 1\n", &["10:3: vm \"db\": cid = 1"]),
         ("[[vm]]\nname = \"db\"\n", &["10:1: vm \"db\": cid is missing"]),
         ("[[vm]]\nname = \"db\"\ncid = 3\n", &["10:3: vm \"db\": cid = 3 is taken by VM \"web\" (main:4)"]),
@@ -98,7 +104,7 @@ fn a_vm_that_is_added_brings_nothing_else_along() {
         ),
         ("db.toml", &format!("{DB}[[control]]\nuid = 1\nmay = \"admin\"\n")[..], "db.toml:4: control: a VM"),
         ("db.toml", "", "there is no VM in it"),
-        ("db.toml", "vm = 3\n", "there is no VM in it"),
+        ("db.toml", "vm = 3\n", "db.toml:1: vm = 3: write a list of tables: vm = [{ ... }]"),
         ("db.toml", &format!("{DB}[[vm]]\nname = \"c\"\ncid = 5\n"), "db.toml:4: a second VM"),
         ("c.toml", DB, "c.toml:1: vm \"db\": its file must be called db.toml"),
     ] {
@@ -153,7 +159,7 @@ fn files_that_cannot_be_read_are_named() {
     assert!(read().contains("conf.d/bad.toml: it is not a regular file"), "{}", read());
     fs::remove_dir(&bad).unwrap();
     symlink("gone", &bad).unwrap();
-    assert!(read().contains("conf.d/bad.toml: No such file"), "{}", read());
+    assert!(read().contains("conf.d/gone: No such file"), "{}", read());
     fs::remove_file(&bad).unwrap();
     fs::write(&bad, b"# \xff\n").unwrap();
     assert!(read().contains("conf.d/bad.toml: stream did not contain valid UTF-8"), "{}", read());
@@ -209,6 +215,8 @@ proptest! {
             (Ok(mut spread), Ok(mut one)) => {
                 spread.places.clear();
                 one.places.clear();
+                spread.marks.clear();
+                one.marks.clear();
                 prop_assert_eq!(spread, one);
             }
             (Err(ConfigError::Invalid { problems: spread }), Err(ConfigError::Invalid { problems: one })) => {

@@ -11,7 +11,7 @@ use super::document::{Element, XmlError, parse};
 use super::label::{self, Label};
 use super::sockets;
 use crate::accounts::Accounts;
-use crate::config::{Config, NicModel, VmConfig};
+use crate::config::{Config, NicModel, VmConfig, Vsock};
 use crate::paths::{Paths, TooLong};
 
 /// What libvirt is about to do.
@@ -136,7 +136,7 @@ pub fn judge<'c>(
         return Err(Denied::Label { vm: name(), has, wanted: wanted.to_string() });
     }
     let is_virtio = |model| matches!(model, NicModel::VirtioNet(_));
-    let movable = !vm.vmci && !vm.virtio_vsock && vm.nics.iter().all(|nic| is_virtio(nic.model));
+    let movable = !vm.vsock.is_device() && vm.nics.iter().all(|nic| is_virtio(nic.model));
     if start.operation != Operation::Prepare && !movable {
         return Err(Denied::State { vm: name() });
     }
@@ -177,11 +177,10 @@ fn label_of(domain: &Element, accounts: &Accounts) -> Option<(Label, bool)> {
 /// The sockets of the VM's devices.
 fn expected(vm: &VmConfig, paths: &Paths) -> Result<Vec<String>, TooLong> {
     let mut sockets = Vec::new();
-    if vm.vmci {
-        sockets.push(paths.vmci(&vm.name)?);
-    }
-    if vm.virtio_vsock {
-        sockets.push(paths.vsock(&vm.name)?);
+    match vm.vsock {
+        Vsock::Vmci => sockets.push(paths.vmci(&vm.name)?),
+        Vsock::Virtio { .. } => sockets.push(paths.vsock(&vm.name)?),
+        Vsock::Hybrid(_) | Vsock::None => {}
     }
     for number in 0..vm.nics.len() {
         sockets.push(paths.nic(&vm.name, number)?);

@@ -82,7 +82,7 @@ impl Attach<'_> {
         }
         root.first("name").ok_or(Refused::Lacks("name"))?;
         let devices = root.first("devices").ok_or(Refused::Lacks("devices"))?;
-        if devices.first("vsock").is_some() && (self.vm.vmci || self.vm.virtio_vsock) {
+        if devices.first("vsock").is_some() && self.vm.vsock.is_device() {
             return Err(Refused::Vsock { vm: vm.clone() });
         }
         for socket in sockets::named(root, self.paths) {
@@ -256,7 +256,9 @@ impl Attach<'_> {
                 .iter()
                 .any(|start| word.starts_with(start))
         };
-        value == crate::qemu::NATIVE_HOTPLUG || value.split(',').any(named)
+        value == crate::qemu::NATIVE_HOTPLUG
+            || value == crate::qemu::NO_SLEEP && self.vm.vsock.is_vmci()
+            || value.split(',').any(named)
     }
 }
 

@@ -115,17 +115,19 @@ impl World {
 
     /// A port of VM `number`.
     fn port(&self, number: u8, card: u8) -> PortId {
-        self.switch.add_port(PortSpec {
-            name: format!("vm-{number}/nic{card}"),
-            group: "one".into(),
-            mac: mac(number + card),
-            vlan: VlanMode::Untagged,
-            policy: Policy::default(),
-            traffic: Traffic::default(),
-            uplink: false,
-            direct: false,
-            notify: false,
-        })
+        self.switch
+            .add_port(PortSpec {
+                name: format!("vm-{number}/nic{card}"),
+                group: "one".into(),
+                mac: mac(number + card),
+                vlan: VlanMode::Untagged,
+                policy: Policy::default(),
+                traffic: Traffic::default(),
+                uplink: false,
+                direct: false,
+                notify: false,
+            })
+            .unwrap()
     }
 
     fn nic(&self, number: u8) -> Nic {

@@ -410,6 +410,8 @@ impl FramePort for NetPort {
     fn changed(&mut self) -> bool {
         self.control.as_mut().is_some_and(|control| std::mem::take(&mut control.changed))
     }
+
+    vmlane_port::plain!(refresh, fail);
 }
 
 impl WakeUp for NetPort {
@@ -436,6 +438,8 @@ impl WakeUp for NetPort {
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
         self.lines.doorbell()
     }
+
+    vmlane_port::plain!(signs, readable_fd);
 }
 
 impl Drop for NetPort {

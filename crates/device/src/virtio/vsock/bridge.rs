@@ -17,7 +17,7 @@ use vmlane_port::fair::SharedPlaces;
 use vmlane_port::{PortFault, Shutdown};
 use vmlane_vsock::{Call, Failed, Key, Role, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
-use vmlane_worker::{Meter, Work};
+use vmlane_worker::{Meter, Work, contained};
 
 use self::links::{GuestLinks, Link};
 use self::mailbox::News;
@@ -26,6 +26,8 @@ use self::name::Name;
 use super::clients::Clients;
 use super::link::{CREDIT, DETACHED, FINISHED, REFUSED, RESET, RING};
 use super::port::{Outgoing, Port};
+use super::repeats::Credit;
+use super::stats::VsockStats;
 use super::views::ConnectionView;
 use super::vms::Vms;
 
@@ -137,6 +139,9 @@ impl Bridge {
         let header = outgoing.header;
         let name = Name::of(&header);
         let stream = header.kind.get() == kind::STREAM;
+        if stream && header.op.get() == op::RST && self.is_repeat(&name, &header) {
+            return true;
+        }
         if stream && header.op.get() == op::REQUEST {
             let admits = self.admits(&name, vm);
             port.stats.over_connections.bump(u64::from(!admits));
@@ -165,6 +170,7 @@ impl Bridge {
                 true
             }
             op::RST => {
+                self.expect_resets(&name, Credit::of(&header), 1);
                 self.drop_link(name, true);
                 return true;
             }
@@ -250,6 +256,18 @@ impl Bridge {
         true
     }
 
+    /// See [`GuestLinks::is_repeat`].
+    fn is_repeat(&mut self, name: &Name, reset: &Header) -> bool {
+        self.guests.get_mut(&name.cid).is_some_and(|guest| guest.is_repeat(name, reset))
+    }
+
+    /// See [`GuestLinks::expect_resets`].
+    fn expect_resets(&mut self, name: &Name, credit: Credit, count: usize) {
+        if let Some(guest) = self.guests.get_mut(&name.cid) {
+            guest.expect_resets(*name, credit, count);
+        }
+    }
+
     /// Forgets a connection; the peer hears of a reset, or that the guest is gone.
     fn drop_link(&mut self, name: Name, reset: bool) {
         let Some(call) = self.remove(&name).and_then(|link| link.call) else { return };
@@ -285,6 +303,7 @@ impl Bridge {
     pub fn drop_all(&mut self, cid: u32) {
         let names = self.guests.get(&cid).map(GuestLinks::names).unwrap_or_default();
         names.into_iter().for_each(|name| self.drop_link(name, true));
+        self.guests.get_mut(&cid).into_iter().for_each(GuestLinks::expect_nothing);
     }
 
     /// Is there something to do, for which nothing wakes the worker?
@@ -298,7 +317,8 @@ impl Bridge {
 
     /// Looks at the guests to which something happened, and of those at the links to which something happened. True if
     /// something moved.
-    pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
+    /// A panic of ours in a guest's turn ends that guest's rings and no other's.
+    pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>, stats: &VsockStats) -> bool {
         let unfinished = std::mem::take(&mut self.unfinished);
         if !self.mailbox.take_change() && !unfinished {
             return false;
@@ -310,7 +330,10 @@ impl Bridge {
         for &cid in &order {
             let Some(guest) = self.guests.get_mut(&cid) else { continue };
             if guest.mailbox.take_change() | std::mem::take(&mut guest.unfinished) {
-                moved |= self.guest_turn(cid, vms, meter);
+                moved |= contained(|| self.guest_turn(cid, vms, meter)).unwrap_or_else(|| {
+                    vms.get_mut(cid).into_iter().for_each(|vm| vm.fault(stats));
+                    true
+                });
             }
             self.unfinished |= self.guests.get(&cid).is_some_and(|guest| guest.unfinished);
         }
@@ -516,7 +539,9 @@ impl Bridge {
         if ends & DETACHED != 0 && empty {
             flags |= SHUTDOWN_SEND | SHUTDOWN_RECEIVE;
         }
+        let credit = link.flow.all_taken();
         if ends & RESET != 0 && empty {
+            self.expect_resets(&name, credit, 1);
             self.drop_link(name, false);
             port.reply(name.packet(op::RST));
             return Ok(true);
@@ -529,6 +554,7 @@ impl Bridge {
         let shutdown = Header { flags: told.into(), ..link.packet(&name, op::SHUTDOWN) };
         port.reply(shutdown);
         if ends & DETACHED != 0 && empty {
+            self.expect_resets(&name, credit, 2);
             self.drop_link(name, false);
         }
         Ok(true)

@@ -7,6 +7,8 @@
 
 use vmlane_wire::virtio_vsock::Header;
 
+use super::repeats::Credit;
+
 /// Bytes between two questions, at least.
 const LEAST: u32 = 16 << 10;
 
@@ -27,6 +29,11 @@ impl Flow {
     #[inline]
     pub fn hears(&mut self, header: &Header) {
         (self.room, self.taken) = (header.buf_alloc.get(), header.fwd_cnt.get());
+    }
+
+    /// What a receiver says that has taken all of it.
+    pub fn all_taken(&self) -> Credit {
+        Credit { room: self.room, taken: self.sent }
     }
 
     /// Bytes that may still be sent.

@@ -275,6 +275,8 @@ impl StreamPort for LinkPort {
         self.shared.ends.fetch_or(bit, Ordering::Release);
         self.notify();
     }
+
+    vmlane_port::plain!(fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, keep);
 }
 
 #[cfg(test)]

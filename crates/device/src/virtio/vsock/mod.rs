@@ -11,6 +11,7 @@
 //! | `events.rs` | the event queue: a driver that comes from elsewhere hears of it |
 //! | `port.rs` | its running rings: packets out, packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
+//! | `repeats.rs` | RSTs of connections that are over |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
 //! | `route.rs` | routes |
 //! | `clients.rs` | who asks for connections, and is charged for them |
@@ -29,6 +30,7 @@ mod events;
 mod link;
 mod patience;
 mod port;
+mod repeats;
 mod route;
 mod stats;
 mod table;

@@ -10,10 +10,10 @@ use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, Header, kind, op}
 use vmlane_worker::{Account, Meter, Work, contained};
 
 use super::bridge::{Bridge, CONNECT};
-use super::patience::{Patience, Wait};
+use super::patience::Wait;
 use super::port::{Nonsense, Outgoing, Port};
-use super::stats::VsockStats;
-use super::table::Table;
+use super::stats::{GuestStats, VsockStats};
+use super::table::{Passage, Table};
 use super::views::{ConnectionView, GuestView};
 use super::vms::{Vm, Vms};
 
@@ -67,15 +67,19 @@ impl Routes {
         self.taps = taps;
     }
 
-    pub fn add(&mut self, spec: vmlane_vsock::Vm) {
-        let (port, patience, account, stats) = match self.vms.remove(spec.cid) {
-            Some(before) => (before.port, before.patience, before.account, before.stats),
-            None => (None, Patience::default(), self.meter.open(spec.cid), Arc::default()),
-        };
+    /// Makes a VM known, or changes what is known of it. Returns what its device counts.
+    pub fn add(&mut self, spec: vmlane_vsock::Vm) -> Arc<GuestStats> {
+        let cid = spec.cid;
         if let Some(bridge) = &mut self.bridge {
-            bridge.add(spec.cid);
+            bridge.add(cid);
         }
-        self.vms.insert(spec.cid, Vm::new(spec, port, patience, account, stats));
+        if let Some(vm) = self.vms.woken(cid) {
+            (vm.spec, vm.stalled) = (spec, false);
+            return vm.stats.clone();
+        }
+        let stats = Arc::<GuestStats>::default();
+        self.vms.insert(cid, Vm::new(spec, self.meter.open(cid), stats.clone()));
+        stats
     }
 
     pub fn remove(&mut self, cid: u32) {
@@ -89,6 +93,9 @@ impl Routes {
     }
 
     pub fn attach(&mut self, cid: u32, mut port: Box<Port>) {
+        if self.vms.get(cid).is_some_and(|vm| vm.shut) {
+            return port.fail();
+        }
         if port.fresh {
             self.reset_all(cid);
         }
@@ -104,6 +111,27 @@ impl Routes {
     pub fn detach(&mut self, cid: u32) {
         if let Some(vm) = self.vms.get_mut(cid) {
             vm.port = None;
+        }
+    }
+
+    /// Takes a VM out of service, or lets it have rings again: those that its driver sets up from then on.
+    pub fn set_shut(&mut self, cid: u32, shut: bool) {
+        if shut {
+            self.reset_all(cid);
+        }
+        let Some(vm) = self.vms.get_mut(cid) else { return };
+        vm.shut = shut;
+        if shut {
+            vm.end_port();
+        }
+    }
+
+    /// A fault of ours came while a VM was served: its rings end, and no other's.
+    #[cold]
+    pub fn fault(&mut self, cid: u32) {
+        match self.vms.get_mut(cid) {
+            Some(vm) => vm.fault(&self.stats),
+            None => self.stats.panics.bump(1),
         }
     }
 
@@ -134,7 +162,7 @@ impl Routes {
         }
         self.order = order;
         if let Some(bridge) = &mut self.bridge {
-            moved |= bridge.turn(&mut self.vms, &mut self.meter);
+            moved |= bridge.turn(&mut self.vms, &mut self.meter, &self.stats);
         }
         self.each_port(|port| {
             moved |= port.holds_replies() && port.send_replies();
@@ -145,14 +173,14 @@ impl Routes {
             port.repeat_call(now);
         });
         let (meter, stats) = (&mut self.meter, &self.stats);
-        self.vms.each_awake(|_, vm| {
+        self.vms.each_awake(|vm| {
             if let Some(port) = &mut vm.port {
                 charge(meter, stats, vm.account, port.take_work());
             }
         });
         if self.dozes {
             let stats = &self.stats;
-            self.vms.doze_idle(now, |cid, vm| within(cid, vm, stats, Vms::arm));
+            self.vms.doze_idle(now, |vm| within(vm, stats, Vms::arm));
         }
         moved
     }
@@ -162,8 +190,8 @@ impl Routes {
         self.meter.refill(QUOTA);
         let mut unfinished = false;
         let (meter, stats) = (&self.meter, &self.stats);
-        self.vms.each_awake(|cid, vm| {
-            within(cid, vm, stats, Vms::disarm);
+        self.vms.each_awake(|vm| {
+            within(vm, stats, Vms::disarm);
             let walk = if meter.is_over(vm.account) { 0 } else { WALK };
             unfinished |= vm.port.as_mut().is_some_and(|port| port.begin_round(walk));
         });
@@ -173,8 +201,8 @@ impl Routes {
     /// Calls `action` with every port that is awake; a panic of ours ends that VM's port and no other.
     fn each_port(&mut self, mut action: impl FnMut(&mut Port)) {
         let stats = &self.stats;
-        self.vms.each_awake(|cid, vm| {
-            within(cid, vm, stats, |vm| vm.port.iter_mut().for_each(|port| action(port)));
+        self.vms.each_awake(|vm| {
+            within(vm, stats, |vm| vm.port.iter_mut().for_each(|port| action(port)));
         });
     }
 
@@ -188,14 +216,14 @@ impl Routes {
             return vm.port.is_some();
         }
         let Some(mut port) = vm.port.take() else { return false };
-        let Some(moved) = contained(|| self.send((cid, account), &mut port, now)) else {
-            fail(cid, port, &self.stats);
-            return true;
-        };
+        let moved = contained(|| self.send((cid, account), &mut port, now));
         if let Some(vm) = self.vms.get_mut(cid) {
             vm.port = Some(port);
         }
-        moved
+        moved.unwrap_or_else(|| {
+            self.fault(cid);
+            true
+        })
     }
 
     fn send(&mut self, (cid, account): (u32, Account), port: &mut Port, now: Instant) -> bool {
@@ -269,7 +297,7 @@ impl Routes {
             return self.refuse(port, &header);
         };
         let Some(receiver) = vm.port.as_deref_mut() else {
-            let grace = now.saturating_duration_since(self.started) < GRACE;
+            let grace = !vm.shut && now.saturating_duration_since(self.started) < GRACE;
             return if grace { Fate::Waits } else { self.refuse(port, &header) };
         };
         let lacks = header.kind.get() == kind::SEQPACKET && !receiver.seqpacket;
@@ -281,9 +309,13 @@ impl Routes {
         if lacks || vm.stalled {
             return self.refuse(port, &header);
         }
-        if first && !self.table.pass(&header, most) {
-            port.stats.over_connections.bump(1);
-            return self.refuse(port, &header);
+        match if first { self.table.pass(&header, most) } else { Passage::Passes } {
+            Passage::Passes => {}
+            Passage::Repeated => return Fate::Finished,
+            Passage::TooMany => {
+                port.stats.over_connections.bump(1);
+                return self.refuse(port, &header);
+            }
         }
         // Replies before packets: a reset must not be overtaken by what comes after it.
         if receiver.holds_replies() {
@@ -374,7 +406,7 @@ impl Routes {
     /// Asks all guests to announce what they do. True if there is something to do already.
     pub fn arm(&mut self) -> bool {
         let stats = &self.stats;
-        self.vms.each_awake(|cid, vm| within(cid, vm, stats, Vms::arm));
+        self.vms.each_awake(|vm| within(vm, stats, Vms::arm));
         fence(Ordering::SeqCst);
         if self.vms.awake_ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news) {
             return true;
@@ -478,21 +510,10 @@ fn show_header(taps: &[Arc<dyn StreamTap>], header: &Header, payload: Option<Pac
 
 /// Has `action` look at a VM; a panic of ours ends its port and no other.
 #[inline]
-fn within(cid: u32, vm: &mut Vm, stats: &VsockStats, action: impl FnOnce(&mut Vm)) {
-    if contained(|| action(vm)).is_none()
-        && let Some(port) = vm.port.take()
-    {
-        fail(cid, port, stats);
+fn within(vm: &mut Vm, stats: &VsockStats, action: impl FnOnce(&mut Vm)) {
+    if contained(|| action(vm)).is_none() {
+        vm.fault(stats);
     }
-}
-
-/// Ends the port of a VM that a fault of ours has left in an unknown state.
-#[cold]
-fn fail(cid: u32, mut port: Box<Port>, stats: &VsockStats) {
-    stats.panics.bump(1);
-    tracing::error!(cid, "serving a virtio-vsock device panicked; the device is stopped");
-    let _ = contained(|| port.fail());
-    let _ = contained(|| drop(port));
 }
 
 /// What the receiver of a packet is told when the connection is given up on its behalf.

@@ -53,5 +53,7 @@ counters! {
         stalled,
         /// Turns that it did not have because it had had its share of the worker.
         deferred,
+        /// Faults of our own that were contained while its worker served it.
+        panics,
     }
 }

@@ -3,10 +3,14 @@
 
 use std::collections::HashMap;
 
-use vmlane_wire::virtio_vsock::{Header, op};
+use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
 use super::credit::Flow;
+use super::repeats::{Credit, Repeats};
 use super::views::ConnectionView;
+
+/// Both directions of a connection.
+const BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
 /// A connection as one VM sees it: its port, the peer, the peer's port, the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +30,8 @@ struct Side {
     client: bool,
     /// The server has answered; kept by the client's side.
     established: bool,
+    /// What it has shut down: flags of SHUTDOWN.
+    shut: u32,
 }
 
 /// One VM's connections.
@@ -36,6 +42,8 @@ struct Connections {
     opened: usize,
     /// How many it has with which VM.
     peers: HashMap<u32, usize>,
+    /// What it may still send for those that are over.
+    repeats: Repeats<Known>,
 }
 
 impl Connections {
@@ -60,6 +68,17 @@ impl Connections {
     }
 }
 
+/// What is to be done with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passage {
+    /// Its receiver gets it.
+    Passes,
+    /// It asks for a connection, and its sender has opened as many as it may.
+    TooMany,
+    /// It is an RST of a connection that is over. Its receiver may have a new one of the same ports.
+    Repeated,
+}
+
 /// Connections by VM; each is in the maps of both.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -76,15 +95,15 @@ impl Table {
         ]
     }
 
-    /// A packet passes. False if it asks for a connection and its sender has opened `most`. Those that others opened to it do not
-    /// count: they would take from it what it may open.
-    pub fn pass(&mut self, header: &Header, most: usize) -> bool {
+    /// A packet comes from its sender. Connections that others opened to it do not count against `most`: they would take from it
+    /// what it may open.
+    pub fn pass(&mut self, header: &Header, most: usize) -> Passage {
         match header.op.get() {
             op::REQUEST => {
                 let sides = Table::sides(header);
                 let [(client, _), _] = sides;
                 if self.opened(client) >= most {
-                    return false;
+                    return Passage::TooMany;
                 }
                 for ((cid, known), client) in sides.into_iter().zip([true, false]) {
                     self.known.entry(cid).or_default().add(known, client);
@@ -96,14 +115,43 @@ impl Table {
                     side.established = true;
                 }
             }
-            op::RST => self.forget(header),
+            op::SHUTDOWN => {
+                let [(cid, sender), _] = Table::sides(header);
+                if let Some(side) = self.side(cid, &sender) {
+                    side.shut |= header.flags.get() & BOTH;
+                }
+            }
+            op::RST => {
+                if self.is_repeat(header) {
+                    return Passage::Repeated;
+                }
+                self.forget(header);
+            }
             _ => {}
         }
         let [_, (cid, receiver)] = Table::sides(header);
         if let Some(side) = self.side(cid, &receiver) {
             side.flow.hears(header);
         }
-        true
+        Passage::Passes
+    }
+
+    /// Is this RST of a connection that is over? Otherwise it ends one, and may come again.
+    fn is_repeat(&mut self, header: &Header) -> bool {
+        let [(cid, sender), (peer, receiver)] = Table::sides(header);
+        let present = self.side(cid, &sender).map(|side| side.shut);
+        let given = self.side(peer, &receiver).map(|side| (side.shut, side.flow.all_taken().taken));
+        let Some(connections) = self.known.get_mut(&cid) else { return false };
+        let ends = present.zip(given).is_some_and(|(ours, (theirs, bytes))| {
+            (ours == BOTH || theirs == BOTH) && bytes == header.fwd_cnt.get()
+        });
+        if connections.repeats.take(&sender, header, ends) {
+            return true;
+        }
+        if present.is_some() {
+            connections.repeats.expect(sender, Credit::of(header));
+        }
+        false
     }
 
     fn side(&mut self, cid: u32, known: &Known) -> Option<&mut Side> {
@@ -181,15 +229,18 @@ mod tests {
     fn both_sides_know_and_forget() {
         let mut table = Table::default();
         let request = Header::new((3, 1000), (4, 22), kind::STREAM, op::REQUEST);
-        assert!(table.pass(&request, 1) && table.pass(&Header::new((3, 1), (4, 2), 1, op::RW), 1));
+        assert_eq!(table.pass(&request, 1), Passage::Passes);
+        assert_eq!(table.pass(&Header::new((3, 1), (4, 2), 1, op::RW), 1), Passage::Passes);
         assert_eq!([3, 4].map(|cid| (table.count(cid), table.opened(cid))), [(1, 1), (1, 0)]);
         let seen = |table: &Table| table.views().collect::<Vec<_>>();
         let view = |established| ConnectionView { client: (3, 1000), server: (4, 22), established };
         assert_eq!(seen(&table), [view(false)]);
-        assert!(table.pass(&Header::new((4, 22), (3, 1000), kind::STREAM, op::RESPONSE), 1));
+        let response = Header::new((4, 22), (3, 1000), kind::STREAM, op::RESPONSE);
+        assert_eq!(table.pass(&response, 1), Passage::Passes);
         assert_eq!(seen(&table), [view(true)]);
-        assert!(!table.pass(&Header::new((3, 1001), (4, 22), kind::STREAM, op::REQUEST), 1));
-        assert!(table.pass(&request.reset(), 1));
+        let second = Header::new((3, 1001), (4, 22), kind::STREAM, op::REQUEST);
+        assert_eq!(table.pass(&second, 1), Passage::TooMany);
+        assert_eq!(table.pass(&request.reset(), 1), Passage::Passes);
         assert_eq!([3, 4].map(|cid| (table.count(cid), table.opened(cid))), [(0, 0); 2]);
         assert!(seen(&table).is_empty());
         table.pass(&request, 1);

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use vmlane_worker::{Account, Doorbells};
+use vmlane_worker::{Account, Doorbells, contained};
 
 use super::patience::Patience;
 use super::port::Port;
-use super::stats::GuestStats;
+use super::stats::{GuestStats, VsockStats};
 
 /// How long nothing happens to a VM until it dozes while others are busy. Longer than a worker spins by default: where all
 /// are idle it sleeps instead.
@@ -27,6 +27,8 @@ pub struct Vm {
     pub spec: vmlane_vsock::Vm,
     /// Its rings, while they run.
     pub port: Option<Box<Port>>,
+    /// It is out of service: it gets no rings.
+    pub shut: bool,
     /// It has had no buffers for longer than a packet may wait.
     pub stalled: bool,
     /// How long it has waited for others.
@@ -48,15 +50,28 @@ struct Watch {
 }
 
 impl Vm {
-    pub fn new(
-        spec: vmlane_vsock::Vm,
-        port: Option<Box<Port>>,
-        patience: Patience,
-        account: Account,
-        stats: Arc<GuestStats>,
-    ) -> Vm {
+    /// Without rings.
+    pub fn new(spec: vmlane_vsock::Vm, account: Account, stats: Arc<GuestStats>) -> Vm {
+        let (port, patience) = (None, Patience::default());
         let watch = Watch { awake: false, armed: false, packets: 0, busy: Instant::now() };
-        Vm { spec, port, stalled: false, patience, account, stats, watch }
+        Vm { spec, port, shut: false, stalled: false, patience, account, stats, watch }
+    }
+
+    /// A fault of ours came while it was served, and has left its rings in an unknown state: they end.
+    #[cold]
+    pub fn fault(&mut self, stats: &VsockStats) {
+        stats.panics.bump(1);
+        self.stats.panics.bump(1);
+        tracing::error!(cid = self.spec.cid, "serving a virtio-vsock device panicked; the device is stopped");
+        self.end_port();
+    }
+
+    /// Ends its rings for good: its driver is told.
+    #[cold]
+    pub fn end_port(&mut self) {
+        let Some(mut port) = self.port.take() else { return };
+        let _ = contained(|| port.fail());
+        let _ = contained(|| drop(port));
     }
 
     /// Has nothing happened to it for a while?
@@ -111,8 +126,6 @@ impl Vms {
 
     pub fn insert(&mut self, cid: u32, vm: Vm) {
         self.all.insert(cid, vm);
-        // A VM that was there before is on the list.
-        self.awake.retain(|&other| other != cid);
         self.woken(cid);
     }
 
@@ -151,10 +164,10 @@ impl Vms {
     }
 
     /// Calls `action` with each VM that is awake.
-    pub fn each_awake(&mut self, mut action: impl FnMut(u32, &mut Vm)) {
-        for &cid in &self.awake {
-            if let Some(vm) = self.all.get_mut(&cid) {
-                action(cid, vm);
+    pub fn each_awake(&mut self, mut action: impl FnMut(&mut Vm)) {
+        for cid in &self.awake {
+            if let Some(vm) = self.all.get_mut(cid) {
+                action(vm);
             }
         }
     }
@@ -201,14 +214,14 @@ impl Vms {
     }
 
     /// While others are busy: those doze to which nothing has happened for a while.
-    pub fn doze_idle(&mut self, now: Instant, arm: impl Fn(u32, &mut Vm)) {
+    pub fn doze_idle(&mut self, now: Instant, arm: impl Fn(&mut Vm)) {
         let mut any = false;
-        for &cid in &self.awake {
-            if let Some(vm) = self.all.get_mut(&cid)
+        for cid in &self.awake {
+            if let Some(vm) = self.all.get_mut(cid)
                 && vm.is_idle(now)
                 && vm.port.as_deref().is_none_or(Port::may_doze)
             {
-                arm(cid, vm);
+                arm(vm);
                 any = true;
             }
         }

@@ -3,17 +3,17 @@
 //! It is busy while packets move, spins for a while after, then asks all guests to announce what they
 //! do, looks once more, and sleeps until one does: the runtime of `vmlane_worker`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_port::role::Role;
-use vmlane_port::wrap::StreamTap;
+use vmlane_port::wrap::{Fault, StreamTap};
 use vmlane_vsock::{Endpoint, Router, Vm};
 use vmlane_worker::{
     Answer, Calls, CommandQueue, Engine, Event, Heartbeat, LongNaps, Looking, Parking, Rest, WakeFds, Woken,
-    Worker,
+    Worker, contained,
 };
 
 use crate::virtio::recall;
@@ -22,7 +22,7 @@ use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
 use super::link::Waker;
 use super::port::Port;
 use super::route::Routes;
-use super::stats::VsockStats;
+use super::stats::{GuestStats, VsockStats};
 use super::views::{ConnectionView, GuestView, Question};
 
 #[derive(Clone, Copy, Debug)]
@@ -34,16 +34,37 @@ pub struct Settings {
 }
 
 enum Request {
-    Add(Vm),
+    /// What the VM's device counts is put there.
+    Add(Vm, Arc<OnceLock<Arc<GuestStats>>>),
     Remove(u32),
     Attach(u32, Box<Port>),
     Detach(u32),
     Gone(u32),
+    /// Out of service, or back in it.
+    Shut(u32, bool),
+    /// Something goes wrong while the VM is served.
+    Fail(u32, Fault),
     /// What looks at packets between guests from now on.
     Tap(Vec<Arc<dyn StreamTap>>),
     /// What an operator may see is asked for.
     ShowGuests,
     ShowConnections,
+}
+
+impl Request {
+    /// Whose it is, if a VM's.
+    fn cid(&self) -> Option<u32> {
+        match self {
+            Request::Add(vm, _) => Some(vm.cid),
+            Request::Remove(cid)
+            | Request::Attach(cid, _)
+            | Request::Detach(cid)
+            | Request::Gone(cid)
+            | Request::Shut(cid, _)
+            | Request::Fail(cid, _) => Some(*cid),
+            Request::Tap(_) | Request::ShowGuests | Request::ShowConnections => None,
+        }
+    }
 }
 
 /// A request, and the caller that waits for its end.
@@ -176,9 +197,26 @@ impl VsockWorker {
         self.ask(Request::Tap(taps.clone()));
     }
 
-    /// Makes a VM known, or changes what is known of it.
-    pub fn add(&self, vm: Vm) {
-        self.ask(Request::Add(vm));
+    /// Makes a VM known, or changes what is known of it. Returns what its device counts.
+    pub fn add(&self, vm: Vm) -> Arc<GuestStats> {
+        let stats = Arc::new(OnceLock::new());
+        self.ask(Request::Add(vm, stats.clone()));
+        stats.get().cloned().unwrap_or_default()
+    }
+
+    /// Takes a VM out of service, or back into it: then its driver must be loaded anew. When it returns, the worker does
+    /// not touch the memory of a VM that is out of service.
+    pub fn set_quarantined(&self, cid: u32, on: bool) {
+        self.ask(Request::Shut(cid, on));
+    }
+
+    /// Has something go wrong while a VM is served. False: its rings do not run.
+    pub fn inject(&self, cid: u32, fault: Fault) -> bool {
+        let ready = self.guests().iter().any(|guest| guest.cid == cid && guest.ready);
+        if ready {
+            self.post(Request::Fail(cid, fault));
+        }
+        ready
     }
 
     pub fn remove(&self, cid: u32) {
@@ -223,6 +261,23 @@ struct VsockEngine {
     long_naps: LongNaps,
 }
 
+impl VsockEngine {
+    fn carry_out(&mut self, request: Request) {
+        match request {
+            Request::Add(vm, stats) => drop(stats.set(self.routes.add(vm))),
+            Request::Remove(cid) => self.routes.remove(cid),
+            Request::Attach(cid, port) => self.routes.attach(cid, port),
+            Request::Detach(cid) => self.routes.detach(cid),
+            Request::Gone(cid) => self.routes.reset_all(cid),
+            Request::Shut(cid, shut) => self.routes.set_shut(cid, shut),
+            Request::Fail(_, fault) => fault.happen(),
+            Request::Tap(taps) => self.routes.set_taps(taps),
+            Request::ShowGuests => self.questions.guests.answer(self.routes.views()),
+            Request::ShowConnections => self.questions.connections.answer(self.routes.connections()),
+        }
+    }
+}
+
 impl Engine for VsockEngine {
     type Command = Command;
     type Shared = ();
@@ -230,15 +285,9 @@ impl Engine for VsockEngine {
     fn run_command(&mut self, command: Command, _: Instant) {
         // The answer goes with the command's end, however it ends.
         let Command { request, _answer } = command;
-        match request {
-            Request::Add(vm) => self.routes.add(vm),
-            Request::Remove(cid) => self.routes.remove(cid),
-            Request::Attach(cid, port) => self.routes.attach(cid, port),
-            Request::Detach(cid) => self.routes.detach(cid),
-            Request::Gone(cid) => self.routes.reset_all(cid),
-            Request::Tap(taps) => self.routes.set_taps(taps),
-            Request::ShowGuests => self.questions.guests.answer(self.routes.views()),
-            Request::ShowConnections => self.questions.connections.answer(self.routes.connections()),
+        match request.cid() {
+            None => self.carry_out(request),
+            Some(cid) => contained(|| self.carry_out(request)).unwrap_or_else(|| self.routes.fault(cid)),
         }
     }
 

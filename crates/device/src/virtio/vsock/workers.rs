@@ -12,7 +12,7 @@ use vmlane_port::wrap::StreamTap;
 use vmlane_vsock::{Cid, Router, Vm};
 use vmlane_worker::Heartbeat;
 
-use super::stats::VsockStats;
+use super::stats::{GuestStats, VsockStats};
 use super::views::{ConnectionView, GuestView};
 use super::worker::{Settings, VsockWorker};
 
@@ -37,11 +37,11 @@ impl VsockWorkers {
         Ok(VsockWorkers { first: start(0)?, others, places: Mutex::new(Places::new(count)) })
     }
 
-    /// Makes a VM known, or changes what is known of it. Returns the worker that serves it.
-    pub fn add(&self, vm: Vm) -> Arc<VsockWorker> {
+    /// Makes a VM known, or changes what is known of it. Returns the worker that serves it, and what its device counts.
+    pub fn add(&self, vm: Vm) -> (Arc<VsockWorker>, Arc<GuestStats>) {
         let worker = self.at(self.places.lock().place(&vm));
-        worker.add(vm);
-        worker.clone()
+        let stats = worker.add(vm);
+        (worker.clone(), stats)
     }
 
     /// Forgets a VM.

@@ -156,8 +156,8 @@ impl Hypervisor {
             end(request.pages, attacher_notifier, consume, produce, second.1, second.2),
         ]);
         pair.state = PairState::Joined { stream, gone: Sides::default() };
-        pair.attacher = Some(cid);
         pair.ranges.b = request.ranges;
+        inner.pairs.attach(&request.handle, cid);
         if let Some(connection) = connection.and_then(|key| inner.connections.get_mut(&key)) {
             connection.joined(stream, notifiers.map(Some));
         }
@@ -175,11 +175,11 @@ impl Hypervisor {
         initialise_headers(&pages.produce, &pages.consume, handle);
         self.join(inner, key, handle, (cid, Side::B), pages)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
-            pair.attacher = Some(cid);
             pair.ranges.b = ranges;
             // The next daemon has to end it.
             inner.dirty.push(Dirty::Pair(pair.serial));
         }
+        inner.pairs.attach(&handle, cid);
         Ok(())
     }
 
@@ -197,10 +197,10 @@ impl Hypervisor {
         };
         self.join(inner, key, handle, (creator, Side::A), *waiting)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
-            pair.attacher = Some(key.server.0);
             pair.connection = Some(key);
             inner.dirty.push(Dirty::Pair(pair.serial));
         }
+        inner.pairs.attach(&handle, key.server.0);
         Ok(())
     }
 

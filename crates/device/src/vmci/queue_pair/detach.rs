@@ -6,9 +6,10 @@ use vmlane_wire::vmci::{Handle, VmciError};
 
 use super::{Pair, PairState, Ranges};
 use crate::vmci::caller::Caller;
+use crate::vmci::pairs::PairName;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::Refusal;
-use crate::vmci::tables::{Hypervisor, Inner, PairName, words};
+use crate::vmci::tables::{Hypervisor, Inner};
 
 impl Hypervisor {
     pub(in crate::vmci) fn queue_pair_detach(
@@ -45,22 +46,7 @@ impl Inner {
         if self.pairs.get(&handle).is_some_and(|pair| pair.side(cid).is_some()) {
             return Some(PairName::Current(handle));
         }
-        let (first, last) = ((cid, words(handle), 0), (cid, words(handle), u64::MAX));
-        self.orphans.range(first..=last).next_back().map(|(orphan, _)| PairName::Orphan(*orphan))
-    }
-
-    fn pair_mut(&mut self, pair: PairName) -> Option<&mut Pair> {
-        match pair {
-            PairName::Current(handle) => self.pairs.get_mut(&handle),
-            PairName::Orphan(orphan) => self.orphans.get_mut(&orphan),
-        }
-    }
-
-    fn remove_pair(&mut self, pair: PairName) {
-        drop(match pair {
-            PairName::Current(handle) => self.pairs.remove(&handle),
-            PairName::Orphan(orphan) => self.orphans.remove(&orphan),
-        });
+        self.pairs.orphans_of(cid, handle).next_back().map(|(name, _)| name)
     }
 
     /// A pair that the device offered and no guest attached to goes.
@@ -68,7 +54,7 @@ impl Inner {
         let offered = self.pairs.get(&handle).filter(|pair| matches!(pair.state, PairState::Offered));
         if let Some(serial) = offered.map(|pair| pair.serial) {
             self.dirty.push(Dirty::Pair(serial));
-            self.pairs.remove(&handle);
+            self.pairs.remove(PairName::Current(handle));
         }
     }
 
@@ -81,22 +67,17 @@ impl Inner {
             self.detach(cid, PairName::Current(handle));
             return false;
         }
-        let (first, last) = ((cid, words(handle), 0), (cid, words(handle), u64::MAX));
         let orphan =
-            self.orphans.range(first..=last).find(|(_, pair)| is_stream(pair)).map(|(name, _)| *name);
-        if let Some(orphan) = orphan {
-            self.orphans.remove(&orphan);
-        }
-        orphan.is_some()
+            self.pairs.orphans_of(cid, handle).find(|(_, pair)| is_stream(pair)).map(|(name, _)| name);
+        orphan.is_some_and(|orphan| self.pairs.remove(orphan).is_some())
     }
 
     /// The names of pairs that `cid`, which holds none any more, has created are free again.
     pub(in crate::vmci) fn orphan_pairs(&mut self, cid: u32) {
-        let left: Vec<(Handle, Pair)> = self.pairs.extract_if(|_, pair| pair.creator == cid).collect();
-        for (handle, pair) in left {
+        for (handle, pair) in self.pairs.take_created_by(cid) {
             self.dirty.push(Dirty::Pair(pair.serial));
             if let Some(attacher) = pair.attacher {
-                self.orphans.insert((attacher, words(handle), pair.serial), pair);
+                self.pairs.insert_orphan(attacher, handle, pair);
             }
         }
     }
@@ -111,7 +92,7 @@ impl Inner {
     /// Takes `cid` off the pair. Returns the stream end whose leaving must be awaited, if any.
     fn detach(&mut self, cid: u32, name: PairName) -> Option<(StreamId, Side)> {
         let handle = name.handle();
-        let pair = self.pair_mut(name)?;
+        let pair = self.pairs.named_mut(name)?;
         let side = pair.side(cid)?;
         let bytes = pair.bytes();
         let key = pair.connection;
@@ -131,7 +112,7 @@ impl Inner {
         // The key may name a newer connection by now, if the client has used its port again.
         let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
         if over {
-            self.remove_pair(name);
+            self.pairs.remove(name);
             own.map(|key| self.remove_connection(key));
         } else if let Some(connection) = own.and_then(|key| self.connections.get_mut(&key)) {
             connection.left(side);
@@ -152,11 +133,8 @@ impl Inner {
         which: impl Fn(&Ranges) -> bool,
     ) -> Vec<(StreamId, Side)> {
         let is_of = |pair: &Pair| pair.side(cid).is_some_and(|side| which(&pair.ranges[side]));
-        let current = self.pairs.iter().filter(|(_, pair)| is_of(pair));
-        let current = current.map(|(handle, _)| PairName::Current(*handle));
-        let orphans = self.orphans.iter().filter(|(_, pair)| is_of(pair));
-        let orphans = orphans.map(|(orphan, _)| PairName::Orphan(*orphan));
-        let names: Vec<PairName> = current.chain(orphans).collect();
+        let of_vm = self.pairs.of(cid).filter(|(_, pair)| is_of(pair));
+        let names: Vec<PairName> = of_vm.map(|(name, _)| name).collect();
         names.into_iter().filter_map(|name| self.detach(cid, name)).collect()
     }
 }

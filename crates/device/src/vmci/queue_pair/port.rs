@@ -380,4 +380,6 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
     fn end(&mut self, end: End) {
         self.memory.tell(end);
     }
+
+    vmlane_port::plain!(fill);
 }

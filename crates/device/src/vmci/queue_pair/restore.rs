@@ -15,7 +15,7 @@ use super::port::QueuePairPort;
 use super::{NO_STREAM, Pair, PairState, Waiting};
 use crate::vmci::record::PairParts;
 use crate::vmci::sides::Sides;
-use crate::vmci::tables::{Hypervisor, Inner, words};
+use crate::vmci::tables::{Hypervisor, Inner};
 
 /// Parts of a pair's record.
 const CREATED: u8 = 0;
@@ -171,9 +171,9 @@ impl Hypervisor {
             }
         }
         match orphan {
-            Some(cid) => inner.orphans.insert((cid, words(handle), pair.serial), pair),
+            Some(cid) => inner.pairs.insert_orphan(cid, handle, pair),
             None => inner.pairs.insert(handle, pair),
-        };
+        }
         true
     }
 

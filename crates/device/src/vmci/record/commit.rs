@@ -5,25 +5,21 @@
 //! next daemon finds a request either done, with its result, or not begun.
 
 use vmlane_state::{Journal, Writer};
-use vmlane_wire::vmci::Handle;
 
 use super::{CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, PAGES, PAIR, SPILL, TOLD, WELL_KNOWN, address};
 use crate::vmci::caller::Caller;
 use crate::vmci::connection::Connection;
-use crate::vmci::queue_pair::Pair;
+use crate::vmci::pairs::PairName;
 use crate::vmci::tables::{Context, Hypervisor, Inner};
 
 impl Inner {
     fn pair_by_serial(&self, serial: u64) -> Option<Vec<u8>> {
-        let of = |pair: &&Pair| pair.serial == serial;
-        let current = self.pairs.iter().find(|(_, pair)| of(pair));
-        if let Some((handle, pair)) = current {
-            return Some(pair.to_record(*handle, None));
-        }
-        let orphan = self.orphans.iter().find(|((.., own), _)| *own == serial);
-        orphan.map(|((cid, (context, resource), _), pair)| {
-            pair.to_record(Handle::new(*context, *resource), Some(*cid))
-        })
+        let (name, pair) = self.pairs.by_serial(serial)?;
+        let end_left = match name {
+            PairName::Current(_) => None,
+            PairName::Orphan((cid, ..)) => Some(cid),
+        };
+        Some(pair.to_record(name.handle(), end_left))
     }
 
     /// Stages `what` as it is now.
@@ -57,7 +53,7 @@ impl Inner {
                 put((DOORBELL, cid.into(), resource.into()), record);
             }
             Dirty::WellKnown(cid, resource) => {
-                let owned = self.well_known.iter().any(|((_, id), owner)| (*id, *owner) == (resource, cid));
+                let owned = self.well_known.is_of(cid, resource);
                 put((WELL_KNOWN, cid.into(), resource.into()), owned.then(Vec::new));
             }
             Dirty::Pair(serial) => {

@@ -218,7 +218,7 @@ impl Hypervisor {
         }
         for &(cid, resource) in &sorted.well_known {
             if let Some(context) = inner.contexts.get(&cid).filter(|_| maps.contains_key(&cid)) {
-                inner.well_known.insert((context.spec.vm.group.clone(), resource), cid);
+                inner.well_known.take((&context.spec.vm.group, cid), resource);
             }
         }
         for (cid, record) in &sorted.executed {
@@ -285,8 +285,7 @@ impl Inner {
         if damage.pairs.is_empty() {
             return;
         }
-        let pairs = self.pairs.values().chain(self.orphans.values());
-        let whole: HashSet<Key> = pairs.filter_map(|pair| pair.connection).collect();
+        let whole: HashSet<Key> = self.pairs.iter().filter_map(|(_, pair)| pair.connection).collect();
         let halves = self.connections.iter();
         let halves = halves.filter(|(key, connection)| connection.has_pair() && !whole.contains(*key));
         for key in halves.map(|(key, _)| *key).collect::<Vec<_>>() {

@@ -390,6 +390,8 @@ impl FramePort for NicPort {
         let live = self.shared.live.lock().clone();
         self.adopt(live);
     }
+
+    vmlane_port::plain!(changed);
 }
 
 impl WakeUp for NicPort {
@@ -414,4 +416,6 @@ impl WakeUp for NicPort {
         into.extend(self.tx.iter().filter_map(TxQueue::sign));
         true
     }
+
+    vmlane_port::plain!(doorbell_fd, readable_fd);
 }

@@ -1,7 +1,9 @@
 //! Engines that break one rule each: ports around the real port, to show that the model notices.
 
+use std::os::fd::BorrowedFd;
+
 use vmlane_device::vmci::{Notice, Protocol, QueueMemory, QueuePairPort};
-use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
 
 use super::memory::ModelMemory;
 
@@ -153,5 +155,18 @@ impl StreamPort for ModelEnd {
 
     fn end(&mut self, end: End) {
         self.port.end(end);
+    }
+
+    vmlane_port::plain!(fill);
+
+    vmlane_port::forward! { port;
+        fn remind(&mut self) -> Result<(), PortFault>;
+        fn withholds(&mut self) -> bool;
+        fn notifies(&self) -> bool;
+        fn doorbell(&self) -> Option<BorrowedFd<'_>>;
+        fn answer_doorbell(&mut self) -> bool;
+        fn requests(&self) -> Option<u64>;
+        fn address(&self) -> Option<StreamAddress>;
+        fn keep(&mut self, bytes: &[u8]);
     }
 }

@@ -4,6 +4,7 @@ mod events;
 mod hostile;
 mod notices;
 mod orders;
+mod repeats;
 mod share;
 mod worker;
 mod workers;

@@ -10,6 +10,7 @@ use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::virtio::vsock::{ConnectionView, Settings, VsockDevice, VsockWorker};
 use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::{Machine, Path, Pattern, Placement, vm};
+use vmlane_port::wrap::Fault;
 use vmlane_stream::Workers;
 use vmlane_testkit::{LONGEST, wait_until};
 use vmlane_vsock::Router;
@@ -390,4 +391,60 @@ fn a_panic_while_the_worker_goes_to_sleep_is_contained_to_its_vm() {
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     wait_until("the port ends", || c.wires.failed.load(Ordering::SeqCst) > 0);
     assert_eq!(worker.stats().panics.get(), 1);
+    assert_eq!(panics(&worker), [0, 0, 1]);
+}
+
+/// Faults that count for VMs 3, 4 and 5.
+fn panics(worker: &VsockWorker) -> Vec<u64> {
+    let guests = worker.guests();
+    guests.iter().filter(|guest| guest.cid < 6).map(|guest| guest.stats.panics.get()).collect()
+}
+
+#[test]
+fn a_fault_counts_for_the_vm_that_was_served_and_ends_its_rings_alone() {
+    let worker = worker(Duration::from_millis(1), None);
+    let [mut a, b, mut c] = [3, 4, 5].map(|cid| Vm::new(&worker, cid, false));
+    let counted = worker.add(spec(4, "test"));
+    worker.add(spec(6, "test"));
+    assert!(!worker.inject(6, Fault::Panic), "its driver is not there");
+    assert!(worker.inject(4, Fault::Panic));
+    wait_until("the fault comes", || counted.panics.get() == 1);
+    assert_eq!((panics(&worker), worker.stats().panics.get()), (vec![0, 1, 0], 1));
+    assert!(b.wires.failed.load(Ordering::SeqCst) > 0 && !worker.inject(4, Fault::Panic));
+    connect(&mut a, &mut c, LOCAL, kind::STREAM);
+    assert_eq!([a.wires, c.wires].map(|wires| wires.failed.load(Ordering::SeqCst)), [0, 0]);
+}
+
+#[test]
+fn a_vm_out_of_service_has_no_rings_until_it_is_taken_back_and_its_driver_comes_anew() {
+    let worker = worker(Duration::from_millis(1), None);
+    let [mut a, mut b, mut c] = [3, 4, 5].map(|cid| Vm::new(&worker, cid, false));
+    connect(&mut a, &mut b, LOCAL, kind::STREAM);
+    connect(&mut c, &mut b, LOCAL, kind::STREAM);
+    let ready = |worker: &VsockWorker| worker.guests().iter().map(|guest| guest.ready).collect::<Vec<_>>();
+    worker.set_quarantined(4, true);
+    for vm in [&mut a, &mut c] {
+        let (header, _) = vm.next();
+        assert_eq!((header.op.get(), header.src_cid.get()), (op::RST, 4));
+    }
+    let failed = b.wires.failed.load(Ordering::SeqCst);
+    assert_eq!((ready(&worker), failed > 0), (vec![true, false, true], true), "its driver is told");
+    // A change of its configuration and a new driver do not bring it back.
+    worker.add(spec(4, "test"));
+    b.device.stop();
+    b.device.run(setup(&b.guest, b.packed));
+    assert!(b.wires.failed.load(Ordering::SeqCst) > failed, "and the new one, too");
+    a.send(LOCAL + 1, (4, 5000), kind::STREAM, op::REQUEST, &[]);
+    a.expect(op::RST);
+    b.send(5000, (3, LOCAL), kind::STREAM, op::REQUEST, &[]);
+    b.hears_nothing(&worker);
+    assert_eq!(ready(&worker), [true, false, true, false], "the last one is absent");
+    connect(&mut a, &mut c, LOCAL + 2, kind::SEQPACKET);
+
+    worker.set_quarantined(4, false);
+    assert!(!ready(&worker)[1]);
+    b.device.stop();
+    let mut b = Vm::new(&worker, 4, true);
+    connect(&mut a, &mut b, LOCAL + 3, kind::STREAM);
+    assert_eq!(worker.stats().panics.get(), 0);
 }

@@ -18,7 +18,7 @@ fn vms_of_one_group_talk_across_workers() {
     let workers = VsockWorkers::start(2, settings, Some(&router)).expect("workers");
     let serving = [(3, "test"), (4, "elsewhere"), (5, "test")].map(|(cid, group)| {
         router.set_vm(spec(cid, group));
-        let worker = workers.add(spec(cid, group));
+        let (worker, _) = workers.add(spec(cid, group));
         router.set_endpoint(cid, worker.endpoint(cid));
         worker
     });
@@ -29,10 +29,10 @@ fn vms_of_one_group_talk_across_workers() {
     a.expect(op::RST);
     // A VM whose driver is not there.
     router.set_vm(spec(6, "test"));
-    router.set_endpoint(6, workers.add(spec(6, "test")).endpoint(6));
+    router.set_endpoint(6, workers.add(spec(6, "test")).0.endpoint(6));
 
     router.set_vm(spec(4, "test"));
-    assert!(Arc::ptr_eq(&workers.add(spec(4, "test")), &serving[1]), "its rings run there");
+    assert!(Arc::ptr_eq(&workers.add(spec(4, "test")).0, &serving[1]), "its rings run there");
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     connect(&mut a, &mut c, LOCAL + 1, kind::SEQPACKET);
     for n in 0..100u32 {

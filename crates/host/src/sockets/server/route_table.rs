@@ -1,10 +1,13 @@
 //! What the thread knows of other hosts: what is configured, the helper's line, calls that wait for its answer.
 
-use std::collections::{HashMap, VecDeque};
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use vmlane_port::Bounded;
 use vmlane_port::fair::SharedPlaces;
 use vmlane_vsock::{Call, Claim};
+use vmlane_wire::route::{Op, Record};
 
 use crate::sockets::Bounds;
 use crate::sockets::left::LeftStream;
@@ -14,6 +17,19 @@ use crate::sockets::route::{PeerShared, Routes};
 /// A peer's number for its account, and what is shared of it.
 pub type Known = (u32, Arc<PeerShared>);
 
+/// Bytes of calls that the line has no room for. A helper that reads its line has none waiting.
+const BACKLOG: usize = 1 << 20;
+
+/// A call that the helper has not answered.
+pub struct AskedCall {
+    pub call: Call,
+    pub peer: Arc<PeerShared>,
+    /// The peer's number.
+    pub id: u32,
+    /// The helper knows of it.
+    sent: bool,
+}
+
 /// What the thread knows of other hosts.
 pub struct RouteTable {
     pub routes: Option<Arc<Routes>>,
@@ -21,11 +37,13 @@ pub struct RouteTable {
     pub peers: HashMap<String, Known>,
     pub by_id: HashMap<u32, Arc<PeerShared>>,
     pub line: Option<Token>,
-    /// Messages that the line has no room for. Bounded by the calls that wait.
-    pub backlog: VecDeque<Vec<u8>>,
+    /// Messages of calls that the line has no room for, by number. Each is of a call in `asked`.
+    backlog: Bounded<(u64, Vec<u8>)>,
+    /// Calls that were given up, of which the helper knows and has not been notified. Each keeps its client's place until then.
+    given_up: Bounded<Call>,
     /// Calls that the helper has not answered, by number.
-    pub asked: HashMap<u64, (Call, Arc<PeerShared>, u32)>,
-    pub askers: SharedPlaces<u32>,
+    asked: HashMap<u64, AskedCall>,
+    askers: SharedPlaces<u32>,
     /// What a peer says of a client that has connected to a program, by number of the call.
     pub claims: HashMap<u64, Claim>,
     /// Groups on behalf of which a program connects, by number of the call.
@@ -43,7 +61,8 @@ impl RouteTable {
             peers: HashMap::new(),
             by_id: HashMap::new(),
             line: None,
-            backlog: VecDeque::new(),
+            backlog: Bounded::new(BACKLOG),
+            given_up: Bounded::new(bounds.calls),
             asked: HashMap::new(),
             askers: SharedPlaces::new(bounds.calls),
             claims: HashMap::new(),
@@ -58,11 +77,73 @@ impl RouteTable {
         self.routes.as_ref().and_then(|routes| routes.owner)
     }
 
-    /// A call is answered, or given up.
-    pub fn answered(&mut self, number: u64) -> Option<(Call, Arc<PeerShared>, u32)> {
-        let asked = self.asked.remove(&number)?;
-        self.askers.give_back(&asked.0.key.client.0);
+    /// A call waits for the helper from here on, which `message` asks. False: there is no room for it.
+    pub fn ask(&mut self, call: Call, (id, peer): Known, message: Vec<u8>) -> bool {
+        if !self.backlog.has_room(message.len()) || !self.askers.take(call.key.client.0) {
+            return false;
+        }
+        self.asked.insert(call.number, AskedCall { call, peer, id, sent: false });
+        self.backlog.push_weighing(message.len(), (call.number, message)).is_ok()
+    }
+
+    /// Numbers of the calls to the peer of this number that the helper has not answered; None: to any.
+    pub fn asked_of(&self, id: Option<u32>) -> Vec<u64> {
+        let of_peer = |asked: &&AskedCall| id.is_none_or(|id| asked.id == id);
+        self.asked.values().filter(of_peer).map(|asked| asked.call.number).collect()
+    }
+
+    /// A call is answered.
+    pub fn answered(&mut self, number: u64) -> Option<AskedCall> {
+        let asked = self.remove(number)?;
+        self.askers.give_back(&asked.call.key.client.0);
         Some(asked)
+    }
+
+    /// A call's client has given up: the helper is to be notified, if it knows of it.
+    pub fn give_up(&mut self, number: u64) -> Option<AskedCall> {
+        let asked = self.remove(number)?;
+        if !asked.sent || self.given_up.push(asked.call).is_err() {
+            self.askers.give_back(&asked.call.key.client.0);
+        }
+        Some(asked)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<AskedCall> {
+        let asked = self.asked.remove(&number)?;
+        if !asked.sent {
+            self.backlog.retain(|&(waiting, _)| waiting != number);
+        }
+        Some(asked)
+    }
+
+    /// What is to be sent over the line next.
+    pub fn to_send(&self) -> Option<Cow<'_, [u8]>> {
+        match self.given_up.front() {
+            Some(call) => {
+                let message = Record::message(Op::GivenUp, call.number, Default::default(), 0, "");
+                Some(Cow::Owned(message))
+            }
+            None => self.backlog.front().map(|(_, message)| Cow::Borrowed(message.as_slice())),
+        }
+    }
+
+    /// It was sent.
+    pub fn sent(&mut self) {
+        if let Some(call) = self.given_up.pop() {
+            self.askers.give_back(&call.key.client.0);
+        } else if let Some((number, _)) = self.backlog.pop()
+            && let Some(asked) = self.asked.get_mut(&number)
+        {
+            asked.sent = true;
+        }
+    }
+
+    /// The line is gone, and with it what the helper knew. Calls that it has not answered are left to [`Self::answered`].
+    pub fn line_ends(&mut self) {
+        self.backlog.clear();
+        while let Some(call) = self.given_up.pop() {
+            self.askers.give_back(&call.key.client.0);
+        }
     }
 
     /// What another host says of the client of this call, if it is of one.
@@ -81,4 +162,66 @@ impl RouteTable {
 /// What a peer's groups and its client's have in common.
 pub fn common(groups: &[String], of_client: &[String]) -> Vec<String> {
     of_client.iter().filter(|group| groups.contains(group)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use vmlane_vsock::{Key, Role};
+
+    use super::*;
+
+    fn call(client: u32, number: u64) -> Call {
+        Call { key: Key { client: (client, 1000), server: (2000, 80) }, number, role: Role::Server }
+    }
+
+    fn table(calls: usize) -> RouteTable {
+        RouteTable::new(&Bounds { calls, ..Bounds::default() })
+    }
+
+    fn known() -> Known {
+        (1, Arc::default())
+    }
+
+    fn op(table: &RouteTable) -> Option<Op> {
+        table.to_send().and_then(|message| Record::parse(&message).map(|(_, op, _)| op))
+    }
+
+    fn ask(table: &mut RouteTable, client: u32, number: u64) -> bool {
+        let message = Record::message(Op::Call, number, Default::default(), 0, &"g".repeat(7000));
+        table.ask(call(client, number), known(), message)
+    }
+
+    #[test]
+    fn calls_that_are_given_up_leave_nothing_while_the_helper_does_not_read() {
+        let mut table = table(4096);
+        for number in 0..100_000 {
+            assert!(ask(&mut table, 3, number));
+            assert!(table.give_up(number).is_some() && table.give_up(number).is_none());
+        }
+        assert!(table.to_send().is_none() && table.asked.is_empty());
+        let taken = (0..4096).filter(|&number| ask(&mut table, 3, number)).count();
+        assert_eq!(taken, BACKLOG / 7040, "bytes have a bound, too");
+        table.answered(0);
+        assert!(ask(&mut table, 4, 5000), "there is room for another client's");
+    }
+
+    #[test]
+    fn a_call_that_the_helper_knows_keeps_its_place_until_the_helper_is_notified() {
+        let mut table = table(4);
+        assert!(ask(&mut table, 3, 1) && ask(&mut table, 3, 2) && !ask(&mut table, 3, 3));
+        table.sent();
+        table.sent();
+        assert!(table.give_up(1).is_some() && table.give_up(2).is_some());
+        assert!(!ask(&mut table, 3, 4), "both places are taken");
+        assert!(ask(&mut table, 4, 5), "another client has one");
+        assert_eq!(op(&table), Some(Op::GivenUp));
+        table.sent();
+        assert!(ask(&mut table, 3, 6));
+        table.sent();
+        assert_eq!(op(&table), Some(Op::Call));
+        table.line_ends();
+        assert_eq!(table.asked_of(Some(1)).len(), 2);
+        assert!(table.asked_of(None).into_iter().all(|number| table.answered(number).is_some()));
+        assert_eq!((table.askers.used(), op(&table)), (0, None));
+    }
 }

@@ -14,7 +14,7 @@ use vmlane_vsock::{Call, Claim, ConnectError, Failed, HOST, HostAccess, Key};
 use vmlane_wire::host::{Reply, SAID_CLOSE};
 use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_RING, FLAG_TRUSTED, MOST_TEXT, Op, RECORD, Record, Refusal};
 
-use super::route_table::{Known, common};
+use super::route_table::{AskedCall, Known, common};
 use super::{LONGEST_CONNECT, Server};
 use crate::sockets::client::{Account, Dialect, Opening, State};
 use crate::sockets::left::LeftStream;
@@ -41,8 +41,7 @@ impl Server {
         let changed = known.iter().filter(|(name, _)| !same(name)).map(|(_, (id, _))| *id);
         for id in changed.collect::<Vec<_>>() {
             self.clients.tokens_of(Account::Peer(id)).into_iter().for_each(|token| self.reset(token));
-            let calls: Vec<u64> =
-                self.routes.asked.iter().filter(|(_, asked)| asked.2 == id).map(|(&n, _)| n).collect();
+            let calls = self.routes.asked_of(Some(id));
             calls.into_iter().for_each(|number| self.call_fails(number, Failed::Absent));
         }
         if self.routes.routes.is_none() {
@@ -169,7 +168,7 @@ impl Server {
 
     /// Another host has accepted what was asked of it.
     fn route_accept(&mut self, token: Token, number: u64, shares: bool) -> Result<(), Errno> {
-        let (call, shared, id) = self.routes.answered(number).ok_or(Errno::CANCELED)?;
+        let AskedCall { call, peer: shared, id, .. } = self.routes.answered(number).ok_or(Errno::CANCELED)?;
         let accepted = self.accept_call(token, call, &shared, id, shares);
         if accepted.is_err() {
             shared.stats.calls_refused.inc();
@@ -296,48 +295,43 @@ impl Server {
             return Err(refused(Failed::Absent));
         }
         let text = [std::slice::from_ref(&peer.name), groups.as_slice()].concat().join("\n");
-        if text.len() > MOST_TEXT || !self.routes.askers.take(call.key.client.0) {
+        let ends = [(cid, port), call.key.server];
+        let message = Record::message(Op::Call, call.number, ends, flags, &text);
+        if text.len() > MOST_TEXT || !self.routes.ask(call, (id, shared.clone()), message) {
             shared.stats.over_streams.inc();
             return Err(refused(Failed::Refused));
         }
-        self.routes.asked.insert(call.number, (call, shared, id));
-        let ends = [(cid, port), call.key.server];
-        self.say(Record::message(Op::Call, call.number, ends, flags, &text));
+        self.say_on();
         Ok(())
     }
 
     /// The client has given up before the helper has answered.
     pub(super) fn call_given_up(&mut self, call: Call) {
-        if let Some((_, shared, _)) = self.routes.answered(call.number) {
-            shared.stats.calls_refused.inc();
-            self.say(Record::message(Op::GivenUp, call.number, Default::default(), 0, ""));
+        if let Some(asked) = self.routes.give_up(call.number) {
+            asked.peer.stats.calls_refused.inc();
+            self.say_on();
         }
     }
 
     fn call_fails(&mut self, number: u64, why: Failed) {
-        if let Some((call, shared, _)) = self.routes.answered(number) {
-            shared.stats.calls_refused.inc();
-            self.router.refuse(call, why);
+        if let Some(asked) = self.routes.answered(number) {
+            asked.peer.stats.calls_refused.inc();
+            self.router.refuse(asked.call, why);
         }
     }
 
-    /// A message over the line, now or once there is room.
-    fn say(&mut self, message: Vec<u8>) {
-        self.routes.backlog.push_back(message);
-        self.say_on();
-    }
-
+    /// Sends what waits for the line, as far as that has room.
     fn say_on(&mut self) {
         let Some(client) = self.routes.line.and_then(|line| self.clients.get(line)) else {
-            return self.routes.backlog.clear();
+            return self.routes.line_ends();
         };
         let State::Line(socket) = &client.state else { return };
-        while let Some(message) = self.routes.backlog.front() {
-            match socket::write(socket, message) {
-                Io::Done(_) => drop(self.routes.backlog.pop_front()),
+        while let Some(message) = self.routes.to_send() {
+            match socket::write(socket, &message) {
+                Io::Done(_) => self.routes.sent(),
                 Io::WouldBlock => return,
                 // Its end is an event of its own.
-                Io::Over => return self.routes.backlog.clear(),
+                Io::Over => return self.routes.line_ends(),
             }
         }
     }
@@ -405,12 +399,12 @@ impl Server {
     pub(super) fn line_ends(&mut self) {
         tracing::warn!("the helper for streams between hosts is gone");
         self.routes.line = None;
-        self.routes.backlog.clear();
+        self.routes.line_ends();
         for (_, shared) in self.routes.peers.values() {
             shared.up.store(false, Ordering::Release);
             *shared.told.lock() = Told::default();
         }
-        let numbers: Vec<u64> = self.routes.asked.keys().copied().collect();
+        let numbers = self.routes.asked_of(None);
         numbers.into_iter().for_each(|number| self.call_fails(number, Failed::Gone));
     }
 

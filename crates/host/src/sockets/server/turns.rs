@@ -1,7 +1,9 @@
 //! Whose turn it is: streams that have more to do, sockets at which more connections wait. Within a round of the thread, one
 //! user's or VM's streams move so many bytes; beyond, they wait for the next one, and others are served.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
+
+use vmlane_port::Distinct;
 
 use crate::sockets::client::Account;
 use crate::sockets::mail::Token;
@@ -16,13 +18,11 @@ pub const CONNECT: usize = 128 << 10;
 /// See the module's text.
 #[derive(Default)]
 pub struct Turns {
-    ready: VecDeque<Token>,
-    /// The same, to have each once.
-    queued: HashSet<Token>,
+    ready: Distinct<Token>,
     /// What each has used of its part of the round.
     spent: HashMap<Account, usize>,
     /// Sockets at which more connections may wait.
-    listening: Vec<Token>,
+    listening: Distinct<Token>,
     /// A connection could not be accepted at some socket.
     retry: bool,
 }
@@ -44,9 +44,7 @@ impl Turns {
 
     /// A stream has more to do.
     pub fn again(&mut self, token: Token) {
-        if self.queued.insert(token) {
-            self.ready.push_back(token);
-        }
+        self.ready.push(token);
     }
 
     /// Streams that have more to do.
@@ -56,9 +54,7 @@ impl Turns {
 
     /// The one that has waited longest.
     pub fn next(&mut self) -> Option<Token> {
-        let token = self.ready.pop_front()?;
-        self.queued.remove(&token);
-        Some(token)
+        self.ready.pop()
     }
 
     /// More connections wait at this socket.
@@ -83,7 +79,7 @@ impl Turns {
 
     /// The sockets to look at: of `all`, those at which connections wait.
     pub fn take_listening(&mut self, all: impl Iterator<Item = Token>) -> Vec<Token> {
-        let some = std::mem::take(&mut self.listening);
+        let some = std::iter::from_fn(|| self.listening.pop()).collect();
         if std::mem::take(&mut self.retry) { all.collect() } else { some }
     }
 }
@@ -121,7 +117,8 @@ mod tests {
         assert_eq!(turns.next(), Some(7));
         turns.again(7);
         assert_eq!([turns.next(), turns.next(), turns.next()], [Some(8), Some(7), None]);
-        turns.accept_more(1);
+        // An event of its own may come while it is looked at.
+        [1, 1].into_iter().for_each(|token| turns.accept_more(token));
         assert!(turns.is_busy());
         assert_eq!(turns.take_listening([1, 2].into_iter()), [1]);
         assert!(!turns.is_busy() && !turns.retries());

@@ -9,7 +9,8 @@ use std::time::Instant;
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+    DropReason, Filter, FramePort, Glance, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame,
+    WakeUp,
 };
 use vmlane_transport::{EventFd, EventFdOwner};
 use vmlane_wire::ethernet::{HEADER, TAG};
@@ -282,6 +283,8 @@ impl FramePort for VhostUserPort {
     fn fail(&mut self) {
         self.broke(Broken::Fault);
     }
+
+    vmlane_port::plain!(changed, refresh);
 }
 
 impl WakeUp for VhostUserPort {
@@ -300,4 +303,10 @@ impl WakeUp for VhostUserPort {
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.lines.doorbell.as_fd())
     }
+
+    fn glance(&self) -> Glance {
+        if self.incoming.ring.is_unpublished() { Glance::Turn } else { Glance::Announces }
+    }
+
+    vmlane_port::plain!(signs, readable_fd);
 }

@@ -65,7 +65,7 @@ impl Bench {
         if spec.uplink {
             wire.change_filter(|filter| *filter = vmlane_port::Filter::open());
         }
-        let id = self.switch.add_port(spec);
+        let id = self.switch.add_port(spec).unwrap();
         self.switch.attach(id, end);
         self.switch.refresh(id);
         self.step();

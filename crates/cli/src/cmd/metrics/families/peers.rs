@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Families, Scrape, Shown, family, shown, shown_bytes};
 
-const PEERS: [Shown; 19] = [
+const PEERS: [Shown; 20] = [
     shown("calls", "peer_calls", "Streams to the peer that were asked for here"),
     shown("calls_refused", "peer_calls_refused", "Of those, that did not come about"),
     shown("opens", "peer_opens", "Streams that the peer asked for"),
@@ -32,16 +32,29 @@ const PEERS: [Shown; 19] = [
     shown(
         "certificates_expired",
         "peer_certificates_expired",
-        "Of those, for a certificate that had expired or was not valid yet",
+        "Connections ended, or refused, for a certificate that had expired or was not valid yet",
     ),
     shown(
         "certificates_foreign",
         "peer_certificates_foreign",
-        "Of those, for a certificate of a foreign authority",
+        "Connections ended, or refused, for a certificate of a foreign authority",
     ),
-    shown("unknown_names", "peer_unknown_names", "Of those, for a name that is no peer's"),
-    shown("handshakes_late", "peer_handshakes_late", "Of those, because they took too long"),
-    shown("over_handshakes", "peer_over_handshakes", "Connections for which there was no place"),
+    shown(
+        "certificates_revoked",
+        "peer_certificates_revoked",
+        "Connections ended, or refused, for a certificate that was revoked or is not one of those pinned",
+    ),
+    shown("unknown_names", "peer_unknown_names", "Connections refused for a name that is no peer's"),
+    shown(
+        "handshakes_late",
+        "peer_handshakes_late",
+        "Connections ended because their handshake took too long",
+    ),
+    shown(
+        "over_handshakes",
+        "peer_over_handshakes",
+        "Connections for which there was no place: too many at a time, or within a second",
+    ),
     shown_bytes("bytes_sent", "peer_sent", "Bytes of streams sent to the peer"),
     shown_bytes("bytes_received", "peer_received", "Bytes of streams received from the peer"),
 ];

@@ -2,9 +2,12 @@ use super::*;
 
 /// A server with some bounds, for as long as the test runs; its address.
 fn server(bounds: Bounds) -> std::net::SocketAddr {
+    server_of(Arc::new(|accept| ("text/plain", format!("for {accept:?}\n"))), bounds)
+}
+
+fn server_of(page: Arc<Page>, bounds: Bounds) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let page: Arc<Page> = Arc::new(|accept| ("text/plain", format!("for {accept:?}\n")));
     std::thread::spawn(move || serve(vec![listener], bounds, &page));
     address
 }
@@ -79,14 +82,62 @@ fn who_says_nothing_is_told_so_and_gone_after_a_while() {
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
 }
 
+/// Has the server ended a connection without a byte?
+fn is_ended(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    matches!(stream.read(&mut [0]), Ok(0))
+}
+
 #[test]
-fn connections_at_once_are_limited_and_places_come_free() {
-    let address = server(Bounds { connections: 2, time: Duration::from_secs(600), ..Bounds::default() });
-    let waiting = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
+fn clients_that_ask_for_nothing_keep_no_one_out() {
+    let address = server(Bounds { connections: 3, time: Duration::from_secs(600), ..Bounds::default() });
+    let idle = [(); 3].map(|()| TcpStream::connect(address).unwrap());
+    let answer = ask(address, b"GET /metrics HTTP/1.1\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(is_ended(&idle[0]), "the oldest has made room");
+    (&idle[2]).write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    (&idle[2]).read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "the youngest has its place still: {answer}");
+}
+
+#[test]
+fn connections_that_are_answered_keep_their_places() {
+    let gate = Arc::new(parking_lot::Mutex::new(()));
+    let closed = gate.lock();
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (within, count) = (gate.clone(), begun.clone());
+    let page: Arc<Page> = Arc::new(move |_| {
+        count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        drop(within.lock());
+        ("text/plain", "late\n".into())
+    });
+    let bounds = Bounds { connections: 2, time: Duration::from_secs(600), ..Bounds::default() };
+    let address = server_of(page, bounds);
+    let asking = [(); 2].map(|()| std::thread::spawn(move || ask(address, b"GET /metrics HTTP/1.1\r\n\r\n")));
+    vmlane_testkit::wait_until("both are answered", || begun.load(std::sync::atomic::Ordering::SeqCst) == 2);
     let answer = ask(address, b"");
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-    drop(waiting);
-    vmlane_testkit::wait_until("a place comes free", || {
+    drop(closed);
+    assert!(asking.into_iter().all(|asking| asking.join().unwrap().ends_with("late\n")));
+    vmlane_testkit::wait_until("places come free", || {
         ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 ")
+    });
+}
+
+#[test]
+fn clients_that_do_not_take_their_answers_keep_no_one_out() {
+    let page: Arc<Page> = Arc::new(|_| ("text/plain", "x".repeat(64 << 20)));
+    let bounds = Bounds {
+        connections: 1,
+        time: Duration::from_secs(600),
+        answer: Duration::from_millis(50),
+        ..Bounds::default()
+    };
+    let address = server_of(page, bounds);
+    let mut silent = TcpStream::connect(address).unwrap();
+    silent.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    vmlane_testkit::wait_until("its place is another's", || {
+        ask(address, b"HEAD /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 ")
     });
 }

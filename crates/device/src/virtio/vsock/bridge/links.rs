@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use vmlane_port::{Budget, StreamAddress, StreamEnd, StreamId};
 use vmlane_vsock::{Call, Vm};
-use vmlane_wire::virtio_vsock::Header;
+use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
 use super::mailbox::{GuestMailbox, GuestRemote, LinkWaker};
 use super::name::Name;
 use super::ready::ReadySet;
 use crate::virtio::vsock::credit::Flow;
 use crate::virtio::vsock::link::{CREDIT, DeviceEnd, LinkPort, rings};
+use crate::virtio::vsock::repeats::{Credit, Repeats};
 
 /// How many bytes a guest may leave behind in streams that it left.
 const BUDGET: usize = 16 << 20;
@@ -79,6 +80,8 @@ pub struct GuestLinks {
     next: u16,
     /// What it may leave behind; its streams are charged to the guest by this.
     budget: Arc<Budget>,
+    /// What the guest may still send for links that are gone.
+    repeats: Repeats<Name>,
     /// There is more to do in the next turn, whether or not something happens until then.
     pub unfinished: bool,
 }
@@ -92,6 +95,7 @@ impl GuestLinks {
             free: Vec::new(),
             next: 0,
             budget: Arc::new(Budget::new(BUDGET)),
+            repeats: Repeats::default(),
             unfinished: false,
         }
     }
@@ -127,6 +131,25 @@ impl GuestLinks {
         }
         self.free.push(link.slot);
         Some(link)
+    }
+
+    /// The guest has been told that a link is over, or has said so: as many RSTs of it may follow.
+    pub fn expect_resets(&mut self, name: Name, credit: Credit, count: usize) {
+        (0..count).for_each(|_| self.repeats.expect(name, credit));
+    }
+
+    /// The guest knows of no link any more.
+    pub fn expect_nothing(&mut self) {
+        self.repeats = Repeats::default();
+    }
+
+    /// Is this RST of a link that is gone?
+    pub fn is_repeat(&mut self, name: &Name, reset: &Header) -> bool {
+        const BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+        let link = self.links.get(name);
+        let ends =
+            link.is_some_and(|link| link.told == BOTH && link.flow.all_taken().taken == reset.fwd_cnt.get());
+        self.repeats.take(name, reset, ends)
     }
 
     pub fn get(&self, name: &Name) -> Option<&Link> {
