@@ -24,6 +24,20 @@ pub enum Outcome<T> {
     Error(Failure),
 }
 
+/// A body as JSON. What the protocol has always can be.
+pub fn to_json(body: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(body).map_err(|error| Failure::internal(format!("this has no JSON: {error}")))
+}
+
+/// A message as a line, newline included.
+pub(crate) fn to_line(message: &impl Serialize) -> String {
+    let line = to_json(message).unwrap_or_else(|failure| {
+        let error = serde_json::json!({ "code": failure.code.name(), "message": failure.message });
+        serde_json::json!({ "version": VERSION, "error": error }).to_string()
+    });
+    line + "\n"
+}
+
 /// The answer whose body is this JSON, as a line, newline included.
 pub fn line_of(body: &str) -> String {
     format!("{{\"version\":{VERSION},\"ok\":{body}}}\n")
@@ -36,9 +50,7 @@ impl<T: Serialize> Reply<T> {
 
     /// The answer as a line, newline included.
     pub fn to_line(&self) -> String {
-        let mut line = serde_json::to_string(self).expect("strings, numbers and lists always serialise");
-        line.push('\n');
-        line
+        to_line(self)
     }
 }
 

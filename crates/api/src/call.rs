@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::answer::{ErrorCode, Failure};
+use crate::answer::{ErrorCode, Failure, to_line};
 use crate::capture::CaptureRequest;
 use crate::mirror::MirrorRequest;
 use crate::ovn::OvnReport;
@@ -143,10 +143,7 @@ impl Call {
             #[serde(flatten)]
             call: &'c Call,
         }
-        let request = Request { version: VERSION, call: self };
-        let mut line = serde_json::to_string(&request).expect("strings and integers always serialise");
-        line.push('\n');
-        line
+        to_line(&Request { version: VERSION, call: self })
     }
 
     /// Understands a request line. What is wrong is named, from the outside in: JSON, version,

@@ -4,6 +4,10 @@
 //! `{"version":1,"method":"status"}` is answered by `{"version":1,"ok":{...}}` or
 //! `{"version":1,"error":{"code":"...","message":"..."}}`. A connection may carry any number of them.
 //! Every length is bounded at both ends; see [`mod@line`]. The same calls are there in Varlink's framing: [`varlink`].
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 mod answer;
 mod call;
@@ -19,7 +23,7 @@ mod vms;
 pub use answer::{
     Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome,
     PeerStatus, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort, TeamMemberStatus, TeamStats,
-    TeamStatus, UplinkStats, UplinkStatus, VmStats, VmStatus, WorkerStatus, line_of,
+    TeamStatus, UplinkStats, UplinkStatus, VmStats, VmStatus, WorkerStatus, line_of, to_json,
 };
 pub use call::{Call, METHODS};
 pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with_file};

@@ -75,7 +75,7 @@ impl LineReader {
         let deadline = Instant::now() + timeout;
         let mut searched = 0;
         loop {
-            if let Some(end) = self.buffer[searched..].iter().position(|byte| ends.contains(byte)) {
+            if let Some(end) = self.buffer.iter().skip(searched).position(|byte| ends.contains(byte)) {
                 let mut line: Vec<u8> = self.buffer.drain(..=searched + end).collect();
                 let end = line.pop().unwrap_or_default();
                 return Ok((line, end));
@@ -95,12 +95,12 @@ impl LineReader {
             return Err(LineError::TimedOut { after: timeout });
         }
         self.stream.set_read_timeout(Some(left))?;
-        let room = chunk.len().min(self.limit - self.buffer.len());
-        match self.stream.read(&mut chunk[..room]) {
+        let room = self.limit - self.buffer.len();
+        match (&self.stream).take(room as u64).read(&mut chunk) {
             Ok(0) if self.buffer.is_empty() => Err(LineError::Closed),
             Ok(0) => Err(LineError::Cut),
             Ok(count) => {
-                self.buffer.extend_from_slice(&chunk[..count]);
+                self.buffer.extend(chunk.iter().take(count));
                 Ok(())
             }
             Err(error) if is_timeout(&error) => Err(LineError::TimedOut { after: timeout }),
@@ -121,7 +121,7 @@ pub fn write(mut stream: &UnixStream, mut bytes: &[u8], timeout: Duration) -> Re
         stream.set_write_timeout(Some(left))?;
         match stream.write(bytes) {
             Ok(0) => return Err(LineError::Closed),
-            Ok(count) => bytes = &bytes[count..],
+            Ok(count) => bytes = bytes.get(count..).ok_or(LineError::Closed)?,
             Err(error) if is_timeout(&error) => return Err(LineError::TimedOut { after: timeout }),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),

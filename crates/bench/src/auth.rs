@@ -46,20 +46,22 @@ impl Secret {
         Ok(Secret(secret.to_vec()))
     }
 
-    fn mac(&self, challenge: &str) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+    fn mac(&self, challenge: &str) -> Result<Hmac<Sha256>, Error> {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0);
+        let mut mac = mac.map_err(|error| Error::Usage(format!("the secret: {error}")))?;
         mac.update(PURPOSE);
         mac.update(challenge.as_bytes());
-        mac
+        Ok(mac)
     }
 
-    pub fn prove(&self, challenge: &str) -> String {
-        hex(&self.mac(challenge).finalize().into_bytes())
+    pub fn prove(&self, challenge: &str) -> Result<String, Error> {
+        Ok(hex(&self.mac(challenge)?.finalize().into_bytes()))
     }
 
     /// In constant time.
     pub fn accepts(&self, challenge: &str, proof: &str) -> bool {
-        unhex(proof).is_some_and(|proof| self.mac(challenge).verify_slice(&proof).is_ok())
+        let matches = |proof: Vec<u8>| self.mac(challenge).is_ok_and(|mac| mac.verify_slice(&proof).is_ok());
+        unhex(proof).is_some_and(matches)
     }
 }
 
@@ -89,8 +91,8 @@ fn hex(bytes: &[u8]) -> String {
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
-    let pair = |pair: &[u8]| Some(nibble(pair[0])? << 4 | nibble(pair[1])?);
-    (digits.len() == 64).then(|| digits.chunks_exact(2).map(pair).collect()).flatten()
+    let pair = |&[high, low]: &[u8; 2]| Some(nibble(high)? << 4 | nibble(low)?);
+    (digits.len() == 64).then(|| digits.as_chunks().0.iter().map(pair).collect()).flatten()
 }
 
 fn nibble(digit: u8) -> Option<u8> {
@@ -106,7 +108,7 @@ mod tests {
         let (ours, theirs) = (Secret(b"correct horse".to_vec()), Secret(b"battery staple".to_vec()));
         let (first, second) = (challenge().unwrap(), challenge().unwrap());
         assert_ne!(first, second);
-        let proof = ours.prove(&first);
+        let proof = ours.prove(&first).unwrap();
         assert!(ours.accepts(&first, &proof));
         assert!(!ours.accepts(&second, &proof) && !theirs.accepts(&first, &proof));
         for wrong in ["", "00", &proof[1..], &"g".repeat(64), &"é".repeat(32)] {

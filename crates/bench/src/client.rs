@@ -14,7 +14,7 @@ use crate::load;
 use crate::outcome::Outcome;
 use crate::progress::Progress;
 use crate::report::{Local, Report, TcpSummary};
-use crate::session_group::{Session, SessionGroup};
+use crate::session_group::{Session, SessionGroup, of_session};
 use crate::spec::{Limits, Spec, Test};
 use crate::transport::{self, BufferSizes, Buffers, Conn, DatagramConn, Sent};
 
@@ -194,7 +194,7 @@ fn greet(to: &Address, options: &Options, first: &Message) -> Result<Channel, Er
     };
     match (challenge, &options.secret) {
         (Some(challenge), Some(secret)) => {
-            channel.send_all(&[&Message::Proof { proof: secret.prove(&challenge) }, first])?;
+            channel.send_all(&[&Message::Proof { proof: secret.prove(&challenge)? }, first])?;
         }
         (Some(_), None) => {
             return Err(Error::Usage(format!(
@@ -243,10 +243,10 @@ fn assemble(
         }
         conns.push(Arc::new(conn));
     }
-    let sizes = conns[0].buffers().map_err(Error::io("reading the buffer sizes"))?;
+    let sizes = of_session(&conns, 0)?.buffers().map_err(Error::io("reading the buffer sizes"))?;
     let theirs = conns.clone();
     let group = SessionGroup::assemble(spec, conns.clone(), move |session, cue| {
-        let conn = &theirs[session];
+        let conn = of_session(&theirs, session)?;
         let (doing, done) = match cue.spec.test {
             Test::Stream => ("sending", load::send(conn, cue)),
             Test::Maerts => ("receiving", load::receive(conn, cue)),
@@ -284,7 +284,7 @@ fn assemble_datagrams(
         let set = conns.iter().try_for_each(|conn| conn.set_dont_fragment());
         set.map_err(Error::io("setting the don't-fragment bit"))?;
     }
-    let sizes = conns[0].buffers().map_err(Error::io("reading the buffer sizes"))?;
+    let sizes = of_session(&conns, 0)?.buffers().map_err(Error::io("reading the buffer sizes"))?;
     let hello = Header::hello(token).to_bytes();
     let arrived = Instant::now() + ARRIVAL;
     let until = last.map_or(arrived, |last| last.min(arrived));
@@ -300,7 +300,7 @@ fn assemble_datagrams(
         }
     }
     let group = SessionGroup::assemble(spec, Vec::new(), move |session, cue| {
-        let conn = &conns[session];
+        let conn = of_session(&conns, session)?;
         let (doing, done) = match cue.spec.test {
             Test::Maerts => ("receiving datagrams", load::receive_datagrams(conn, cue)),
             Test::Rr => ("asking by datagrams", load::ask_datagrams(conn, cue)),

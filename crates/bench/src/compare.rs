@@ -32,15 +32,21 @@ pub enum Value {
 }
 
 impl Value {
+    const ALL: [Value; 4] = [Value::Result, Value::RttP50, Value::RttP99, Value::Cpu];
     pub const NAMES: [&str; 4] = ["result", "rtt-p50", "rtt-p99", "cpu"];
 
     pub fn parse(text: &str) -> Option<Value> {
-        let all = [Value::Result, Value::RttP50, Value::RttP99, Value::Cpu];
-        Value::NAMES.iter().position(|name| *name == text).map(|at| all[at])
+        Value::ALL.into_iter().find(|value| value.name() == text)
     }
 
     fn name(self) -> &'static str {
-        Value::NAMES[self as usize]
+        let [result, rtt_p50, rtt_p99, cpu] = Value::NAMES;
+        match self {
+            Value::Result => result,
+            Value::RttP50 => rtt_p50,
+            Value::RttP99 => rtt_p99,
+            Value::Cpu => cpu,
+        }
     }
 
     fn higher_is_better(self) -> bool {
@@ -202,9 +208,9 @@ fn question(report: &Report) -> [(&'static str, String); 9] {
     ]
 }
 
-fn check(before: &[Report], after: &[Report]) -> Result<(), Error> {
-    let first = question(&before[0]);
-    for report in before.iter().chain(after) {
+fn check<'a>(first: &Report, others: impl Iterator<Item = &'a Report>) -> Result<(), Error> {
+    let first = question(first);
+    for report in others {
         for ((key, here), (_, there)) in first.iter().zip(question(report)) {
             if *here != there {
                 return Err(Error::Usage(format!(
@@ -226,8 +232,7 @@ pub fn compare(
     level: Level,
     tolerated: f64,
 ) -> Result<Comparison, Error> {
-    let mut sides = [Vec::new(), Vec::new()];
-    for (name, reports, side) in [("before", before, 0), ("after", after, 1)] {
+    let values = |name: &str, reports: &[Report]| {
         let values: Vec<f64> = reports.iter().flat_map(|report| value.of(report)).collect();
         if let Some(bad) = values.iter().find(|value| !(value.is_finite() && **value > 0.0)) {
             return Err(Error::Usage(format!("{name}: a run has the value {bad}, which cannot be compared")));
@@ -240,11 +245,12 @@ pub fn compare(
                 value.name()
             )));
         }
-        sides[side] = values;
-    }
-    check(before, after)?;
-    let [old, new] = &sides;
-    let (change, interval, effect_size) = welch(old, new, level);
+        Ok(values)
+    };
+    let (old, new) = (values("before", before)?, values("after", after)?);
+    let Some(first) = before.first() else { return Err(Error::Usage("before: there are no reports".into())) };
+    check(first, before.iter().chain(after))?;
+    let (change, interval, effect_size) = welch(&old, &new, level);
     let percent = |log: f64| 100.0 * log.exp_m1();
     let better = (change > 0.0) == value.higher_is_better();
     let verdict = match () {
@@ -255,14 +261,14 @@ pub fn compare(
     };
     Ok(Comparison {
         version: VERSION,
-        test: before[0].test.clone(),
-        transport: before[0].transport.clone(),
+        test: first.test.clone(),
+        transport: first.transport.clone(),
         value: value.name(),
-        unit: value.unit(&before[0]),
+        unit: value.unit(first),
         level_percent: level.percent(),
         tolerated_percent: tolerated,
-        before: Side::of(old),
-        after: Side::of(new),
+        before: Side::of(&old),
+        after: Side::of(&new),
         change_percent: percent(change),
         interval_percent: (percent(interval.0), percent(interval.1)),
         effect_size,
@@ -304,7 +310,7 @@ impl Side {
 impl Comparison {
     /// One line of JSON.
     pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("plain numbers and strings always serialize")
+        crate::report::one_line(self)
     }
 
     /// For people.

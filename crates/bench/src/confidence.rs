@@ -39,7 +39,8 @@ impl Level {
             Level::P95 => &T95,
             Level::P99 => &T99,
         };
-        table[freedom.clamp(1, table.len()) - 1]
+        let [.., last] = *table;
+        table.get(freedom.saturating_sub(1)).copied().unwrap_or(last)
     }
 }
 

@@ -242,7 +242,10 @@ impl Channel {
             self.conn.set_patience(left.max(Duration::from_millis(10))).map_err(Error::io(doing))?;
             match self.conn.read(buffer).map_err(|cause| self.failure(cause, patience, doing))? {
                 0 => return Err(Error::Gone { peer: self.peer.clone(), doing }),
-                count => buffer = &mut buffer[count..],
+                count => {
+                    let rest = std::mem::take(&mut buffer).get_mut(count..);
+                    buffer = rest.ok_or_else(|| self.wrong("it sent more than was read".into()))?;
+                }
             }
         }
         Ok(())

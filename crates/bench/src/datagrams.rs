@@ -162,7 +162,9 @@ impl Account {
             let gap = (number - highest).min(WINDOW);
             for step in 1..=gap {
                 let slot = (number - gap + step) % WINDOW;
-                self.seen[slot as usize / 64] &= !(1 << (slot % 64));
+                if let Some(word) = self.seen.get_mut(slot as usize / 64) {
+                    *word &= !(1 << (slot % 64));
+                }
             }
             self.highest = Some(number);
             return self.mark(number);
@@ -180,7 +182,8 @@ impl Account {
 
     fn mark(&mut self, number: u64) -> bool {
         let slot = number % WINDOW;
-        let (word, bit) = (&mut self.seen[slot as usize / 64], 1 << (slot % 64));
+        let Some(word) = self.seen.get_mut(slot as usize / 64) else { return false };
+        let bit = 1 << (slot % 64);
         let fresh = *word & bit == 0;
         *word |= bit;
         fresh

@@ -4,6 +4,10 @@
 //! `report::Report`. Both ends run the same loops (`load`) over the same sockets (`transport`) and
 //! agree on what to do over a control connection (`control`) of the same family as the data, so a
 //! vsock test needs no network card. Nothing here knows a device or the daemon.
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 pub mod address;
 mod auth;

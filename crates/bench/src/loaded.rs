@@ -70,7 +70,7 @@ pub fn measure(to: &Target, asks: &Spec, load: &Spec, options: &Options) -> Resu
 impl Loaded {
     /// One line of JSON.
     pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("plain numbers and strings always serialize")
+        crate::report::one_line(self)
     }
 
     /// For people.

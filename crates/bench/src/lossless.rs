@@ -188,7 +188,7 @@ impl Trial {
 impl Found {
     /// One line of JSON.
     pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("plain numbers and strings always serialize")
+        crate::report::one_line(self)
     }
 
     /// For people, behind the trials' lines.

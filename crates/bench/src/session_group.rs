@@ -128,6 +128,12 @@ impl Gate {
     }
 }
 
+/// A session's connection.
+pub fn of_session<T>(conns: &[Arc<T>], session: usize) -> Result<&T, Error> {
+    let none = || Error::data(session, "finding the connection")(std::io::ErrorKind::NotFound.into());
+    conns.get(session).map(|conn| &**conn).ok_or_else(none)
+}
+
 pub struct SessionGroup {
     gate: Arc<Gate>,
     stop: Arc<AtomicBool>,
@@ -148,21 +154,21 @@ impl SessionGroup {
         work: impl Fn(usize, &Cue) -> Result<Session, Error> + Send + Sync + 'static,
     ) -> Result<SessionGroup, Error> {
         let work = Arc::new(work);
-        let live = (0..spec.sessions).map(|_| Arc::default()).collect();
+        let live: Vec<Arc<Live>> = (0..spec.sessions).map(|_| Arc::default()).collect();
         let mut group = SessionGroup {
             gate: Arc::default(),
             stop: Arc::default(),
             conns,
-            live,
+            live: live.clone(),
             threads: Vec::new(),
             spec: spec.clone(),
             phase: Arc::default(),
             clock: Mutex::default(),
         };
-        for session in 0..spec.sessions as usize {
+        for (session, live) in live.into_iter().enumerate() {
             let (work, gate, stop, spec) =
                 (work.clone(), group.gate.clone(), group.stop.clone(), spec.clone());
-            let (live, phase) = (group.live[session].clone(), group.phase.clone());
+            let phase = group.phase.clone();
             let conn = group.conns.get(session).cloned();
             let body = move || {
                 if let Some(conn) = conn {

@@ -49,8 +49,7 @@ pub enum Answer {
 
 impl<T: Serialize> From<Result<T, Failure>> for Answer {
     fn from(outcome: Result<T, Failure>) -> Answer {
-        let body = |body| serde_json::to_string(&body).expect("strings, numbers and lists always serialise");
-        Answer::Body(outcome.map(body))
+        Answer::Body(outcome.and_then(|body| vmlane_api::to_json(&body)))
     }
 }
 

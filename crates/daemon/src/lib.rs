@@ -24,7 +24,10 @@
 //! | `keeper/` | holds descriptors while no daemon runs |
 //! | `takeover.rs` | whether this program knows the state that another daemon keeps |
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
-
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
 
 mod access;

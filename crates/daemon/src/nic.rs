@@ -53,17 +53,17 @@ impl ServedNic {
         host: &Host<'_>,
         config: &Config,
         vm: &VmConfig,
-        number: usize,
+        (number, nic): (usize, &NicConfig),
         found: &mut Found,
     ) -> Result<ServedNic, VmError> {
         let path = host.paths.nic(&vm.name, number);
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
         let switch = host.switch;
-        let port = switch.add_port(port_spec(config, vm, number));
+        let port = switch.add_port(port_spec(config, vm, (number, nic)));
         let port =
             port.map_err(|full| VmError::Nic { name: vm.name.clone(), number, cause: full.to_string() })?;
         let down = found.take(&format!("{}.nic{number}/{LINK_DOWN}", vm.name)).is_some();
-        let served = ServedNic::serve(host, &path, vm, number, port, (config, found));
+        let served = ServedNic::serve(host, &path, vm, (number, nic), port, (config, found));
         if let (Ok(nic), true) = (&served, down) {
             nic.apply_link(switch, false);
         }
@@ -77,12 +77,12 @@ impl ServedNic {
         host: &Host<'_>,
         path: &Path,
         vm: &VmConfig,
-        number: usize,
+        (number, config): (usize, &NicConfig),
         port: PortId,
         (all, found): (&Config, &mut Found),
     ) -> Result<ServedNic, VmError> {
         let name = || vm.name.clone();
-        let config = vm.nics[number].clone();
+        let config = config.clone();
         let session = Arc::new(SessionStats::default());
         session.memory.set_limit(all.memory_limit(vm));
         let mut frames: Arc<dyn Frames> = host.switch.clone();
@@ -241,9 +241,15 @@ impl ServedNic {
     }
 
     /// The configuration changed in ways that a guest does not see.
-    pub fn update(&mut self, switch: &Switch, config: &Config, vm: &VmConfig, number: usize) {
-        self.config = vm.nics[number].clone();
-        switch.update_port(self.port, port_spec(config, vm, number));
+    pub fn update(
+        &mut self,
+        switch: &Switch,
+        config: &Config,
+        vm: &VmConfig,
+        (number, nic): (usize, &NicConfig),
+    ) {
+        self.config = nic.clone();
+        switch.update_port(self.port, port_spec(config, vm, (number, nic)));
     }
 
     pub fn status(&self, ports: &[PortView]) -> NicStatus {
@@ -309,8 +315,7 @@ fn virtio_net(config: &NicConfig, virtio: VirtioNet) -> NetConfig {
 }
 
 /// The port of NIC `number` of `vm`.
-fn port_spec(config: &Config, vm: &VmConfig, number: usize) -> PortSpec {
-    let nic = &vm.nics[number];
+fn port_spec(config: &Config, vm: &VmConfig, (number, nic): (usize, &NicConfig)) -> PortSpec {
     let of_group = || config.port_group(&nic.port_group).map(|group| vlan_mode(&group.vlan));
     let direct = nic.ovn.is_some();
     PortSpec {

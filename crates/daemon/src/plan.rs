@@ -111,10 +111,10 @@ impl Plan {
                 let name = ovn::uplink_name(&vm.name, number);
                 let before = old.uplinks.iter().find(|uplink| uplink.name == name);
                 let uplinks = &mut self.effective.uplinks;
-                match (uplinks.iter().position(|uplink| uplink.name == name), before) {
-                    (Some(at), Some(before)) => uplinks[at].clone_from(before),
+                match (uplinks.iter_mut().find(|uplink| uplink.name == name), before) {
+                    (Some(uplink), Some(before)) => uplink.clone_from(before),
                     (None, Some(before)) => uplinks.push(before.clone()),
-                    (Some(at), None) => drop(uplinks.remove(at)),
+                    (Some(_), None) => uplinks.retain(|uplink| uplink.name != name),
                     (None, None) => {}
                 }
             }
@@ -225,7 +225,7 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
 fn conflict(config: &Config) -> Option<String> {
     let mut macs = HashMap::new();
     for (index, vm) in config.vms.iter().enumerate() {
-        if let Some(other) = config.vms[..index].iter().find(|other| vm.cid != 0 && other.cid == vm.cid) {
+        if let Some(other) = config.vms.iter().take(index).find(|other| vm.cid != 0 && other.cid == vm.cid) {
             return Some(format!("cid {} of vm {:?} still belongs to vm {:?}", vm.cid, vm.name, other.name));
         }
         for nic in &vm.nics {

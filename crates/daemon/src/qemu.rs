@@ -57,7 +57,7 @@ pub fn devices(
     if vm.vsock.is_vmci() {
         arguments.extend(["-global".into(), NO_SLEEP.into()]);
         // With posted writes a guest would continue before its command has been carried out.
-        arguments.extend(["-device".into(), json(&paths.vmci(&vm.name)?, true).to_string()]);
+        arguments.extend(["-device".into(), json(&paths.vmci(&vm.name)?, true, None).to_string()]);
     }
     if let Some(role) = vm.vsock.virtio() {
         if vm.movable {
@@ -82,10 +82,7 @@ pub fn devices(
             continue;
         }
         // A NIC's mapped doorbell page keeps QEMU from posting writes by itself.
-        let mut device = json(&paths.nic(&vm.name, number)?, nic.trapped);
-        if let Some(slot) = slot {
-            device["bus"] = slot_id(slot).into();
-        }
+        let device = json(&paths.nic(&vm.name, number)?, nic.trapped, slot);
         arguments.extend(["-device".into(), device.to_string()]);
     }
     Ok(arguments)
@@ -164,14 +161,15 @@ fn root_port(slot: u16) -> String {
 }
 
 /// A structured property such as `socket` can only be given as JSON.
-fn json(socket: &Path, no_posted_writes: bool) -> serde_json::Value {
+fn json(socket: &Path, no_posted_writes: bool, slot: Option<u16>) -> serde_json::Value {
     let mut device = serde_json::json!({
         "driver": "vfio-user-pci",
         "socket": { "type": "unix", "path": socket.to_string_lossy() },
         "x-msg-timeout": MESSAGE_TIMEOUT_MS,
     });
-    if no_posted_writes {
-        device["x-no-posted-writes"] = true.into();
+    if let Some(keys) = device.as_object_mut() {
+        keys.extend(no_posted_writes.then(|| ("x-no-posted-writes".into(), true.into())));
+        keys.extend(slot.map(|slot| ("bus".into(), slot_id(slot).into())));
     }
     device
 }

@@ -70,8 +70,8 @@ impl ServedVm {
     ) -> Result<Option<(u32, MemoryMap)>, VmError> {
         let (vsock, known) = ServedVsock::offer(host, config, vm, found)?;
         self.vsock = vsock;
-        for number in 0..vm.nics.len() {
-            self.nics.push(ServedNic::offer(host, config, vm, number, found)?);
+        for nic in vm.nics.iter().enumerate() {
+            self.nics.push(ServedNic::offer(host, config, vm, nic, found)?);
         }
         Ok(known)
     }
@@ -106,8 +106,8 @@ impl ServedVm {
     pub fn update(&mut self, host: &Host<'_>, config: &Config, vm: &VmConfig) {
         self.set_owner(host, vm);
         self.vsock.update(host, vm, spec(config, vm));
-        for (number, nic) in self.nics.iter_mut().enumerate() {
-            nic.update(host.switch, config, vm, number);
+        for (served, nic) in self.nics.iter_mut().zip(vm.nics.iter().enumerate()) {
+            served.update(host.switch, config, vm, nic);
         }
     }
 

@@ -295,7 +295,9 @@ impl Helper {
         match self.daemon.ask(reports) {
             Ok(entries) => {
                 for (at, report) in fresh {
-                    self.slots[at].told = Some(report);
+                    if let Some(slot) = self.slots.get_mut(at) {
+                        slot.told = Some(report);
+                    }
                 }
                 if self.away.take().is_some() {
                     tracing::info!("the daemon is there");
@@ -393,8 +395,10 @@ impl Helper {
             Line::Down { why, .. } => Err(why.clone()),
         };
         let view = view.map_err(|why| format!("database {}: {why}", self.settings.database.display()));
-        let reports = self.slots.iter().enumerate().map(|(at, slot)| (at, self.report(slot, &view)));
-        let fresh = reports.filter(|(at, report)| self.slots[*at].told.as_ref() != Some(report));
+        let fresh = self.slots.iter().enumerate().filter_map(|(at, slot)| {
+            let report = self.report(slot, &view);
+            (slot.told.as_ref() != Some(&report)).then_some((at, report))
+        });
         fresh.take(MOST_REPORTS).collect()
     }
 

@@ -12,6 +12,10 @@
 //! | `rows.rs` | the rows of interest |
 //! | `bridge.rs` | what is to be done about a port |
 //! | `helper.rs` | the loop: daemon, database, interfaces |
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 mod bridge;
 mod database;

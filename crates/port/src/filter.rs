@@ -19,19 +19,27 @@ impl VlanSet {
 
     /// Adds a VLAN; bits above the lower 12 do not count.
     pub fn insert(&mut self, vlan: u16) {
-        self.0[usize::from(vlan & 0xfff) / 64] |= 1 << (vlan % 64);
+        if let Some(word) = self.0.get_mut(word_of(vlan)) {
+            *word |= 1 << (vlan % 64);
+        }
     }
 
     /// Takes a VLAN out.
     pub fn remove(&mut self, vlan: u16) {
-        self.0[usize::from(vlan & 0xfff) / 64] &= !(1 << (vlan % 64));
+        if let Some(word) = self.0.get_mut(word_of(vlan)) {
+            *word &= !(1 << (vlan % 64));
+        }
     }
 
     /// Is the VLAN in the set?
     #[inline]
     pub fn contains(&self, vlan: u16) -> bool {
-        self.0[usize::from(vlan & 0xfff) / 64] & 1 << (vlan % 64) != 0
+        self.0.get(word_of(vlan)).is_some_and(|word| word & 1 << (vlan % 64) != 0)
     }
+}
+
+fn word_of(vlan: u16) -> usize {
+    usize::from(vlan & 0xfff) / 64
 }
 
 impl std::fmt::Debug for VlanSet {

@@ -223,7 +223,7 @@ impl RxFrame<'_> {
             Some(sum) => Sum::from_be(sum),
             None => {
                 let mut sum = Sum::default();
-                sum.add(&self.head[usize::from(partial_checksum.start).min(self.head.len())..]);
+                sum.add(self.head.get(usize::from(partial_checksum.start)..).unwrap_or_default());
                 sum
             }
         };
@@ -239,9 +239,10 @@ impl RxFrame<'_> {
 #[cold]
 fn write_tagged(to: &Spans, head: &[u8], tag: Tci) {
     const ADDRESSES: usize = 12;
+    let Some((addresses, rest)) = head.split_first_chunk::<ADDRESSES>() else { return };
     let [high, low] = ether_type::VLAN.to_be_bytes();
     let [priority, vlan] = tag.0.to_be_bytes();
-    to.write(0, &head[..ADDRESSES]);
+    to.write(0, addresses);
     to.write(ADDRESSES, &[high, low, priority, vlan]);
-    to.write(ADDRESSES + TAG, &head[ADDRESSES..]);
+    to.write(ADDRESSES + TAG, rest);
 }

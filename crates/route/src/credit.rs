@@ -223,6 +223,15 @@ mod tests {
     }
 
     #[test]
+    fn a_window_grows_once_half_of_the_ring_is_used_in_a_round_trip() {
+        for (brings, grows) in [(RING as usize / 2, true), (RING as usize / 2 - 1, false)] {
+            let mut window = Window::new(budgets(64 << 20, 64 << 20));
+            rounds(&mut window, &mut Instant::now(), brings, 0, 1);
+            assert_eq!(window.size() > 0, grows, "{brings} bytes");
+        }
+    }
+
+    #[test]
     fn windows_of_a_peer_and_of_all_have_a_bound() {
         let all = Arc::new(Budget::new(2 * MOST_WINDOW));
         let peer = Arc::new(Budget::new(MOST_WINDOW));

@@ -10,6 +10,10 @@
 //! ```
 //! The types are like those of `std::net`. With `set_nonblocking(true)` a [`Stream`]'s descriptor polls
 //! readable and writable as the stream is: for `poll`, `epoll`, tokio's `AsyncFd`.
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 mod datagram;
 mod listener;

@@ -124,8 +124,10 @@ impl Outgoing {
             return Ok(Moved::default());
         }
         let first = len.min((self.size - self.at) as usize);
-        self.data.write(self.at as usize, &data[..first]);
-        self.data.write(0, &data[first..len]);
+        let parts = data.get(..len).and_then(|data| data.split_at_checked(first));
+        let (to_the_end, rest) = parts.ok_or_else(broken)?;
+        self.data.write(self.at as usize, to_the_end);
+        self.data.write(0, rest);
         let before = self.at;
         self.at = (self.at + len as u64) % self.size;
         self.tail.store_fenced(self.at);
@@ -178,8 +180,10 @@ impl Incoming {
     pub fn peek(&self, out: &mut [u8]) -> io::Result<usize> {
         let len = out.len().min(self.ready()?);
         let first = len.min((self.size - self.at) as usize);
-        self.data.read(self.at as usize, &mut out[..first]);
-        self.data.read(0, &mut out[first..len]);
+        let parts = out.get_mut(..len).and_then(|out| out.split_at_mut_checked(first));
+        let (to_the_end, rest) = parts.ok_or_else(broken)?;
+        self.data.read(self.at as usize, to_the_end);
+        self.data.read(0, rest);
         Ok(len)
     }
 

@@ -67,8 +67,8 @@ pub struct Stream {
     polled: AtomicBool,
     nonblocking: AtomicBool,
     /// Which halves wait for a signal.
-    waits: [AtomicBool; 2],
-    timeouts: Mutex<[Option<Duration>; 2]>,
+    waits: Halves<AtomicBool>,
+    timeouts: Mutex<Halves<Option<Duration>>>,
     spin: Mutex<Spin>,
 }
 
@@ -85,8 +85,41 @@ impl Spin {
     }
 }
 
-const READING: usize = 0;
-const WRITING: usize = 1;
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    Reading,
+    Writing,
+}
+
+/// One for each half.
+#[derive(Default)]
+struct Halves<T> {
+    reading: T,
+    writing: T,
+}
+
+impl<T> Halves<T> {
+    fn of(&self, half: Half) -> &T {
+        match half {
+            Half::Reading => &self.reading,
+            Half::Writing => &self.writing,
+        }
+    }
+
+    fn other_than(&self, half: Half) -> &T {
+        match half {
+            Half::Reading => &self.writing,
+            Half::Writing => &self.reading,
+        }
+    }
+
+    fn set(&mut self, half: Half, value: T) {
+        match half {
+            Half::Reading => self.reading = value,
+            Half::Writing => self.writing = value,
+        }
+    }
+}
 
 impl Stream {
     /// Connects to `port` of the VM with CID `cid`, through the daemon of [`Host::default`]. Errors are those
@@ -155,18 +188,18 @@ impl Stream {
     }
 
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.set_timeout(READING, timeout)
+        self.set_timeout(Half::Reading, timeout)
     }
 
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.set_timeout(WRITING, timeout)
+        self.set_timeout(Half::Writing, timeout)
     }
 
-    fn set_timeout(&self, half: usize, timeout: Option<Duration>) -> io::Result<()> {
+    fn set_timeout(&self, half: Half, timeout: Option<Duration>) -> io::Result<()> {
         if timeout == Some(Duration::ZERO) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.timeouts.lock()[half] = timeout;
+        self.timeouts.lock().set(half, timeout);
         Ok(())
     }
 
@@ -204,7 +237,7 @@ impl Stream {
         if incoming.arm()? || self.is_down(SAID_RECEIVE) {
             return Ok(true);
         }
-        match self.drain(READING) {
+        match self.drain(Half::Reading) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(true),
             done => done.and_then(|()| incoming.arm()),
         }
@@ -245,7 +278,7 @@ impl Stream {
     }
 
     /// Takes the signals that have come. What was meant for the other half is asked for again.
-    fn drain(&self, half: usize) -> io::Result<()> {
+    fn drain(&self, half: Half) -> io::Result<()> {
         let mut bytes = [0; 64];
         let mut any = false;
         loop {
@@ -268,8 +301,11 @@ impl Stream {
     }
 
     /// One half has taken signals (`any`) that may have been meant for the other.
-    fn pass_on(&self, half: usize, any: bool) {
-        if any && (self.waits[1 - half].load(Ordering::SeqCst) || (half == WRITING && self.is_polled())) {
+    fn pass_on(&self, half: Half, any: bool) {
+        if any
+            && (self.waits.other_than(half).load(Ordering::SeqCst)
+                || (half == Half::Writing && self.is_polled()))
+        {
             self.signal();
         }
     }
@@ -281,7 +317,7 @@ impl Stream {
     /// Waits for `done` by looking, then by sleeping. `arm` announces the sleep and looks once more.
     fn wait(
         &self,
-        half: usize,
+        half: Half,
         mut done: impl FnMut() -> io::Result<bool>,
         mut arm: impl FnMut() -> io::Result<bool>,
     ) -> io::Result<()> {
@@ -290,7 +326,7 @@ impl Stream {
             if arm()? {
                 return Ok(());
             }
-            if half == WRITING {
+            if half == Half::Writing {
                 self.fill();
                 if arm()? {
                     return Ok(());
@@ -318,20 +354,20 @@ impl Stream {
                 self.spin.lock().polite_until = Some(now + POLITE);
             }
         }
-        self.waits[half].store(true, Ordering::SeqCst);
-        let deadline = self.timeouts.lock()[half].map(|timeout| start + timeout);
+        self.waits.of(half).store(true, Ordering::SeqCst);
+        let deadline = self.timeouts.lock().of(half).map(|timeout| start + timeout);
         let outcome = self.sleep(half, deadline, &mut arm);
-        self.waits[half].store(false, Ordering::SeqCst);
+        self.waits.of(half).store(false, Ordering::SeqCst);
         outcome
     }
 
     fn sleep(
         &self,
-        half: usize,
+        half: Half,
         deadline: Option<Instant>,
         arm: &mut dyn FnMut() -> io::Result<bool>,
     ) -> io::Result<()> {
-        let down = || self.is_down(if half == READING { SAID_RECEIVE } else { SAID_SEND });
+        let down = || self.is_down(if half == Half::Reading { SAID_RECEIVE } else { SAID_SEND });
         loop {
             if down() || arm()? {
                 return Ok(());
@@ -349,9 +385,9 @@ impl Stream {
     }
 
     /// Sleeps until a signal comes, and takes it.
-    fn doze(&self, half: usize, left: Option<Duration>) -> io::Result<()> {
+    fn doze(&self, half: Half, left: Option<Duration>) -> io::Result<()> {
         // One call in place of three, where nothing else waits at this descriptor.
-        if left.is_none() && !self.waits[1 - half].load(Ordering::SeqCst) {
+        if left.is_none() && !self.waits.other_than(half).load(Ordering::SeqCst) {
             match rustix::net::recv(&self.signals, &mut [0; 64], RecvFlags::empty()) {
                 // The daemon is gone.
                 Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -398,7 +434,7 @@ impl Stream {
                 }
                 return Ok(moved.len);
             }
-            self.wait(READING, || Ok(incoming.ready()? > 0 || incoming.is_over()), || incoming.arm())?;
+            self.wait(Half::Reading, || Ok(incoming.ready()? > 0 || incoming.is_over()), || incoming.arm())?;
         }
     }
 
@@ -416,7 +452,7 @@ impl Stream {
                 return Ok(moved.len);
             }
             let free = |out: &Outgoing| Ok(out.room()? > 0 || out.is_refused());
-            self.wait(WRITING, || free(&out), || Ok(out.arm()? || out.is_refused()))?;
+            self.wait(Half::Writing, || free(&out), || Ok(out.arm()? || out.is_refused()))?;
         }
     }
 }

@@ -108,9 +108,10 @@ impl Journal {
     /// One that a previous daemon left, and its records. Nothing in it is believed. Its halves may be smaller than `half`:
     /// an older daemon's were.
     pub fn open(file: OwnedFd, kind: u32, half: usize) -> Result<(Journal, Records), Unusable> {
-        match Journal::open_in_part(file, kind, half)? {
-            (journal, records, damaged) if damaged.is_empty() => Ok((journal, records)),
-            (.., damaged) => Err(Unusable::Record { kind: damaged[0].0 }),
+        let (journal, records, damaged) = Journal::open_in_part(file, kind, half)?;
+        match damaged.first() {
+            None => Ok((journal, records)),
+            Some(&(kind, ..)) => Err(Unusable::Record { kind }),
         }
     }
 
@@ -168,8 +169,11 @@ impl Journal {
         window.read(HEAD + if second { half } else { 0 }, &mut bytes);
         let mut inner = Inner { second, len, ..Inner::default() };
         let damaged = inner.index(&bytes, sums)?;
-        let record = |(key, &(at, _)): (&Key, &(usize, usize))| (*key, payload(&bytes[at..]).to_vec());
-        let mut records: Records = inner.live.iter().map(record).collect();
+        let record = |(key, &(at, _)): (&Key, &(usize, usize))| {
+            let payload = bytes.get(at..).and_then(payload).ok_or(Unusable::Damaged { at })?;
+            Ok((*key, payload.to_vec()))
+        };
+        let mut records = inner.live.iter().map(record).collect::<Result<Records, Unusable>>()?;
         records.sort_by_key(|(key, _)| *key);
         Ok((Journal { window, file, half, sums, inner: Mutex::new(inner) }, records, damaged))
     }
@@ -322,7 +326,7 @@ impl Inner {
     /// Takes note of entries that lie at `base`; they are known to be sound.
     fn note(&mut self, bytes: &[u8], base: usize) {
         let mut at = 0;
-        while let Some((key, removed, len)) = entry(&bytes[at..]) {
+        while let Some((key, removed, len)) = bytes.get(at..).and_then(entry) {
             let place = (base + at, len);
             let old = if removed { self.live.remove(&key) } else { self.live.insert(key, place) };
             self.live_bytes -= old.map_or(0, |(_, len)| len);
@@ -343,7 +347,7 @@ impl Inner {
             let entry = bytes.get(at..end).ok_or(Unusable::Damaged { at })?;
             let tail = Head::at(bytes, end - ENTRY, sums);
             let agrees = |tail: Head| Head { flags: tail.flags & !TAIL, ..tail } == found;
-            if head.is_some() && tail.is_some_and(agrees) && found.sum == body_sum(sums, entry) {
+            if head.is_some() && tail.is_some_and(agrees) && body_sum(sums, entry) == Some(found.sum) {
                 self.note(entry, at);
                 damaged.remove(&found.key);
             } else {

@@ -1,6 +1,10 @@
 //! What outlives the daemon: state as records in shared files, and the store that holds those files.
 //!
 //! `docs/survival.md` is the contract that devices and ports follow.
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 mod bytes;
 mod journal;

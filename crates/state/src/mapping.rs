@@ -60,8 +60,10 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 
+    /// The word at `at`; 0 outside the mapping.
     pub fn word(&self, at: usize) -> u64 {
-        u64::from_le_bytes(self.bytes()[at..at + 8].try_into().expect("eight bytes"))
+        let bytes = self.bytes().get(at..).and_then(|bytes| bytes.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
     /// Stores a word in one piece, after everything stored before it. `at` is a multiple of 8.

@@ -39,8 +39,8 @@ pub fn secret() -> io::Result<Secret> {
 fn random() -> io::Result<Secret> {
     let mut bytes = [0; 16];
     let mut filled = 0;
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

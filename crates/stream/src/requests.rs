@@ -156,6 +156,14 @@ mod tests {
     }
 
     #[test]
+    fn a_command_has_the_signals_that_were_asked_for_and_no_other() {
+        let sends_no_more = Signals::shutdown(Side::A, Shutdown::Send);
+        let both = Signals(Signals::KICK.0 | sends_no_more.0);
+        assert!(both.contains(sends_no_more) && both.contains(Signals::KICK));
+        assert!(!both.contains(Signals::reset(Side::A)) && !sends_no_more.contains(Signals::KICK));
+    }
+
+    #[test]
     fn all_signals_differ() {
         let mut all = vec![Signals::KICK];
         for side in Side::BOTH {

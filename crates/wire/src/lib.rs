@@ -1,4 +1,8 @@
 //! Bytes as named types: no I/O, no unsafe, no trust in lengths that came from outside.
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 pub mod ethernet;
 pub mod host;

@@ -3,7 +3,7 @@
 //! Source: Linux `net/vmw_vsock/vmci_transport.h`, `vmci_transport.c`; `docs/devices/vmci.md`.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 use crate::vmci::{Handle, RawHandle};
 
@@ -105,8 +105,7 @@ impl ControlPacket {
 
     /// OFFER, ATTACH.
     pub fn with_handle(mut self, handle: Handle) -> ControlPacket {
-        let raw = RawHandle::from(handle);
-        self.union0 = U64::read_from_bytes(raw.as_bytes()).expect("a handle is eight bytes");
+        self.union0 = transmute!(RawHandle::from(handle));
         self
     }
 
@@ -158,7 +157,8 @@ impl ControlPacket {
 
     /// Of OFFER and ATTACH.
     pub fn handle(&self) -> Handle {
-        RawHandle::read_from_bytes(self.union0.as_bytes()).expect("eight bytes are a handle").into()
+        let raw: RawHandle = transmute!(self.union0);
+        raw.into()
     }
 }
 

@@ -21,7 +21,7 @@ pub fn connect_and_ask(session: usize, to: &Address, buffers: Buffers, cue: &Cue
     let request = pattern(cue.spec.request_bytes);
     let mut response = vec![0; cue.spec.response_bytes as usize];
     let bytes = request.len() + response.len();
-    let mut times = round_trips();
+    let mut times = round_trips().map_err(failed("counting"))?;
     let mut meter = cue.meter();
     let ends = cue.ends();
     let mut began = Instant::now();

@@ -31,7 +31,7 @@ pub fn send_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     let put = |number: u64, phase: Phase, message: &mut [u8]| {
         let sent_ns = cue.start.elapsed().as_nanos() as u64;
         let header = Header { number, sent_ns, token: conn.token, phase };
-        message[..HEADER].copy_from_slice(&header.to_bytes());
+        *message.first_chunk_mut().ok_or(io::ErrorKind::InvalidInput)? = header.to_bytes();
         conn.send(message)
     };
     loop {
@@ -55,8 +55,9 @@ pub fn send_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
         meter.count(now, message.len(), 0);
     }
     let tally = meter.close(Instant::now());
+    message.truncate(HEADER);
     for _ in 0..ENDS {
-        let _ = put(number, Phase::End, &mut message[..HEADER]); // who misses it waits a moment longer
+        let _ = put(number, Phase::End, &mut message); // who misses it waits a moment longer
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(Session { tally, datagrams: Some(datagrams), ..Session::default() })
@@ -72,7 +73,7 @@ pub fn receive_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> 
         let got = conn.receive(&mut buffer)?;
         let now = Instant::now();
         if let Some(count) = got {
-            match Header::parse(&buffer[..count], conn.token) {
+            match buffer.get(..count).and_then(|datagram| Header::parse(datagram, conn.token)) {
                 Some(header) if header.phase == Phase::Counted => {
                     account.receive(&header, count, now);
                 }
@@ -112,21 +113,19 @@ pub fn both_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
 }
 
 /// As much of a request's number as fits in front of it.
-fn number_in(message: &mut [u8], number: u64) {
-    let count = message.len().min(8);
-    message[..count].copy_from_slice(&number.to_le_bytes()[..count]);
+fn number_in(message: &mut [u8], number: &[u8]) {
+    message.iter_mut().zip(number.iter().take(8)).for_each(|(to, from)| *to = *from);
 }
 
 fn answers(response: &[u8], request: &[u8]) -> bool {
-    let count = response.len().min(request.len()).min(8);
-    response[..count] == request[..count]
+    response.iter().zip(request).take(8).all(|(theirs, ours)| theirs == ours)
 }
 
 pub fn ask_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     let mut request = pattern(cue.spec.request_bytes);
     let mut response = DatagramConn::room(cue.spec.response_bytes);
     let bytes = (cue.spec.request_bytes + cue.spec.response_bytes) as usize;
-    let mut times = round_trips();
+    let mut times = round_trips()?;
     let mut meter = cue.meter();
     let (opens, finishes) = (cue.opens(), cue.finishes());
     let mut datagrams = Datagrams::default();
@@ -136,7 +135,7 @@ pub fn ask_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     while now < finishes && !cue.is_stopped() {
         let asked = now;
         number += 1;
-        number_in(&mut request, number);
+        number_in(&mut request, &number.to_le_bytes());
         while conn.send(&request)? == Sent::Refused {
             conn.wait_for_room();
         }
@@ -144,7 +143,7 @@ pub fn ask_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
         datagrams.sent += u64::from(counted);
         let answered = loop {
             match conn.receive(&mut response)? {
-                Some(count) if answers(&response[..count], &request) => break true,
+                Some(count) if response.get(..count).is_some_and(|got| answers(got, &request)) => break true,
                 // A late answer to an earlier request; it does not extend the wait.
                 Some(_) if asked.elapsed() < PATIENCE => {}
                 _ => break false,
@@ -170,16 +169,13 @@ pub fn answer_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     loop {
         let got = conn.receive(&mut request)?;
         let now = Instant::now();
-        match got {
-            // A late hello is no question.
-            Some(count) if Header::parse(&request[..count], conn.token).is_none() => {
-                let same = count.min(8).min(response.len());
-                response[..same].copy_from_slice(&request[..same]);
-                if conn.send(&response)? == Sent::Yes {
-                    meter.count(now, count + response.len(), 1);
-                }
+        let got = got.and_then(|count| request.get(..count));
+        // A late hello is no question.
+        if let Some(question) = got.filter(|got| Header::parse(got, conn.token).is_none()) {
+            number_in(&mut response, question);
+            if conn.send(&response)? == Sent::Yes {
+                meter.count(now, question.len() + response.len(), 1);
             }
-            _ => {}
         }
         if cue.is_stopped() {
             return Ok(Session { tally: meter.close(now), ..Session::default() });

@@ -16,7 +16,7 @@ pub fn ask(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let request = pattern(cue.spec.request_bytes);
     let mut response = vec![0; cue.spec.response_bytes as usize];
     let bytes = request.len() + response.len();
-    let mut times = round_trips();
+    let mut times = round_trips()?;
     let mut meter = cue.meter();
     let finishes = cue.finishes();
     let depth = cue.spec.in_flight as usize;

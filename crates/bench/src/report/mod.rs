@@ -7,6 +7,8 @@ mod csv;
 mod tcp;
 mod text;
 
+use std::io;
+
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -236,7 +238,7 @@ impl Report {
             Test::Maerts => (remote.send_buffer, Some(local.sizes.recv)),
             Test::Bidir | Test::Rr | Test::Crr => (Some(local.sizes.send), Some(local.sizes.recv)),
         };
-        let round_trips = merged(local.sessions.iter().filter_map(|session| session.round_trips.as_ref()));
+        let round_trips = merged(local.sessions.iter().filter_map(|session| session.round_trips.as_ref()))?;
         let ours = local.sessions.iter().filter_map(|session| session.datagrams);
         let theirs = remote.datagrams.iter().copied().filter(|_| !asks);
         let datagrams = Loss::of(ours.chain(theirs));
@@ -352,7 +354,7 @@ impl Report {
 
     /// One line of JSON.
     pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("plain numbers and strings always serialize")
+        one_line(self)
     }
 
     /// The table for people.
@@ -372,6 +374,11 @@ impl PerSession {
     }
 }
 
+/// A result as JSON; an empty object for what has none, and there is no such result.
+pub(crate) fn one_line(result: &impl Serialize) -> String {
+    serde_json::to_string(result).unwrap_or_else(|_| "{}".into())
+}
+
 /// A session of a two-way test.
 fn both_ways(here: &Tally, there: &Tally) -> Tally {
     Tally {
@@ -383,15 +390,16 @@ fn both_ways(here: &Tally, there: &Tally) -> Tally {
 }
 
 /// None: no round trip at all.
-fn merged<'a>(histograms: impl Iterator<Item = &'a Histogram<u64>>) -> Option<Histogram<u64>> {
+fn merged<'a>(histograms: impl Iterator<Item = &'a Histogram<u64>>) -> Result<Option<Histogram<u64>>, Error> {
+    let failed = Error::io("adding up the round trips");
     let mut all: Option<Histogram<u64>> = None;
     for histogram in histograms {
         match &mut all {
             None => all = Some(histogram.clone()),
-            Some(all) => all.add(histogram).expect("all sessions use the same bounds"),
+            Some(all) => all.add(histogram).map_err(|error| failed(io::Error::other(error)))?,
         }
     }
-    all.filter(|all| !all.is_empty())
+    Ok(all.filter(|all| !all.is_empty()))
 }
 
 impl RoundTrips {

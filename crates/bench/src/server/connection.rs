@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::load;
 use crate::outcome::Outcome;
 use crate::report::TcpSummary;
-use crate::session_group::{Cue, Session, SessionGroup};
+use crate::session_group::{Cue, Session, SessionGroup, of_session};
 use crate::spec::{Spec, Test};
 use crate::transport::{BufferSizes, Buffers, Conn, DatagramConn, Listener, PeerHost};
 
@@ -128,7 +128,7 @@ fn measure(channel: &Channel, server_address: &Address, spec: &Arc<Spec>) -> Res
     } else {
         let conns = gather(channel, &listener, spec, from)?;
         drop(listener); // no further connection is expected
-        *seen.lock().unwrap_or_else(PoisonError::into_inner) = conns[0].buffers().ok();
+        *seen.lock().unwrap_or_else(PoisonError::into_inner) = of_session(&conns, 0)?.buffers().ok();
         all.clone_from(&conns);
         stream_group(spec, conns)?
     };
@@ -259,7 +259,7 @@ fn prepare(conn: &Conn, spec: &Spec) -> Result<(), Error> {
 fn stream_group(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<SessionGroup, Error> {
     let theirs = conns.clone();
     SessionGroup::assemble(spec, conns, move |session, cue| {
-        let conn = &theirs[session];
+        let conn = of_session(&theirs, session)?;
         let (doing, done) = match cue.spec.test {
             Test::Stream => ("receiving", load::receive(conn, cue)),
             Test::Maerts => ("sending", load::send(conn, cue)),
@@ -297,7 +297,7 @@ fn datagram_group(
         let set = conns.iter().try_for_each(|conn| conn.set_dont_fragment());
         set.map_err(Error::io("setting the don't-fragment bit"))?;
     }
-    let sizes = conns[0].buffers().ok();
+    let sizes = of_session(&conns, 0)?.buffers().ok();
     channel.send(&Message::Ready { port: 0, ports, token })?;
     let until = Instant::now() + ARRIVAL;
     for (met, conn) in conns.iter().enumerate() {
@@ -311,7 +311,7 @@ fn datagram_group(
         }
     }
     let group = SessionGroup::assemble(spec, Vec::new(), move |session, cue| {
-        let conn = &conns[session];
+        let conn = of_session(&conns, session)?;
         let (doing, done) = match cue.spec.test {
             Test::Maerts => ("sending datagrams", load::send_datagrams(conn, cue)),
             Test::Bidir => ("sending and receiving datagrams", load::both_datagrams(conn, cue)),

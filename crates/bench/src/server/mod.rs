@@ -40,7 +40,7 @@ pub type Examiner = Arc<dyn Fn(&Question<'_>) -> Result<serde_json::Value, Strin
 
 pub struct Server {
     listeners: Vec<Listener>,
-    shared: Arc<Shared>,
+    shared: Shared,
 }
 
 struct Shared {
@@ -75,7 +75,7 @@ impl Server {
             secret: None,
             examiner: None,
         };
-        Ok(Server { listeners, shared: Arc::new(shared) })
+        Ok(Server { listeners, shared })
     }
 
     pub fn with_log(self, log: Log) -> Server {
@@ -98,8 +98,7 @@ impl Server {
     }
 
     fn with(mut self, change: impl FnOnce(&mut Shared)) -> Server {
-        // No client is served yet, so there is no other holder.
-        change(Arc::get_mut(&mut self.shared).expect("the server has not begun"));
+        change(&mut self.shared);
         self
     }
 
@@ -125,8 +124,10 @@ impl Server {
     }
 
     fn serve(self, stop: Option<OwnedFd>) -> Result<(), Error> {
+        let Server { listeners, shared } = self;
+        let shared = Arc::new(shared);
         let mut fds: Vec<PollFd<'_>> =
-            self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+            listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
         fds.extend(stop.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         loop {
             match poll(&mut fds, None) {
@@ -134,44 +135,46 @@ impl Server {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(Error::io("waiting for clients")(error.into())),
             }
-            if fds[self.listeners.len()..].iter().any(|fd| !fd.revents().is_empty()) {
+            if fds.iter().skip(listeners.len()).any(|fd| !fd.revents().is_empty()) {
                 return Ok(());
             }
-            for (listener, fd) in self.listeners.iter().zip(&fds) {
+            for (listener, fd) in listeners.iter().zip(&fds) {
                 if !fd.revents().is_empty() {
-                    self.admit(listener);
+                    shared.admit(listener);
                 }
             }
         }
     }
+}
 
-    fn admit(&self, listener: &Listener) {
+impl Shared {
+    fn admit(self: &Arc<Shared>, listener: &Listener) {
         let conn = match listener.accept() {
             Ok(conn) => conn,
             Err(error) if crate::transport::is_timeout(&error) => return,
             Err(error) => {
                 // Out of descriptors, most likely: let some connections end instead of spinning.
-                (self.shared.log)(&format!("accepting on {}: {error}", listener.address()));
+                (self.log)(&format!("accepting on {}: {error}", listener.address()));
                 std::thread::sleep(Duration::from_millis(50));
                 return;
             }
         };
         if let Err(error) = self.receive(conn, listener.address()) {
-            (self.shared.log)(&error.to_string());
+            (self.log)(&error.to_string());
         }
     }
 
-    fn receive(&self, conn: Conn, address: &Address) -> Result<(), Error> {
+    fn receive(self: &Arc<Shared>, conn: Conn, address: &Address) -> Result<(), Error> {
         let peer = match conn.peer_host() {
             Ok(host) => format!("client {host} on {address}"),
             Err(error) => return Err(Error::io("asking who the client is")(error)),
         };
         let channel = Channel::new(conn, peer);
-        let Some(share) = self.shared.quota.client() else {
+        let Some(share) = self.quota.client() else {
             let message = "busy: too many clients at once; try again later".to_owned();
             return channel.send(&Message::Error { message });
         };
-        let (shared, address) = (self.shared.clone(), address.clone());
+        let (shared, address) = (self.clone(), address.clone());
         let connection = move || {
             let _share = share;
             connection::serve(channel, &address, &shared);

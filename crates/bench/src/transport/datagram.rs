@@ -127,7 +127,7 @@ impl DatagramConn {
                 Err(error) if is_timeout(&error) => return Ok(false),
                 Err(error) => return Err(error),
             };
-            let hello = Header::parse(&buffer[..count], self.token);
+            let hello = buffer.get(..count).and_then(|datagram| Header::parse(datagram, self.token));
             let hello = hello.is_some_and(|header| header.phase == Phase::Hello);
             if hello && from.host() == Some(host) {
                 match (from, &self.end) {

@@ -127,7 +127,7 @@ impl Conn {
     pub fn write_all(&self, mut buffer: &[u8]) -> io::Result<()> {
         while !buffer.is_empty() {
             let sent = self.write(buffer)?;
-            buffer = &buffer[sent..];
+            buffer = buffer.get(sent..).ok_or(ErrorKind::InvalidData)?;
         }
         Ok(())
     }
@@ -135,8 +135,8 @@ impl Conn {
     /// Fills `buffer`; false when the peer had already finished cleanly, an error when it stopped half-way.
     pub fn read_full(&self, buffer: &mut [u8]) -> io::Result<bool> {
         let mut filled = 0;
-        while filled < buffer.len() {
-            match self.read(&mut buffer[filled..])? {
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.read(rest)? {
                 0 if filled == 0 => return Ok(false),
                 0 => return Err(ErrorKind::UnexpectedEof.into()),
                 count => filled += count,

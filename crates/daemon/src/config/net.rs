@@ -98,7 +98,7 @@ impl Checker<'_> {
             let same = |other: &Spanned<RawNic>| {
                 other.get_ref().slot.as_ref().is_some_and(|other| other.get_ref() == slot.get_ref())
             };
-            if let Some(other) = raw.nic[..number].iter().position(same) {
+            if let Some(other) = raw.nic.iter().take(number).position(same) {
                 let slot_number = slot.get_ref();
                 let text = format!(
                     "{vm}: nic {number}: slot = {slot_number}: nic {other} is in it; each has its own"

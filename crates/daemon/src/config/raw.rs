@@ -200,8 +200,10 @@ tables! {
 /// What a file may have, as JSON Schema.
 pub fn schema() -> serde_json::Value {
     let mut schema = RawConfig::shape().schema();
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
-    schema["title"] = "Configuration of vmlane".into();
+    if let Some(keys) = schema.as_object_mut() {
+        keys.insert("$schema".into(), "https://json-schema.org/draft/2020-12/schema".into());
+        keys.insert("title".into(), "Configuration of vmlane".into());
+    }
     schema
 }
 

@@ -144,24 +144,28 @@ impl Sources {
 
     /// The file of a place, by its number, and the line, counted from 1.
     pub(super) fn line(&self, place: usize) -> Option<(usize, usize)> {
+        self.find(place).map(|(number, _, line)| (number, line))
+    }
+
+    fn find(&self, place: usize) -> Option<(usize, &Source, usize)> {
         let (number, (start, source)) =
             self.placed().enumerate().take_while(|(_, (start, _))| *start <= place).last()?;
-        Some((number, line_of(&source.text, place - start)))
+        Some((number, source, line_of(&source.text, place - start)))
     }
 
     /// The same, as an operator reads it; `near` is the place of what it is said about: a line of the same file needs no name.
     pub(super) fn shown(&self, place: usize, near: usize) -> String {
-        match (self.line(place), self.line(near)) {
-            (Some((file, line)), Some((same, _))) if file == same => format!("line {line}"),
-            (Some((file, line)), _) => format!("{}:{line}", self.0[file].path.display()),
+        match (self.find(place), self.line(near)) {
+            (Some((file, _, line)), Some((same, _))) if file == same => format!("line {line}"),
+            (Some((_, source, line)), _) => format!("{}:{line}", source.path.display()),
             (None, _) => "another one".into(),
         }
     }
 
     /// The text of the line of a place, without spaces around it.
     pub(super) fn text_of(&self, place: usize) -> &str {
-        let Some((file, line)) = self.line(place) else { return "" };
-        self.0[file].text.lines().nth(line - 1).unwrap_or_default().trim()
+        let Some((_, source, line)) = self.find(place) else { return "" };
+        source.text.lines().nth(line - 1).unwrap_or_default().trim()
     }
 
     /// What stands between two places of one file.

@@ -75,18 +75,10 @@ impl Line {
     }
 
     fn push_number(&mut self, number: u32) {
-        let mut digits = [0u8; 10];
-        let mut rest = number;
-        let mut at = digits.len();
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
+        if number >= 10 {
+            self.push_number(number / 10);
         }
-        self.push(&digits[at..]);
+        self.push(&[b'0' + (number % 10) as u8]);
     }
 }
 

@@ -73,7 +73,9 @@ pub fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
             Err(error) => return Err(error.into()),
         }
     };
-    let Some((&what, name)) = bytes[..len].split_first() else { return Ok(None) };
+    let Some((&what, name)) = bytes.get(..len).and_then(|packet| packet.split_first()) else {
+        return Ok(None);
+    };
     let mut fd = None;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {

@@ -108,10 +108,12 @@ impl Attach<'_> {
         let other = |nic: &NicConfig| !matches!(nic.model, NicModel::VirtioNet(_));
         let mut words = qemu::devices(self.paths, self.vm, qemu::Qemu::default(), other)?;
         // libvirt writes its devices as JSON, and QEMU makes such devices last: others would have taken their slots.
-        for at in 1..words.len() {
-            if words[at - 1] == "-device" && !words[at].starts_with('{') {
-                words[at] = as_json(&words[at]);
+        let mut of_device = false;
+        for word in &mut words {
+            if of_device && !word.starts_with('{') {
+                *word = as_json(word);
             }
+            of_device = word == "-device";
         }
         Ok(words)
     }

@@ -17,6 +17,7 @@ pub enum Fault {
 impl Fault {
     /// Happens, here and now.
     #[cold]
+    #[expect(clippy::panic, reason = "the panic is what was asked for")]
     pub fn happen(self) {
         match self {
             Fault::Panic => panic!("injected on request"),

@@ -40,7 +40,7 @@ impl Head {
     /// A sound head or tail at `at`.
     pub fn at(bytes: &[u8], at: usize, sums: Sums) -> Option<Head> {
         let bytes = bytes.get(at..at.checked_add(ENTRY)?)?;
-        (u64_at(bytes, HEAD_SUM)? == sums.of_head(&bytes[..HEAD_SUM])).then(|| Head::of(bytes))?
+        (u64_at(bytes, HEAD_SUM)? == sums.of_head(bytes.get(..HEAD_SUM)?)).then(|| Head::of(bytes))?
     }
 
     /// Bytes of the whole entry.
@@ -64,9 +64,8 @@ pub fn entry(bytes: &[u8]) -> Option<(Key, bool, usize)> {
 }
 
 /// The record in the sound entry that `bytes` begin with.
-pub fn payload(bytes: &[u8]) -> &[u8] {
-    let len = Head::of(bytes).map_or(0, |head| head.payload);
-    bytes.get(ENTRY..ENTRY + len).unwrap_or_default()
+pub fn payload(bytes: &[u8]) -> Option<&[u8]> {
+    bytes.get(ENTRY..)?.get(..Head::of(bytes)?.payload)
 }
 
 /// Adds an entry to `out`.
@@ -81,23 +80,31 @@ pub fn append(out: &mut Vec<u8>, sums: Sums, (kind, a, b): Key, flags: u32, reco
     out.extend_from_slice(&head);
     out.extend_from_slice(record);
     let padding = record.len().next_multiple_of(8) - record.len();
-    out.extend_from_slice(&[0; 8][..padding]);
-    let body = out.len();
+    out.resize(out.len() + padding, 0);
     out.extend_from_slice(&head);
-    let sum = body_sum(sums, &out[start..]);
+    let Some((first, payload, last)) = out.get_mut(start..).and_then(parts_mut) else { return };
+    let sum = sums.of_entry(&head[8..HEAD_SUM], payload);
     head[..8].copy_from_slice(&sum.to_le_bytes());
-    for (at, flags) in [(start, flags), (body, flags | TAIL)] {
+    for (place, flags) in [(first, flags), (last, flags | TAIL)] {
         head[32..36].copy_from_slice(&flags.to_le_bytes());
         let sum = sums.of_head(&head[..HEAD_SUM]);
         head[HEAD_SUM..].copy_from_slice(&sum.to_le_bytes());
-        out[at..at + ENTRY].copy_from_slice(&head);
+        *place = head;
     }
 }
 
-/// Of everything between the checksums: what the head says, and the payload.
-pub fn body_sum(sums: Sums, entry: &[u8]) -> u64 {
-    let (head, rest) = entry.split_at(ENTRY);
-    sums.of_entry(&head[8..HEAD_SUM], &rest[..rest.len() - ENTRY])
+/// Head, payload and tail of a whole entry.
+fn parts_mut(entry: &mut [u8]) -> Option<(&mut [u8; ENTRY], &mut [u8], &mut [u8; ENTRY])> {
+    let (head, rest) = entry.split_first_chunk_mut()?;
+    let (payload, tail) = rest.split_last_chunk_mut()?;
+    Some((head, payload, tail))
+}
+
+/// Of everything between the checksums: what the head says, and the payload. None: too short for an entry.
+pub fn body_sum(sums: Sums, entry: &[u8]) -> Option<u64> {
+    let (head, rest) = entry.split_first_chunk::<ENTRY>()?;
+    let (payload, _) = rest.split_last_chunk::<ENTRY>()?;
+    Some(sums.of_entry(&head[8..HEAD_SUM], payload))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {

@@ -127,19 +127,18 @@ impl Attach<'_> {
         edits: &mut Edits<'_>,
         notes: &mut Vec<String>,
     ) -> Result<(), Refused> {
-        let wanted = self.interfaces()?;
-        let mut there = vec![false; wanted.len()];
+        let mut wanted: Vec<_> = self.interfaces()?.into_iter().map(|wanted| (wanted, false)).collect();
         let ours = self.paths.vm(&self.vm.name);
         for has in devices.all("interface") {
             let socket = has.of_first("source", "path").unwrap_or_default();
             let mac = has.of_first("mac", "address").unwrap_or_default();
             let kind = has.attribute("type").unwrap_or_default();
             let is_mac = |nic: &crate::config::NicConfig| nic.mac.to_string().eq_ignore_ascii_case(mac);
-            let found = wanted.iter().position(|wanted| wanted.socket == socket);
-            let found = found.or_else(|| wanted.iter().position(|wanted| is_mac(wanted.nic)));
-            if let Some(number) = found.filter(|number| !there[*number]) {
-                there[number] = true;
-                change(has, &wanted[number], edits, notes)?;
+            let found = wanted.iter().position(|(wanted, _)| wanted.socket == socket);
+            let found = found.or_else(|| wanted.iter().position(|(wanted, _)| is_mac(wanted.nic)));
+            if let Some((wanted, there @ false)) = found.and_then(|number| wanted.get_mut(number)) {
+                *there = true;
+                change(has, wanted, edits, notes)?;
             } else if std::path::Path::new(socket).starts_with(&ours) || self.vm.nics.iter().any(is_mac) {
                 notes.push(format!("the interface of type {kind} with {mac} {socket} is taken out: the VM has another device for it"));
                 edits.remove(has);
@@ -149,9 +148,7 @@ impl Attach<'_> {
         if let (Some(path), None) = (self.emulator, devices.first("emulator")) {
             new = emulator(path) + "\n";
         }
-        new.extend(
-            wanted.iter().zip(&there).filter(|(_, there)| !**there).map(|(wanted, _)| wanted.xml.as_str()),
-        );
+        new.extend(wanted.iter().filter(|(_, there)| !there).map(|(wanted, _)| wanted.xml.as_str()));
         if !new.is_empty() {
             edits.append(devices, &new);
         }
@@ -213,7 +210,8 @@ impl Attach<'_> {
         let values: Vec<&str> = ours.iter().filter_map(|argument| argument.attribute("value")).collect();
         if values != wanted {
             ours.into_iter().for_each(|argument| edits.remove(argument));
-            let tag = &source[has.start.start + 1..];
+            let tag = source.get(has.start.start + 1..);
+            let tag = tag.ok_or_else(|| XmlError::Unfinished(has.name.clone()))?;
             let prefix = tag.split("commandline").next().unwrap_or_default();
             if !wanted.is_empty() {
                 let lines = command_line(prefix, &wanted);
@@ -230,13 +228,15 @@ impl Attach<'_> {
     fn ours<'r>(&self, arguments: &[&'r Element]) -> Vec<&'r Element> {
         let mut ours = Vec::new();
         let mut rest = arguments;
-        while let [option, value, ..] = rest {
+        while let [option, behind @ ..] = rest
+            && let [value, behind_both @ ..] = behind
+        {
             let text = value.attribute("value").unwrap_or_default();
             if option.attribute("value").is_some_and(|option| option.starts_with('-')) && self.is_ours(text) {
                 ours.extend([*option, *value]);
-                rest = &rest[2..];
+                rest = behind_both;
             } else {
-                rest = &rest[1..];
+                rest = behind;
             }
         }
         ours
@@ -244,12 +244,13 @@ impl Attach<'_> {
 
     fn is_ours(&self, value: &str) -> bool {
         if let Ok(json) = serde_json::from_str::<serde_json::Value>(value) {
-            let socket = json["socket"]["path"].as_str().unwrap_or_default();
+            let text =
+                |pointer: &str| json.pointer(pointer).and_then(|text| text.as_str()).unwrap_or_default();
             let ours = self.paths.vm(&self.vm.name);
-            let named = |key: &str| json[key].as_str().is_some_and(|name| name.starts_with("vmlane-"));
-            let vfio_user =
-                json["driver"] == "vfio-user-pci" && std::path::Path::new(socket).starts_with(ours);
-            return vfio_user || named("id") || named("chardev");
+            let named = |pointer| text(pointer).starts_with("vmlane-");
+            let is_ours = || std::path::Path::new(text("/socket/path")).starts_with(&ours);
+            let vfio_user = text("/driver") == "vfio-user-pci" && is_ours();
+            return vfio_user || named("/id") || named("/chardev");
         }
         let named = |word: &str| {
             ["id=vmlane-", "chardev=vmlane-", "netdev=vmlane-", "memory-backend=vmlane-"]
