@@ -11,6 +11,23 @@ vmlane_tests::tests! {
         crates_depend_on_each_other_as_the_table_says,
         the_product_has_no_synthetic_guest_in_it,
         dependencies_are_found_wherever_a_manifest_has_them,
+        crates_that_read_foreign_bytes_are_linted_against_panics,
+    }
+}
+
+/// Tools, what has no bytes of others to read, and `mem`, whose bounds are checked where it copies.
+const MAY_PANIC: [&str; 10] =
+    ["cli", "enginebench", "experiment", "guestsim", "lab", "mem", "preload", "runtests", "stats", "testkit"];
+
+fn crates_that_read_foreign_bytes_are_linted_against_panics() {
+    const LINTS: &str =
+        "deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)";
+    for (name, _) in ARROWS.iter().filter(|(name, _)| !MAY_PANIC.contains(name) && *name != "tests") {
+        let sources = tree::files(&tree::root().join("crates").join(name).join("src"), "rs");
+        assert!(
+            sources.iter().any(|path| tree::read(path).contains(LINTS)),
+            "crates/{name} reads foreign bytes: its lib.rs has to {LINTS}"
+        );
     }
 }
 
