@@ -49,8 +49,8 @@ demo: setup
 # What tests use of the host, beside what building needs.
 FOR_UNITS  := libvirt-clients libxml2-utils systemd tshark
 FOR_GUESTS := ethtool socat ncat python3 openssh-client chromium tshark
-# Built beside the program, so that what both use is compiled once.
-RUNTESTS   := cargo build --quiet --locked --release -p vmlane-cli -p vmlane-runtests && target/$(TRIPLE)/release/vmlane-runtests
+# One build of all: the program, the runner, and the tests that it finds built.
+RUNTESTS   := cargo build --locked --release --workspace --tests --bin vmlane --bin vmlane-runtests && target/$(TRIPLE)/release/vmlane-runtests
 
 test: bootstrap
 	@scripts/bootstrap.sh $(FOR_UNITS) $(FOR_GUESTS)
