@@ -49,8 +49,8 @@ demo: setup
 # What tests use of the host, beside what building needs.
 FOR_UNITS  := libvirt-clients libxml2-utils systemd tshark
 FOR_GUESTS := ethtool socat ncat python3 openssh-client chromium tshark
-# One build of all: the program, the runner, and the tests that it finds built.
-RUNTESTS   := cargo build --locked --release --workspace --tests --bin vmlane --bin vmlane-runtests && target/$(TRIPLE)/release/vmlane-runtests
+# Built beside the program, so that what both use is compiled once.
+RUNTESTS   := cargo build --quiet --locked --release -p vmlane-cli -p vmlane-runtests && target/$(TRIPLE)/release/vmlane-runtests
 
 test: bootstrap
 	@scripts/bootstrap.sh $(FOR_UNITS) $(FOR_GUESTS)
@@ -74,12 +74,13 @@ acceptance: setup
 	@$(RUNTESTS) acceptance
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.
-# Some 30 attacks run for VMLANE_ATTACK_MINUTES=10 each, then all of them together for an hour; VMLANE_ATTACK=virtio: some.
+# The model of a stream's notices explores longer streams and larger rings. Some 30 attacks run for VMLANE_ATTACK_MINUTES=10 each, then all of them together for an hour; VMLANE_ATTACK=virtio: some.
 soak: setup
 	@scripts/bootstrap.sh socat ncat python3
 	@for module in survival soak neighbour; do \
 	  VMLANE_TESTS=full VMLANE_MODULE=$$module cargo test --locked --release -p vmlane-tests --test promises || exit 1; \
 	done
+	@VMLANE_MODEL=full cargo test --locked --release -p vmlane-device --test it interleavings
 	@VMLANE_ATTACK_MINUTES=$${VMLANE_ATTACK_MINUTES:-10} cargo test --locked --release -p vmlane-daemon --test it neighbours -- --nocapture
 
 bench: build

@@ -169,7 +169,6 @@ pub static KINDS: Topology = Topology {
     config: "[[vm]]\nname = \"b\"\n\
              forward = [ { port = 7000, to = \"a:6100\" }, { port = 7001, to = \"c:6100\" } ]\n\
              [[vm]]\nname = \"c\"\nparent_cid = 9\nforward = [ { port = 7002, to = \"a:6100\" } ]\n",
-    kills: true,
     ..PLAIN
 };
 

@@ -11,12 +11,12 @@ pub fn address(card: u32, guest: u32) -> String {
 }
 
 /// A line of shell that sets card `card` (from 0) of guest number `guest` (from 1) up with its addresses: Linux forgets
-/// them with the card's driver, and IPv6's when the card is down.
+/// them with the card's driver, and IPv6's when the card is down. Under User Mode Linux a driver begins with the largest MTU.
 pub fn card_up(card: u32, guest: u32) -> String {
     let (net, name) = (77 + card, format!("eth{card}"));
     format!(
         "ip addr replace 10.{net}.0.{guest}/24 dev {name} && ip addr replace fd{net}::{guest}/64 dev {name} nodad && \
-         ip link set {name} up"
+         ip link set {name} mtu 1500 up"
     )
 }
 

@@ -12,7 +12,6 @@
 mod event_fd;
 mod handle;
 pub mod irq;
-mod limit;
 pub mod listener;
 pub mod pci_over_virtio;
 pub mod stats;

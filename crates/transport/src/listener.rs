@@ -30,10 +30,10 @@ use vmlane_state::Scope;
 
 use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
-use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
 use crate::vfio_user::{Prepared, Session, refuse};
 use crate::vhost_user::{self, RingLines};
+use vmlane_port::LogLimit;
 
 /// Why a socket cannot be offered.
 #[derive(Debug, thiserror::Error)]

@@ -37,9 +37,9 @@ use zerocopy::FromBytes;
 use self::function::{Function, MAX_DATA};
 pub use self::interrupts::Messages;
 use self::ring::Ring;
-use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
 use crate::vhost_user::RingLines;
+use vmlane_port::LogLimit;
 
 /// Accesses carried out before others may use the function.
 const TURN: usize = 256;

@@ -42,13 +42,13 @@ pub use request::MAX_ACCESS;
 use crate::event_fd::is_event_fd;
 pub use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
-use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
 use checkpoint::{Done, Keep};
 use inbox::{Inbox, Message, Received};
 use mail::{Letter, Mail};
 use reply::Reply;
 use request::Requests;
+use vmlane_port::LogLimit;
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]

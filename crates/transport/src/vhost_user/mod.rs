@@ -32,8 +32,8 @@ use self::inbox::{Message, StreamError, receive};
 pub use self::lines::RingLines;
 use self::request::{Answer, Requests};
 use crate::handle::SessionHandle;
-use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
+use vmlane_port::LogLimit;
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
