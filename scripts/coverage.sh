@@ -36,8 +36,8 @@ tool() {
 }
 if ! tool llvm-profdata --version >/dev/null 2>&1; then
   scripts/bootstrap.sh mmdebstrap
-  mirror=$(awk '$1 == "deb" && $2 ~ /^http/ { print $2; exit }
-    $1 == "URIs:" { print $2; exit }' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true)
+  mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null | awk '$1 == "deb" && $2 ~ /^http/ { print $2; exit }
+    $1 == "URIs:" { print $2; exit }' || true)
   [ -n "$mirror" ] || {
     echo "coverage: no mirror in /etc/apt to take llvm-$version from: 'rustup component add llvm-tools' instead" >&2
     exit 1

@@ -319,7 +319,9 @@ impl<'d> Requests<'d> {
     }
 
     fn set_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
-        self.idle_ring(state.index.get())?.set_position(state.number.get());
+        let ring = self.idle_ring(state.index.get())?;
+        ring.set_position(state.number.get());
+        ring.recovers = true;
         Ok(Answer::Done)
     }
 

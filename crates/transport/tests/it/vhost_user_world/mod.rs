@@ -18,6 +18,8 @@ use vmlane_wire::virtio::feature;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub const FEATURES: u64 = feature::VERSION_1 | feature::EVENT_INDEX;
+/// Those, and what front ends here mostly leave.
+const ON_OFFER: u64 = FEATURES | feature::PACKED;
 /// The front end's address of guest address 0.
 pub const USER: u64 = 0x7f00_0000_0000;
 pub const MEMORY: u64 = 0x10000;
@@ -34,7 +36,7 @@ pub struct Toy(Arc<Journal>);
 
 impl VhostDevice for Toy {
     fn features(&self) -> u64 {
-        FEATURES
+        ON_OFFER
     }
 
     fn queues(&self) -> u16 {
@@ -175,7 +177,7 @@ impl Front {
 
     pub fn alive(&mut self) {
         let features = number(&self.get(request::GET_FEATURES, &[]));
-        assert_eq!(features, FEATURES | feature::PROTOCOL_FEATURES | feature::LOG_ALL);
+        assert_eq!(features, ON_OFFER | feature::PROTOCOL_FEATURES | feature::LOG_ALL);
     }
 
     pub fn close(self) -> String {
