@@ -23,7 +23,7 @@ pub use carry::{Carrier, Mode, PATIENT, Route, carry, flagged};
 pub use load::Load;
 pub use programs::{
     Service, begin, begin_tcp, give, give_tcp, json, moves, passes, python, python_on_host, reload_driver,
-    serve, take, take_tcp, trickle, whole,
+    reload_virtio_vsock, serve, take, take_tcp, trickle, whole,
 };
 
 use std::time::Duration;

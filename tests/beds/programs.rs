@@ -131,12 +131,23 @@ pub fn passes(bed: &Bed, from: &str, to: &str) {
 
 /// Ends the guest's programs that have sockets open, then unloads the VMCI drivers and loads them again.
 pub fn reload_driver(guest: &Guest) {
-    guest
-        .sh("pkill -9 python3; pkill -9 socat
-             n=0
-             until rmmod vmw_vsock_vmci_transport; do
-                 n=$((n + 1)); [ $n -lt 240 ] || exit 1; sleep 0.5
-             done
-             rmmod vmw_vmci && modprobe vmw_vsock_vmci_transport")
-        .unwrap();
+    let transport = "vmw_vsock_vmci_transport";
+    guest.sh(&format!("{}\nrmmod vmw_vmci && modprobe {transport}", unload(transport))).unwrap();
+}
+
+/// The same with the driver of virtio-vsock.
+pub fn reload_virtio_vsock(guest: &Guest) {
+    let transport = "vmw_vsock_virtio_transport";
+    guest.sh(&format!("{}\nmodprobe {transport}", unload(transport))).unwrap();
+}
+
+/// A module of sockets is in use until the last one has been closed for a while.
+fn unload(module: &str) -> String {
+    format!(
+        "pkill -9 python3; pkill -9 socat
+         n=0
+         until rmmod {module}; do
+             n=$((n + 1)); [ $n -lt 240 ] || exit 1; sleep 0.5
+         done"
+    )
 }

@@ -5,7 +5,9 @@ use vmlane_tests::siblings::as_requested;
 use vmlane_tests::traffic::{
     address, both, card_up, file, files, iperf, port, reload_cards, routed, whole_pings,
 };
-use vmlane_tests::{Bed, Carrier, Mode, PATIENCE, PATIENT, Route, carry, full, kept, lab};
+use vmlane_tests::{
+    Bed, Carrier, Mode, PATIENCE, PATIENT, Route, carry, full, kept, lab, reload_virtio_vsock,
+};
 
 vmlane_tests::tests! {
     guests in VIRTIO {
@@ -188,7 +190,8 @@ fn streams(bed: &Bed, refused: [(&str, &str); 2]) -> u64 {
 /// Connections between virtio-vsock guests: no program has to set a flag.
 fn vsock_streams_arrive_between_virtio_guests(bed: &Bed) {
     // A port without a listener, a CID without a VM.
-    let mib = streams(bed, [("a", "4:9999"), ("a", "77:1")]);
+    let refused = [("a", "4:9999"), ("a", "77:1")];
+    let mib = streams(bed, refused);
     // No connect may be refused: between virtio guests nothing limits a handshake to a second.
     let connections = "\
 import vs
@@ -207,9 +210,11 @@ for i in range(200):
     echo.wait_for("listening on", PATIENCE).unwrap();
     bed.guest("a").sh(&format!("PYTHONPATH=/t python3 -c \"{connections}\"")).unwrap();
     drop(echo);
+    ["a", "b"].map(|guest| reload_virtio_vsock(&bed.guest(guest)));
+    streams(bed, refused);
     kept(
         "virtio",
-        &format!("virtio-vsock: {mib} MiB each way equal, half-close, 200 connections, refused ports"),
+        &format!("virtio-vsock: {mib} MiB each way equal, half-close, 200 connections, refused ports, reloads"),
     );
 }
 
