@@ -14,6 +14,7 @@ macro_rules! modules {
 
 modules! {
     agreement,
+    apparmor,
     arrows,
     between_hosts,
     bounds,
