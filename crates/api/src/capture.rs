@@ -18,7 +18,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::line::LineError;
+use crate::message::LineError;
 
 /// What to capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ pub fn send_with_file(stream: &UnixStream, line: &[u8], file: BorrowedFd<'_>) ->
             Err(error) => return Err(io::Error::from(error).into()),
         }
     };
-    crate::line::write(stream, line.get(sent..).unwrap_or_default(), Duration::from_secs(5))
+    crate::message::write(stream, line.get(sent..).unwrap_or_default(), Duration::from_secs(5))
 }
 
 /// Receives a line, without its newline, and the descriptor that came with it.

@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 use crate::answer::{
     Done, ErrorCode, Failure, LinkSet, Outcome, Pong, Ports, Reloaded, Reply, Stats, Status,
 };
-use crate::call::Call;
+use crate::calls::Call;
 use crate::capture::{CaptureLink, CaptureRequest, Captured, receive_with_file};
-use crate::line::{self, LineError, LineReader};
+use crate::message::{self, LineError, LineReader};
 use crate::mirror::MirrorRequest;
 use crate::ovn::{OvnEntries, OvnReport};
 use crate::vms::{VmAdded, VmList, VmRemoved};
@@ -138,7 +138,7 @@ impl Client {
     /// Asks and waits for the answer, which must have the form that belongs to the method.
     pub fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T, ClientError> {
         // A failed write is not the last word: a daemon that is busy answers first and closes then.
-        let sent = line::write(&self.stream, call.to_line().as_bytes(), self.timeout);
+        let sent = message::write(&self.stream, call.to_line().as_bytes(), self.timeout);
         let line = match (self.answers.next(self.timeout), sent) {
             (Ok(line), _) => line,
             (Err(_), Err(cause)) | (Err(cause), Ok(())) => return Err(self.no_answer(call, cause)),
@@ -256,7 +256,7 @@ impl Client {
     /// Begins a capture, which takes the connection: what it captures, the file of its ring, and its end of the connection.
     pub fn capture(self, request: &CaptureRequest) -> Result<(Captured, OwnedFd, CaptureLink), ClientError> {
         let call = Call::Capture { capture: request.clone() };
-        let sent = line::write(&self.stream, call.to_line().as_bytes(), self.timeout);
+        let sent = message::write(&self.stream, call.to_line().as_bytes(), self.timeout);
         let received = receive_with_file(&self.stream, MAX_ANSWER, self.timeout);
         let (line, file) = match (received, sent) {
             (Ok(received), _) => received,

@@ -3,18 +3,18 @@
 //! One request, one answer, each a line of JSON on `RUNTIME_DIR/control.sock`:
 //! `{"version":1,"method":"status"}` is answered by `{"version":1,"ok":{...}}` or
 //! `{"version":1,"error":{"code":"...","message":"..."}}`. A connection may carry any number of them.
-//! Every length is bounded at both ends; see [`mod@line`]. The same calls are there in Varlink's framing: [`varlink`].
+//! Every length is bounded at both ends; see [`mod@message`]. The same calls are there in Varlink's framing: [`varlink`].
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
 mod answer;
-mod call;
+mod calls;
 mod capture;
 mod client;
 mod counters;
-pub mod line;
+pub mod message;
 mod mirror;
 mod ovn;
 pub mod varlink;
@@ -25,7 +25,7 @@ pub use answer::{
     PeerStatus, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort, TeamMemberStatus, TeamStats,
     TeamStatus, UplinkStats, UplinkStatus, VmStats, VmStatus, WorkerStatus, line_of, to_json,
 };
-pub use call::{Call, METHODS};
+pub use calls::{Call, METHODS};
 pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with_file};
 pub use client::{Client, ClientError};
 pub use counters::CounterList;

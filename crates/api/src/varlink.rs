@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 pub use self::description::description;
 use crate::answer::{ErrorCode, Failure};
-use crate::call::{Call, METHODS};
+use crate::calls::{Call, METHODS};
 
 /// The interface with all calls.
 pub const INTERFACE: &str = "io.vmlane.Control";

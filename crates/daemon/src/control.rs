@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use rustix::net::Shutdown;
 use serde::Serialize;
 use vmlane_access::Peer;
-use vmlane_api::line::{self, Framing, LineError, LineReader};
+use vmlane_api::message::{self, Framing, LineError, LineReader};
 use vmlane_api::varlink::{self, Wants};
 use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply, line_of, send_with_file};
 
@@ -238,7 +238,7 @@ impl Server {
 
 /// Tells a client why it is not served; that fits the socket's buffer, so nothing waits here.
 fn turn_away(stream: &UnixStream, why: Failure) {
-    let _ = line::write(stream, Reply::error(why).to_line().as_bytes(), Duration::from_secs(1));
+    let _ = message::write(stream, Reply::error(why).to_line().as_bytes(), Duration::from_secs(1));
 }
 
 /// One client's connection, until it ends. Public for the fuzzer.
@@ -269,7 +269,7 @@ pub fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bo
                 (Some(framed(Err(failure), framing)), true)
             }
         };
-        let written = answer.map(|bytes| line::write(stream, &bytes, bounds.answer));
+        let written = answer.map(|bytes| message::write(stream, &bytes, bounds.answer));
         if last || written.is_some_and(|written| written.is_err()) {
             return;
         }
@@ -316,7 +316,7 @@ fn hold(mut stream: &UnixStream, line: &str, file: OwnedFd, holds: Box<dyn Any +
     };
     drop(holds);
     if asked {
-        let _ = line::write(stream, b"\n", bounds.answer);
+        let _ = message::write(stream, b"\n", bounds.answer);
     }
 }
 

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::description::{self, CALLS};
 use super::*;
-use crate::call::samples;
+use crate::calls::samples;
 use crate::mirror::MirrorRequest;
 use crate::ovn::OvnReport;
 
