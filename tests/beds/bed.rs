@@ -166,7 +166,9 @@ impl Bed {
         let mut now = before;
         wait_until("another daemon answers", || {
             let client = vmlane_api::Client::connect(&self.lab().daemon_runtime_dir());
-            let pong = client.ok().and_then(|client| client.with_timeout(PATIENCE).ping().ok());
+            let pong = client
+                .ok()
+                .and_then(|client| client.with_timeout(PATIENCE).call(&vmlane_api::call::Ping {}).ok());
             now = pong.and_then(|pong| rustix::process::Pid::from_raw(pong.pid as i32)).unwrap_or(before);
             now != before
         });

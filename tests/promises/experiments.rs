@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
-use vmlane_api::Client;
+use vmlane_api::{Client, call};
 use vmlane_experiment::{Row, rows};
 use vmlane_lab::Lab;
 use vmlane_tests::alone::{told, vmlane};
@@ -62,7 +62,7 @@ fn files() -> (tempfile::TempDir, PathBuf, PathBuf) {
 
 /// Bytes that guest b's card has received.
 fn arrived(lab: &Lab) -> u64 {
-    let stats = Client::connect(&lab.daemon_runtime_dir()).unwrap().stats().unwrap();
+    let stats = Client::connect(&lab.daemon_runtime_dir()).unwrap().call(&call::Stats {}).unwrap();
     stats.vms.iter().find(|vm| vm.name == "b").unwrap().nics[0].port.get("rx_bytes")
 }
 

@@ -153,7 +153,7 @@ fn replace(bed: &Bed, program: &Path) -> Process {
 
 /// The process of the daemon that answers.
 fn answering(bed: &Bed) -> u32 {
-    vmlane_api::Client::connect(&bed.lab().daemon_runtime_dir()).unwrap().ping().unwrap().pid
+    vmlane_api::Client::connect(&bed.lab().daemon_runtime_dir()).unwrap().call(&vmlane_api::call::Ping {}).unwrap().pid
 }
 
 /// Real guests.

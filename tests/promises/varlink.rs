@@ -64,7 +64,11 @@ fn varlinkctl_introspects_and_calls() {
     for (method, parameters, error) in [
         ("VmRemove", r#"{"name":"app"}"#, "io.vmlane.Control."),
         ("Dance", "{}", "MethodNotFound"),
-        ("Capture", "{}", "MethodNotImplemented"),
+        (
+            "Capture",
+            r#"{"capture":{"points":[],"vms":[],"snap":64,"buffer":65536}}"#,
+            "org.varlink.service.ExpectedMore",
+        ),
         ("Release", "{}", "io.vmlane.Control.BadRequest"),
     ] {
         let refused = asked.run("call", &[&format!("io.vmlane.Control.{method}"), parameters]);

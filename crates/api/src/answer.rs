@@ -2,66 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::MAX_REQUEST;
 use crate::counters::CounterList;
 use crate::mirror::Mirror;
 use crate::ovn::OvnStatus;
-use crate::{MAX_REQUEST, VERSION};
-
-/// An answer: `{"version":1,"ok":...}` or `{"version":1,"error":{...}}`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Reply<T> {
-    pub version: u32,
-    #[serde(flatten)]
-    pub outcome: Outcome<T>,
-}
-
-/// What became of a request. `Ok` holds the body that belongs to the method.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Outcome<T> {
-    #[serde(rename = "ok")]
-    Ok(T),
-    #[serde(rename = "error")]
-    Error(Failure),
-}
-
-/// A body as JSON. What the protocol has always can be.
-pub fn to_json(body: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(body).map_err(|error| Failure::internal(format!("this has no JSON: {error}")))
-}
-
-/// A message as a line, newline included.
-pub(crate) fn to_line(message: &impl Serialize) -> String {
-    let line = to_json(message).unwrap_or_else(|failure| {
-        let error = serde_json::json!({ "code": failure.code.name(), "message": failure.message });
-        serde_json::json!({ "version": VERSION, "error": error }).to_string()
-    });
-    line + "\n"
-}
-
-/// The answer whose body is this JSON, as a line, newline included.
-pub fn line_of(body: &str) -> String {
-    format!("{{\"version\":{VERSION},\"ok\":{body}}}\n")
-}
-
-impl<T: Serialize> Reply<T> {
-    pub fn ok(body: T) -> Reply<T> {
-        Reply { version: VERSION, outcome: Outcome::Ok(body) }
-    }
-
-    /// The answer as a line, newline included.
-    pub fn to_line(&self) -> String {
-        to_line(self)
-    }
-}
-
-impl Reply<Done> {
-    pub fn error(failure: Failure) -> Reply<Done> {
-        Reply { version: VERSION, outcome: Outcome::Error(failure) }
-    }
-}
 
 /// Why a request was not carried out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
     pub code: ErrorCode,
@@ -80,17 +27,12 @@ impl Failure {
 }
 
 /// Kinds of failures, for programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
     BadRequest,
-    WrongVersion,
-    UnknownMethod,
     TooLong,
     /// Too many clients at once.
     Busy,
-    /// The request did not arrive in time.
-    TimedOut,
     /// The configuration does not allow it.
     Forbidden,
     UnknownVm,
@@ -99,31 +41,18 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    pub const ALL: [ErrorCode; 9] = [
+    pub const ALL: [ErrorCode; 6] = [
         ErrorCode::BadRequest,
-        ErrorCode::WrongVersion,
-        ErrorCode::UnknownMethod,
         ErrorCode::TooLong,
         ErrorCode::Busy,
-        ErrorCode::TimedOut,
         ErrorCode::Forbidden,
         ErrorCode::UnknownVm,
         ErrorCode::Failed,
     ];
 
     /// As it is on the wire.
-    pub fn name(self) -> &'static str {
-        match self {
-            ErrorCode::BadRequest => "bad_request",
-            ErrorCode::WrongVersion => "wrong_version",
-            ErrorCode::UnknownMethod => "unknown_method",
-            ErrorCode::TooLong => "too_long",
-            ErrorCode::Busy => "busy",
-            ErrorCode::TimedOut => "timed_out",
-            ErrorCode::Forbidden => "forbidden",
-            ErrorCode::UnknownVm => "unknown_vm",
-            ErrorCode::Failed => "failed",
-        }
+    pub fn name(self) -> String {
+        format!("{self:?}")
     }
 }
 
@@ -137,11 +66,8 @@ pub struct Pong {
     pub pid: u32,
     /// Version of the program.
     pub daemon: String,
-    /// Layout of the state that it keeps for the next daemon, which must know the same. None: ask [`Client::layout`].
-    ///
-    /// [`Client::layout`]: crate::Client::layout
-    #[serde(default)]
-    pub layout: Option<u32>,
+    /// Layout of the state that it keeps for the next daemon, which must know the same.
+    pub layout: u32,
 }
 
 /// To `link`.
@@ -493,31 +419,4 @@ pub struct Reloaded {
     pub applied: Vec<String>,
     /// What was asked for and is not, with the reason and the way out.
     pub refused: Vec<String>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codes_are_named_as_on_the_wire() {
-        for code in ErrorCode::ALL {
-            assert_eq!(serde_json::to_value(code).unwrap(), code.name());
-        }
-    }
-
-    #[test]
-    fn both_outcomes_survive_the_wire() {
-        let ok = Reply::ok(Pong { pid: 7, daemon: "0.1.0".into(), layout: Some(4) });
-        let body = "{\"pid\":7,\"daemon\":\"0.1.0\",\"layout\":4}";
-        assert_eq!(ok.to_line(), line_of(body));
-        assert_eq!(ok.to_line(), format!("{{\"version\":1,\"ok\":{body}}}\n"));
-        let error = Reply::error(Failure { code: ErrorCode::UnknownVm, message: "no".into() });
-        assert_eq!(
-            error.to_line(),
-            "{\"version\":1,\"error\":{\"code\":\"unknown_vm\",\"message\":\"no\"}}\n"
-        );
-        assert_eq!(serde_json::from_str::<Reply<Pong>>(&ok.to_line()).unwrap(), ok);
-        assert_eq!(serde_json::from_str::<Reply<Done>>(&error.to_line()).unwrap(), error);
-    }
 }

@@ -1,239 +1,209 @@
-//! What can be asked of the daemon.
+//! The calls of the control socket: one table, from which everything else is made.
+//!
+//! A client sends the structure of a call, which is its parameters; the daemon has a [`Call`], which it matches: a call without a
+//! handler does not compile, nor does one with an answer of another type. The rights, the description of the interface and the
+//! guide's list of calls are rows of the same table.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
-use crate::answer::{ErrorCode, Failure, to_line};
-use crate::capture::CaptureRequest;
+use crate::answer::{Done, ErrorCode, Failure, LinkSet, Pong, Ports, Reloaded, Stats, Status};
+use crate::capture::{CaptureRequest, Captured};
 use crate::mirror::MirrorRequest;
-use crate::ovn::OvnReport;
-use crate::{MAX_REQUEST, VERSION};
+use crate::ovn::{OvnEntries, OvnReport};
+use crate::trace::{self, Trace};
+use crate::vms::{VmAdded, VmList, VmRemoved};
 
-/// A request. On the wire its name is the key `method`, and parameters stand beside it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "method", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Call {
+/// What a process may at the control socket. Each includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum May {
+    /// See the VMs that it owns.
+    Own,
+    /// See everything.
+    Observe,
+    /// See and change everything.
+    Admin,
+}
+
+impl May {
+    pub fn name(self) -> &'static str {
+        match self {
+            May::Own => "own",
+            May::Observe => "observe",
+            May::Admin => "admin",
+        }
+    }
+}
+
+/// A call. The structure is its parameters, as they are on the wire.
+pub trait Method: Serialize + DeserializeOwned {
+    type Answer: Serialize + DeserializeOwned;
+    const ROW: Row;
+
+    /// Its answer as JSON.
+    fn answer(&self, answer: Self::Answer) -> Result<String, Failure> {
+        serde_json::to_string(&answer)
+            .map_err(|error| Failure::internal(format!("this has no JSON: {error}")))
+    }
+}
+
+/// What the table says of a call.
+#[derive(Debug)]
+pub struct Row {
+    /// On the wire, without the interface.
+    pub name: &'static str,
+    pub what: &'static [&'static str],
+    /// What a process needs at least.
+    pub needs: May,
+    /// A descriptor comes with its answer, and what it belongs to lasts as long as the connection: the client must allow more answers
+    /// than one.
+    pub lasts: bool,
+    pub(crate) takes: Trace,
+    pub(crate) gives: Trace,
+}
+
+impl Row {
+    /// What it does.
+    pub fn what(&self) -> String {
+        self.what.concat().trim_start().to_owned()
+    }
+
+    /// Its name in messages: `VmAdd` is `vm_add`.
+    pub fn plain_name(&self) -> String {
+        let mut name = String::new();
+        for (at, letter) in self.name.char_indices() {
+            if at > 0 && letter.is_ascii_uppercase() {
+                name.push('_');
+            }
+            name.push(letter.to_ascii_lowercase());
+        }
+        name
+    }
+}
+
+fn parse<M: Method>(parameters: Map<String, Value>) -> Result<M, Failure> {
+    serde_json::from_value(parameters.into()).map_err(|error| {
+        let message = format!("{}: {error}", M::ROW.plain_name());
+        Failure { code: ErrorCode::BadRequest, message }
+    })
+}
+
+macro_rules! calls {
+    ($($(#[doc = $what:literal])+ $needs:ident $(, $more:ident)?: $name:ident { $($field:ident: $kind:ty),* $(,)? } -> $answer:ty;)+) => {
+        /// The parameters of each call.
+        pub mod call {
+            use serde::{Deserialize, Serialize};
+
+            use super::{CaptureRequest, MirrorRequest, OvnReport};
+
+            $(
+                $(#[doc = $what])+
+                #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+                #[serde(deny_unknown_fields)]
+                pub struct $name { $(pub $field: $kind),* }
+            )+
+        }
+
+        /// A request.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Call { $($(#[doc = $what])+ $name(call::$name)),+ }
+
+        /// All calls.
+        pub const CALLS: &[Row] = &[$(call::$name::ROW),+];
+
+        $(
+            impl Method for call::$name {
+                type Answer = $answer;
+                const ROW: Row = Row {
+                    name: stringify!($name),
+                    what: &[$($what),+],
+                    needs: May::$needs,
+                    lasts: !concat!($(stringify!($more))?).is_empty(),
+                    takes: trace::kind::<call::$name>,
+                    gives: trace::kind::<$answer>,
+                };
+            }
+        )+
+
+        impl Call {
+            /// The call of a name with these parameters. None: there is no such call.
+            pub(crate) fn understand(name: &str, parameters: Map<String, Value>) -> Option<Result<Call, Failure>> {
+                match name {
+                    $(stringify!($name) => Some(parse(parameters).map(Call::$name)),)+
+                    _ => None,
+                }
+            }
+
+            pub fn row(&self) -> &'static Row {
+                match self { $(Call::$name(_) => &call::$name::ROW),+ }
+            }
+        }
+    };
+}
+
+// What it does; what it needs, and whether it lasts; its parameters; its answer.
+calls! {
     /// Does a daemon answer, and what is its process id?
-    Ping,
-    /// The daemon and its VMs.
-    Status,
+    Own: Ping {} -> Pong;
+    /// The daemon and its VMs; to a client with the permission "own": its own.
+    Own: Status {} -> Status;
     /// Every counter.
-    Stats,
-    /// Connections between VMs.
-    Ports,
-    /// Read the configuration again and apply what differs.
-    Reload,
-    /// Serve a VM more, which `description` describes: one table `[[vm]]` of a configuration. It lasts until it is removed.
-    VmAdd { description: String },
-    /// End a VM that was added so; with `force` also if a VMM is attached.
-    VmRemove {
-        name: String,
-        #[serde(default)]
-        force: bool,
-    },
+    Own: Stats {} -> Stats;
+    /// Connections between VMs, and ports of the switch.
+    Own: Ports {} -> Ports;
+    /// Reads the configuration again and applies what differs.
+    Admin: Reload {} -> Reloaded;
+    /// Serves a VM more, which the description describes: one table `[[vm]]` of a configuration (TOML).
+    // Who adds a VM chooses its group, CID and owner.
+    Admin: VmAdd { description: String } -> VmAdded;
+    /// Ends a VM that was added so; with force also if a VMM is attached.
+    Admin: VmRemove { name: String, force: Option<bool> } -> VmRemoved;
     /// All VMs, with where they are described.
-    VmList,
-    /// Take a VM's devices back into service after a quarantine.
-    Release { vm: String },
-    /// Set the link of a VM's NIC (`nicN`) up or down.
-    Link { vm: String, nic: String, up: bool },
-    /// Copy what passes some ports to another one, until it is removed or the daemon ends.
-    MirrorAdd { mirror: MirrorRequest },
-    /// End a mirror that was added so.
-    MirrorRemove { name: String },
-    /// Set the link of an uplink up or down.
-    LinkUplink { uplink: String, up: bool },
-    /// What the helper for OVN has found out about ports since it asked last. The answer says which are to be up.
-    Ovn { reports: Vec<OvnReport> },
-    /// Make a part of the daemon that serves a VM panic: its VMCI device at the next register access, or
-    /// what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`). For tests of containment; needs
-    /// `fault_injection` in the configuration.
-    DebugPanic {
-        vm: String,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        at: Option<String>,
-    },
+    Own: VmList {} -> VmList;
+    /// Takes a VM's devices back into service after a quarantine.
+    // That protects others from the VM.
+    Admin: Release { vm: String } -> Done;
+    /// Sets the link of a VM's NIC (nic0, nic1 ...) up or down.
+    Admin: Link { vm: String, nic: String, up: bool } -> LinkSet;
+    /// Sets the link of an uplink up or down.
+    Admin: LinkUplink { uplink: String, up: bool } -> LinkSet;
+    /// Copies what passes some ports to another one, until that is removed or the daemon ends.
+    // It shows to one VM what others say.
+    Admin: MirrorAdd { mirror: MirrorRequest } -> Done;
+    /// Ends a mirror that was added so.
+    Admin: MirrorRemove { name: String } -> Done;
+    /// For the helper of OVN: it tells what it has found out about ports, and hears which are to be up.
+    // It decides what others see of the ports.
+    Admin: Ovn { reports: Vec<OvnReport> } -> OvnEntries;
+    /// For tests, if the configuration has fault_injection: a part of the daemon that serves a VM panics.
+    // Its VMCI device at the next register access, or what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`).
+    Admin: DebugPanic { vm: String, at: Option<String> } -> Done;
     /// The same, but it does nothing for so long.
-    DebugStall { vm: String, at: String, milliseconds: u32 },
-    /// The same, but it makes a system call that it has no use for. A confined daemon ends.
-    DebugTrespass { vm: String, at: String },
-    /// Have another worker of the switch move the frames of the NIC that `at` names (`nicN-port`), as the daemon does by itself
-    /// with `balance` in the configuration.
-    DebugMove { vm: String, at: String, worker: u32 },
-    /// Lose, reorder or delay frames on their way to the NIC that `at` names (`nicN-port`): `loss` and `reorder` of
-    /// 1000, each `delay_us` microseconds late, and all of more than `longest` bytes lost. All 0 ends it. The same `seed` does
-    /// the same to the same frames.
-    DebugImpair {
+    Admin: DebugStall { vm: String, at: String, milliseconds: u32 } -> Done;
+    /// For tests, if the configuration has fault_injection: another worker of the switch moves the frames of a NIC.
+    Admin: DebugMove { vm: String, at: String, worker: u32 } -> Done;
+    /// The same, but it makes a system call that it may not make.
+    Admin: DebugTrespass { vm: String, at: String } -> Done;
+    /// Loses, reorders or delays frames on their way to a NIC; loss and reorder of 1000; longest: longer frames are lost.
+    // All 0 ends it. The same seed does the same to the same frames.
+    Admin: DebugImpair {
         vm: String,
         at: String,
         loss: u16,
         reorder: u16,
         delay_us: u32,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         longest: Option<u32>,
         seed: u64,
-    },
-    /// Record what passes some points. The answer comes with a descriptor; the connection is the capture's from then on.
-    Capture { capture: CaptureRequest },
-    /// Stop the daemon.
-    Shutdown,
-    /// End at once and leave every VM to the daemon that asks, which knows state files of this layout.
-    HandOver { layout: u32 },
-}
-
-/// Names of all methods, for errors.
-pub const METHODS: [&str; 22] = [
-    "ping",
-    "status",
-    "stats",
-    "ports",
-    "reload",
-    "vm_add",
-    "vm_remove",
-    "vm_list",
-    "release",
-    "link",
-    "link_uplink",
-    "mirror_add",
-    "mirror_remove",
-    "ovn",
-    "debug_panic",
-    "debug_stall",
-    "debug_move",
-    "debug_trespass",
-    "debug_impair",
-    "capture",
-    "shutdown",
-    "hand_over",
-];
-
-impl Call {
-    /// The name on the wire.
-    pub fn method(&self) -> &'static str {
-        match self {
-            Call::Ping => "ping",
-            Call::Status => "status",
-            Call::Stats => "stats",
-            Call::Ports => "ports",
-            Call::Reload => "reload",
-            Call::VmAdd { .. } => "vm_add",
-            Call::VmRemove { .. } => "vm_remove",
-            Call::VmList => "vm_list",
-            Call::Release { .. } => "release",
-            Call::Link { .. } => "link",
-            Call::MirrorAdd { .. } => "mirror_add",
-            Call::MirrorRemove { .. } => "mirror_remove",
-            Call::LinkUplink { .. } => "link_uplink",
-            Call::Ovn { .. } => "ovn",
-            Call::DebugPanic { .. } => "debug_panic",
-            Call::DebugStall { .. } => "debug_stall",
-            Call::DebugMove { .. } => "debug_move",
-            Call::DebugTrespass { .. } => "debug_trespass",
-            Call::DebugImpair { .. } => "debug_impair",
-            Call::Capture { .. } => "capture",
-            Call::Shutdown => "shutdown",
-            Call::HandOver { .. } => "hand_over",
-        }
-    }
-
-    /// The request as a line, newline included.
-    pub fn to_line(&self) -> String {
-        #[derive(Serialize)]
-        struct Request<'c> {
-            version: u32,
-            #[serde(flatten)]
-            call: &'c Call,
-        }
-        to_line(&Request { version: VERSION, call: self })
-    }
-
-    /// Understands a request line. What is wrong is named, from the outside in: JSON, version,
-    /// method, parameters.
-    pub fn from_line(line: &[u8]) -> Result<Call, Failure> {
-        let bad = |message: String| Failure { code: ErrorCode::BadRequest, message };
-        if line.len() > MAX_REQUEST {
-            return Err(Failure::request_too_long());
-        }
-        let value: serde_json::Value =
-            serde_json::from_slice(line).map_err(|error| bad(format!("the request is not JSON: {error}")))?;
-        let serde_json::Value::Object(mut request) = value else {
-            return Err(bad(format!(
-                "the request is not an object; send {{\"version\":{VERSION},\"method\":\"ping\"}}"
-            )));
-        };
-        match request.remove("version") {
-            Some(version) if version == VERSION => {}
-            version => {
-                let given = version.map_or("none".to_owned(), |version| version.to_string());
-                let message = format!("version: {given} given, this daemon speaks {VERSION}");
-                return Err(Failure { code: ErrorCode::WrongVersion, message });
-            }
-        }
-        let method = request.get("method").and_then(|method| method.as_str()).unwrap_or_default().to_owned();
-        if !METHODS.contains(&method.as_str()) {
-            let message = format!("method: {method:?} is unknown; known are {}", METHODS.join(", "));
-            return Err(Failure { code: ErrorCode::UnknownMethod, message });
-        }
-        serde_json::from_value(request.into()).map_err(|error| bad(format!("{method}: {error}")))
-    }
-}
-
-/// A request of each method, with all its parameters.
-#[cfg(test)]
-pub(crate) fn samples() -> [Call; METHODS.len()] {
-    [
-        Call::Ping,
-        Call::Status,
-        Call::Stats,
-        Call::Ports,
-        Call::Reload,
-        Call::VmAdd { description: "[[vm]]\nname = \"a\"".into() },
-        Call::VmRemove { name: "a".into(), force: true },
-        Call::VmList,
-        Call::Release { vm: "web".into() },
-        Call::Link { vm: "web".into(), nic: "nic0".into(), up: false },
-        Call::LinkUplink { uplink: "lan".into(), up: true },
-        Call::MirrorAdd {
-            mirror: MirrorRequest {
-                name: "m".into(),
-                from: vec!["web/nic0".into()],
-                to: "lan".into(),
-                vlan: Some(900),
-                ..MirrorRequest::default()
-            },
-        },
-        Call::MirrorRemove { name: "m".into() },
-        Call::Ovn {
-            reports: vec![OvnReport {
-                vm: "web".into(),
-                nic: "nic0".into(),
-                state: "waiting".into(),
-                problem: "no port".into(),
-                whole: true,
-            }],
-        },
-        Call::DebugPanic { vm: "web".into(), at: Some("vmci".into()) },
-        Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
-        Call::DebugMove { vm: "web".into(), at: "nic0-port".into(), worker: 1 },
-        Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },
-        Call::DebugImpair {
-            vm: "web".into(),
-            at: "nic0-port".into(),
-            loss: 10,
-            reorder: 5,
-            delay_us: 300,
-            longest: Some(1514),
-            seed: 7,
-        },
-        Call::Capture {
-            capture: CaptureRequest {
-                points: vec!["web/nic0".into()],
-                vlan: Some(7),
-                ..CaptureRequest::default()
-            },
-        },
-        Call::Shutdown,
-        Call::HandOver { layout: 1 },
-    ]
+    } -> Done;
+    /// Records what passes some points, in memory whose descriptor comes with the first answer, until the client closes its half of
+    /// the connection; the last answer comes once nothing is recorded any more.
+    // It shows what VMs say to each other.
+    Admin, more: Capture { capture: CaptureRequest } -> Captured;
+    /// Stops the daemon, and ends the sessions of its VMs.
+    Admin: Shutdown {} -> Done;
+    /// Ends the daemon at once for another one that knows state files of this layout.
+    Admin: HandOver { layout: u32 } -> Done;
 }
 
 #[cfg(test)]
@@ -241,41 +211,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_survives_the_wire() {
-        let calls = samples();
-        assert_eq!(calls.len(), METHODS.len());
-        for (call, method) in calls.iter().zip(METHODS) {
-            let line = call.to_line();
-            assert!(line.contains(&format!("\"method\":\"{method}\"")), "{line}");
-            assert_eq!(call.method(), method);
-            assert_eq!(Call::from_line(line.as_bytes()).as_ref(), Ok(call));
+    fn names_in_messages_are_those_of_the_command_line() {
+        for (row, name) in
+            [(call::Ping::ROW, "ping"), (call::VmAdd::ROW, "vm_add"), (call::DebugPanic::ROW, "debug_panic")]
+        {
+            assert_eq!(row.plain_name(), name);
         }
     }
 
     #[test]
-    fn errors_name_what_is_wrong() {
-        let table: [(&str, ErrorCode, &str); 8] = [
-            ("{", ErrorCode::BadRequest, "not JSON"),
-            ("[]", ErrorCode::BadRequest, "not an object"),
-            (r#"{"method":"ping"}"#, ErrorCode::WrongVersion, "version: none given, this daemon speaks 1"),
-            (r#"{"version":2,"method":"ping"}"#, ErrorCode::WrongVersion, "version: 2 given"),
-            (r#"{"version":1}"#, ErrorCode::UnknownMethod, "known are ping, status"),
-            (r#"{"version":1,"method":"dance"}"#, ErrorCode::UnknownMethod, "\"dance\" is unknown"),
-            (r#"{"version":1,"method":"debug_panic"}"#, ErrorCode::BadRequest, "missing field `vm`"),
-            (r#"{"version":1,"method":"debug_panic","vm":3}"#, ErrorCode::BadRequest, "expected a string"),
-        ];
-        for (line, code, text) in table {
-            let failure = Call::from_line(line.as_bytes()).unwrap_err();
-            assert_eq!(failure.code, code, "{line}: {failure:?}");
-            assert!(failure.message.contains(text), "{line}: {failure:?}");
-        }
-    }
-
-    #[test]
-    fn an_endless_request_is_refused_before_it_is_parsed() {
-        let line = vec![b'['; MAX_REQUEST + 1];
-        assert_eq!(Call::from_line(&line).unwrap_err().code, ErrorCode::TooLong);
-        let deep = vec![b'['; MAX_REQUEST];
-        assert_eq!(Call::from_line(&deep).unwrap_err().code, ErrorCode::BadRequest);
+    fn the_guide_lists_every_call_with_what_it_needs() {
+        let page = include_str!("../../../docs/guide/control-protocol.md");
+        let listed: Vec<&str> =
+            page.lines().filter(|line| line.starts_with("| `") && line.contains("` | `")).collect();
+        let rows =
+            CALLS.iter().map(|row| format!("| `{}` | `{}` | {} |", row.name, row.needs.name(), row.what()));
+        assert_eq!(listed, rows.collect::<Vec<_>>());
     }
 }

@@ -4,30 +4,10 @@
 //! their user or group: to see everything (`observe`), to see their own VMs (`own`), or everything (`admin`).
 
 use vmlane_access::{Owner, Peer};
-use vmlane_api::{Call, ErrorCode, Failure, METHODS, Ports, Stats, Status, VmList};
+pub use vmlane_api::May;
+use vmlane_api::{Call, ErrorCode, Failure, Ports, Stats, Status, VmList};
 
 use crate::config::Config;
-
-/// What a process may. Each includes those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum May {
-    /// See the VMs that it owns.
-    Own,
-    /// See everything.
-    Observe,
-    /// See and change everything.
-    Admin,
-}
-
-impl May {
-    pub fn name(self) -> &'static str {
-        match self {
-            May::Own => "own",
-            May::Observe => "observe",
-            May::Admin => "admin",
-        }
-    }
-}
 
 /// One `[[control]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,41 +22,6 @@ impl ControlRule {
     fn concerns(&self, peer: &Peer) -> bool {
         self.uid.is_none_or(|uid| uid == peer.uid) && self.gid.is_none_or(|gid| peer.is_in(gid))
     }
-}
-
-/// What each method needs at least. A method that is missing here needs `admin`; a test finds it.
-const NEEDS: [(&str, May); METHODS.len()] = [
-    ("ping", May::Own),
-    ("status", May::Own),
-    ("stats", May::Own),
-    ("ports", May::Own),
-    ("reload", May::Admin),
-    // Who adds a VM chooses its group, CID and owner.
-    ("vm_add", May::Admin),
-    ("vm_remove", May::Admin),
-    ("vm_list", May::Own),
-    // It ends a quarantine, which protects others from the VM.
-    ("release", May::Admin),
-    ("link", May::Admin),
-    ("link_uplink", May::Admin),
-    // It shows to one VM what others say.
-    ("mirror_add", May::Admin),
-    ("mirror_remove", May::Admin),
-    // It decides what others see of the ports.
-    ("ovn", May::Admin),
-    ("debug_panic", May::Admin),
-    ("debug_stall", May::Admin),
-    ("debug_move", May::Admin),
-    ("debug_trespass", May::Admin),
-    ("debug_impair", May::Admin),
-    // It shows what VMs say to each other.
-    ("capture", May::Admin),
-    ("shutdown", May::Admin),
-    ("hand_over", May::Admin),
-];
-
-fn needs(method: &str) -> May {
-    NEEDS.iter().find(|(name, _)| *name == method).map_or(May::Admin, |(_, may)| *may)
 }
 
 /// What the configuration says of the control socket, and of VMs' owners.
@@ -104,11 +49,11 @@ impl Policy {
 
     /// Is it allowed? If so, what it may see.
     pub fn check(&self, call: &Call, peer: &Peer) -> Result<View, Failure> {
-        let method = call.method();
         let Some(may) = self.may(peer) else { return Err(stranger(peer)) };
-        let needed = needs(method);
-        if may < needed {
-            let (uid, have, needed) = (peer.uid, may.name(), needed.name());
+        let row = call.row();
+        if may < row.needs {
+            let (method, needed) = (row.plain_name(), row.needs.name());
+            let (uid, have) = (peer.uid, may.name());
             let message = format!(
                 "{method} needs the permission {needed:?}, and user {uid} has {have:?}; run it as root, or have this in \
                  the configuration and reload: [[control]] uid = {uid}, may = {needed:?}"
@@ -195,6 +140,8 @@ impl View {
 mod tests {
     use std::path::Path;
 
+    use vmlane_api::{CALLS, call};
+
     use super::*;
 
     fn peer(uid: u32) -> Peer {
@@ -209,18 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn every_method_is_classified() {
-        let classified: Vec<&str> = NEEDS.iter().map(|(name, _)| *name).collect();
-        assert_eq!(classified, METHODS, "a new method needs a row");
-        assert_eq!(needs("dance"), May::Admin);
-    }
-
-    #[test]
     fn only_an_admin_changes_anything() {
-        let reading = ["ping", "status", "stats", "ports", "vm_list"];
-        for (method, may) in NEEDS {
-            assert_eq!(may == May::Admin, !reading.contains(&method), "{method}");
-        }
+        let others = CALLS.iter().filter(|row| row.needs != May::Admin).map(|row| row.name);
+        assert_eq!(others.collect::<Vec<_>>(), ["Ping", "Status", "Stats", "Ports", "VmList"]);
     }
 
     #[test]
@@ -236,20 +174,21 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_is_missing_and_how_to_get_it() {
-        let failure = policy().check(&Call::Reload, &peer(1000)).unwrap_err();
+        let failure = policy().check(&Call::Reload(call::Reload {}), &peer(1000)).unwrap_err();
         assert_eq!(failure.code, ErrorCode::Forbidden);
         for word in
             ["reload needs the permission \"admin\"", "user 1000 has \"observe\"", "[[control]] uid = 1000"]
         {
             assert!(failure.message.contains(word), "{failure}");
         }
-        let failure = policy().check(&Call::Ping, &Peer { groups: vec![], ..peer(5) }).unwrap_err();
+        let failure =
+            policy().check(&Call::Ping(call::Ping {}), &Peer { groups: vec![], ..peer(5) }).unwrap_err();
         assert!(failure.message.contains("[[control]] uid = 5, may = \"observe\""), "{failure}");
     }
 
     #[test]
     fn an_owner_sees_own_vms_and_nothing_of_others() {
-        let view = policy().check(&Call::Status, &peer(1003)).unwrap();
+        let view = policy().check(&Call::Status(call::Status {}), &peer(1003)).unwrap();
         assert_eq!(view.own.as_deref(), Some(&["a".to_owned()][..]));
         let port = |name: &str, kind: &str| {
             format!(

@@ -3,6 +3,7 @@
 //!
 //! The state lock orders the operator's requests; no session and no worker ever takes it.
 
+mod answers;
 mod change;
 mod ovn;
 #[cfg(test)]
@@ -18,24 +19,21 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use vmlane_access::Peer;
 use vmlane_access::acl::AclError;
-use vmlane_api::{Call, Done, Failure, Pong};
 use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
 use vmlane_port::Streams;
-use vmlane_port::wrap::{Fault, FaultyStreams, Impairment};
+use vmlane_port::wrap::FaultyStreams;
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stream::{Settings, Workers};
 use vmlane_switch::{Balancer, Switch};
 use vmlane_vsock::{HostRules, Router};
 
-use crate::access::{May, Policy, View};
-use crate::captures::{Captures, Sources};
+use crate::access::Policy;
+use crate::captures::Captures;
 use crate::config::{Config, Mode, RouteConfig};
-use crate::control::{Answer, Answers};
 use crate::cpus::{PlaceError, Placed};
 use crate::files::Files;
 use crate::grants;
@@ -277,33 +275,6 @@ impl Daemon {
         let _ = std::fs::remove_dir(self.paths.vms());
         state.files.added.tidy(self.paths.runtime());
     }
-
-    fn pong(&self) -> Pong {
-        Pong {
-            pid: std::process::id(),
-            daemon: env!("CARGO_PKG_VERSION").into(),
-            layout: Some(vmlane_state::LAYOUT),
-        }
-    }
-
-    fn hand_over(&self, layout: u32) -> Result<Done, Failure> {
-        if layout != vmlane_state::LAYOUT {
-            return Err(Failure::internal(format!(
-                "this daemon's state has layout {}, the one that asks knows {layout}; this one stays. Stop it and \
-                 start the other, which VMs will notice",
-                vmlane_state::LAYOUT
-            )));
-        }
-        let stopping = || Failure::internal("the daemon is stopping already".into());
-        self.events.send(Event::HandOver).map_err(|_| stopping())?;
-        Ok(Done {})
-    }
-
-    fn shutdown(&self) -> Result<Done, Failure> {
-        let stopping = || Failure::internal("the daemon is stopping already".into());
-        self.events.send(Event::Stop).map_err(|_| stopping())?;
-        Ok(Done {})
-    }
 }
 
 /// Who may, by the configuration.
@@ -332,89 +303,6 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-impl Answers for Daemon {
-    fn may(&self, peer: &Peer) -> Option<May> {
-        self.policy.lock().may(peer)
-    }
-
-    fn answer(&self, call: Call, peer: &Peer) -> Answer {
-        let checked = self.policy.lock().check(&call, peer);
-        let view = match checked {
-            Ok(view) => view,
-            Err(failure) => return Answer::Body(Err(failure)),
-        };
-        if let Call::Capture { capture } = call {
-            let state = self.state.lock();
-            let vms = state.vms.iter().filter_map(|vm| Some((vm.name().to_owned(), vm.cid()?)));
-            let vms: Vec<(String, u32)> = vms.collect();
-            drop(state);
-            let sources = Sources {
-                switch: self.switch.clone(),
-                workers: self.workers.clone(),
-                vsock_workers: self.vsock_workers.clone(),
-                router: self.router.clone(),
-            };
-            return match self.captures.begin(&capture, sources, &vms) {
-                Ok(begun) => begun,
-                Err(failure) => Answer::Body(Err(failure)),
-            };
-        }
-        self.answer_body(call, &view)
-    }
-}
-
-impl Daemon {
-    /// The answer to a call that is allowed, and that has a body and nothing more.
-    fn answer_body(&self, call: Call, view: &View) -> Answer {
-        match call {
-            Call::Ping => body(Ok(self.pong())),
-            Call::Status => body(Ok(view.of_status(self.status()))),
-            Call::Stats => body(Ok(view.of_stats(self.stats()))),
-            Call::Ports => body(Ok(view.of_ports(self.ports()))),
-            Call::Reload => body(self.reload()),
-            Call::VmAdd { description } => body(self.add_vm(&description)),
-            Call::VmRemove { name, force } => body(self.remove_vm(&name, force)),
-            Call::VmList => body(Ok(view.of_vms(self.list_vms()))),
-            Call::Release { vm } => body(self.release(&vm)),
-            Call::Link { vm, nic, up } => body(self.set_link(&vm, &nic, up)),
-            Call::MirrorAdd { mirror } => {
-                let state = &mut *self.state.lock();
-                body(state.mirrors.add(&self.switch, &state.config, &mirror))
-            }
-            Call::MirrorRemove { name } => {
-                let state = &mut *self.state.lock();
-                body(state.mirrors.remove(&self.switch, &state.config, &name))
-            }
-            Call::LinkUplink { uplink, up } => body(self.set_uplink_link(&uplink, up)),
-            Call::Ovn { reports } => body(self.ovn(reports)),
-            Call::DebugPanic { vm, at } => {
-                body(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
-            }
-            Call::DebugStall { vm, at, milliseconds } => {
-                let time = Duration::from_millis(milliseconds.into());
-                body(self.debug_fault(&vm, &at, Fault::Stall(time)))
-            }
-            Call::DebugMove { vm, at, worker } => body(self.debug_move(&vm, &at, worker)),
-            Call::DebugTrespass { vm, at } => body(self.debug_fault(&vm, &at, Fault::Trespass)),
-            Call::DebugImpair { vm, at, loss, reorder, delay_us, longest, seed } => {
-                let delay = Duration::from_micros(delay_us.into());
-                body(self.debug_impair(
-                    &vm,
-                    &at,
-                    Impairment { loss, reorder, delay, longest: longest.unwrap_or(0), seed },
-                ))
-            }
-            Call::Capture { .. } => body::<Done>(Err(Failure::internal("not answered by a body".into()))),
-            Call::Shutdown => body(self.shutdown()),
-            Call::HandOver { layout } => body(self.hand_over(layout)),
-        }
-    }
-}
-
-fn body<T: serde::Serialize>(outcome: Result<T, Failure>) -> Answer {
-    outcome.into()
 }
 
 impl State {

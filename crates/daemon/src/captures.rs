@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use vmlane_api::{CapturePoint, CaptureRequest, Captured, CounterList, ErrorCode, Failure, Reply};
+use vmlane_api::{CapturePoint, CaptureRequest, Captured, CounterList, ErrorCode, Failure};
 use vmlane_capture::{Filter, MAX_POINTS, MAX_RECORD, Program, Ring, Streams, Tap};
 use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_port::wrap::{FrameTap, StreamTap};
@@ -13,7 +13,7 @@ use vmlane_stream::Workers;
 use vmlane_switch::Switch;
 use vmlane_vsock::Router;
 
-use crate::control::Answer;
+use crate::control::Lasting;
 
 /// Captures at once, and bytes that each may have waiting for its client.
 const MAX_CAPTURES: usize = 8;
@@ -99,7 +99,7 @@ impl Captures {
         request: &CaptureRequest,
         sources: Sources,
         vms: &[(String, u32)],
-    ) -> Result<Answer, Failure> {
+    ) -> Result<(Captured, Lasting), Failure> {
         let points = choose(request, &sources.points(vms))?;
         let filter = filter(request)?;
         if request.buffer > MAX_BUFFER {
@@ -146,8 +146,7 @@ impl Captures {
             let kind = if cid.is_some() { "streams" } else { "frames" };
             CapturePoint { name, kind: kind.into() }
         });
-        let line = Reply::ok(Captured { points: points.collect() }).to_line();
-        Ok(Answer::Lasting { line, file, holds: Box::new(capture) })
+        Ok((Captured { points: points.collect() }, Lasting { file, holds: Box::new(capture) }))
     }
 }
 

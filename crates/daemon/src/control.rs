@@ -20,11 +20,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::net::Shutdown;
-use serde::Serialize;
 use vmlane_access::Peer;
-use vmlane_api::message::{self, Framing, LineError, LineReader};
-use vmlane_api::varlink::{self, Wants};
-use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply, line_of, send_with_file};
+use vmlane_api::message::{self, MessageError, MessageReader};
+use vmlane_api::varlink::{self, Understood};
+use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST};
 
 pub use crate::access::May;
 use crate::access::stranger;
@@ -35,22 +34,21 @@ pub trait Answers: Send + Sync + 'static {
     fn may(&self, peer: &Peer) -> Option<May>;
 
     /// The answer to a process.
-    fn answer(&self, call: Call, peer: &Peer) -> Answer;
+    fn answer(&self, call: Call, peer: &Peer) -> Result<Answer, Failure>;
 }
 
 /// An answer.
-pub enum Answer {
-    /// The body of the answer, as JSON, or why there is none.
-    Body(Result<String, Failure>),
-    /// A line that a descriptor goes with, and what lasts until the client closes the connection or sends another byte. That
-    /// byte is answered by a newline once it has ended.
-    Lasting { line: String, file: OwnedFd, holds: Box<dyn Any + Send> },
+pub struct Answer {
+    pub json: String,
+    pub lasting: Option<Lasting>,
 }
 
-impl<T: Serialize> From<Result<T, Failure>> for Answer {
-    fn from(outcome: Result<T, Failure>) -> Answer {
-        Answer::Body(outcome.and_then(|body| vmlane_api::to_json(&body)))
-    }
+/// What lasts until the client closes its half of the connection, or sends anything.
+pub struct Lasting {
+    /// Goes with the answer.
+    pub file: OwnedFd,
+    /// Ends it when dropped. Then the client gets the answer again.
+    pub holds: Box<dyn Any + Send>,
 }
 
 /// Bounds.
@@ -236,92 +234,54 @@ impl Server {
     }
 }
 
-/// Tells a client why it is not served; that fits the socket's buffer, so nothing waits here.
+/// Answers a client, whatever it asks, why it is not served; that fits the socket's buffer, so nothing waits here.
 fn turn_away(stream: &UnixStream, why: Failure) {
-    let _ = message::write(stream, Reply::error(why).to_line().as_bytes(), Duration::from_secs(1));
+    let _ = message::write(stream, &varlink::failed(&why), Duration::from_secs(1));
 }
 
 /// One client's connection, until it ends. Public for the fuzzer.
 #[doc(hidden)]
 pub fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bounds) {
     let Ok(far) = stream.try_clone() else { return };
-    let mut requests = LineReader::new(far, MAX_REQUEST);
+    let mut requests = MessageReader::new(far, MAX_REQUEST);
     loop {
-        let (answer, last) = match requests.next_message(bounds.request) {
-            Ok((message, Framing::Varlink)) => (varlink_answer(&message, peer, answers), false),
-            Ok((line, Framing::Line)) => match Call::from_line(&line)
-                .map(|call| carry_out(call, peer, answers))
-            {
-                Ok(Answer::Body(outcome)) => (Some(framed(outcome, Framing::Line)), false),
-                Ok(Answer::Lasting { line, file, holds }) => return hold(stream, &line, file, holds, bounds),
-                Err(failure) => (Some(framed(Err(failure), Framing::Line)), false),
-            },
-            Err(error) => {
-                let framing = requests.framing().unwrap_or(Framing::Line);
-                let failure = match (error, framing) {
-                    (LineError::TooLong { .. }, _) => Failure::request_too_long(),
-                    (error @ LineError::TimedOut { .. }, Framing::Line) => {
-                        Failure { code: ErrorCode::TimedOut, message: error.to_string() }
-                    }
-                    // Varlink has no answers without a request.
-                    _ => return,
-                };
-                (Some(framed(Err(failure), framing)), true)
+        let message = match requests.next(bounds.request) {
+            Ok(message) => message,
+            Err(MessageError::TooLong { .. }) => {
+                let answer = varlink::failed(&Failure::request_too_long());
+                let _ = message::write(stream, &answer, bounds.answer);
+                return;
             }
+            // Varlink has no answers without a request.
+            Err(_) => return,
         };
-        let written = answer.map(|bytes| message::write(stream, &bytes, bounds.answer));
-        if last || written.is_some_and(|written| written.is_err()) {
+        let Understood { oneway, call } = varlink::understand(&message, env!("CARGO_PKG_VERSION"));
+        let answer = match call.map(|call| carry_out(call, peer, answers)) {
+            Ok(Ok(Answer { json, lasting: None })) => varlink::succeeded(&json, false),
+            Ok(Ok(Answer { json, lasting: Some(lasting) })) => return hold(stream, &json, lasting, bounds),
+            Ok(Err(failure)) => varlink::failed(&failure),
+            Err(answer) => answer,
+        };
+        if !oneway && message::write(stream, &answer, bounds.answer).is_err() {
             return;
         }
     }
 }
 
-/// The answer to a Varlink message, if it asks for one.
-fn varlink_answer(message: &[u8], peer: &Peer, answers: &dyn Answers) -> Option<Vec<u8>> {
-    let request = varlink::understand(message, env!("CARGO_PKG_VERSION"));
-    let answer = match request.wants {
-        Wants::Answered(answer) => answer,
-        Wants::Call(call) => match carry_out(call, peer, answers) {
-            Answer::Body(outcome) => framed(outcome, Framing::Varlink),
-            // Only captures last, and Varlink has none.
-            Answer::Lasting { .. } => varlink::failed(&Failure::internal("not answered by a message".into())),
-        },
-    };
-    (!request.oneway).then_some(answer)
-}
-
-fn framed(outcome: Result<String, Failure>, framing: Framing) -> Vec<u8> {
-    match (outcome, framing) {
-        (Ok(body), Framing::Line) => line_of(&body).into_bytes(),
-        (Err(failure), Framing::Line) => Reply::error(failure).to_line().into_bytes(),
-        (Ok(body), Framing::Varlink) => varlink::succeeded(&body),
-        (Err(failure), Framing::Varlink) => varlink::failed(&failure),
-    }
-}
-
 /// Sends what lasts, and waits for its end. However many a client began, each has its place among the clients.
-fn hold(mut stream: &UnixStream, line: &str, file: OwnedFd, holds: Box<dyn Any + Send>, bounds: Bounds) {
-    let timeouts = stream.set_write_timeout(Some(bounds.answer)).and_then(|()| stream.set_read_timeout(None));
-    if timeouts.is_err() || send_with_file(stream, line.as_bytes(), file.as_fd()).is_err() {
+fn hold(mut stream: &UnixStream, json: &str, Lasting { file, holds }: Lasting, bounds: Bounds) {
+    let answer = varlink::succeeded(json, true);
+    let sent = message::write_with_file(stream, &answer, file.as_fd(), bounds.answer);
+    if sent.is_err() || stream.set_read_timeout(None).is_err() {
         return;
     }
     drop(file);
-    let mut byte = [0];
-    let asked = loop {
-        match stream.read(&mut byte) {
-            Ok(count) => break count > 0,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => break false,
-        }
-    };
+    while stream.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {}
     drop(holds);
-    if asked {
-        let _ = message::write(stream, b"\n", bounds.answer);
-    }
+    let _ = message::write(stream, &varlink::succeeded(json, false), bounds.answer);
 }
 
-fn carry_out(call: Call, peer: &Peer, answers: &dyn Answers) -> Answer {
-    catch_unwind(AssertUnwindSafe(|| answers.answer(call, peer))).unwrap_or_else(|_| {
-        Answer::Body(Err(Failure::internal("the daemon failed while answering; see its log".into())))
-    })
+fn carry_out(call: Call, peer: &Peer, answers: &dyn Answers) -> Result<Answer, Failure> {
+    catch_unwind(AssertUnwindSafe(|| answers.answer(call, peer)))
+        .unwrap_or_else(|_| Err(Failure::internal("the daemon failed while answering; see its log".into())))
 }

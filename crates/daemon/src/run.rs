@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use vmlane_api::ClientError;
+use vmlane_api::{Client, ClientError, call};
 use vmlane_mem::HugePages;
 use vmlane_state::{Found, Store};
 
@@ -222,10 +222,11 @@ fn hold_user_lock(store: &dyn Store, found: &mut Found) {
 /// and this one do not understand each other.
 fn take_place(paths: &Paths, owners: &[u32]) -> Result<Claim, RunError> {
     let is_there = runtime::open(paths, owners)?.is_some();
-    if is_there && let Ok(client) = vmlane_api::Client::connect(paths.runtime()) {
+    if is_there && let Ok(client) = Client::connect(paths.runtime()) {
         let mut client = client.with_timeout(PATIENCE);
         // One that does not answer any more may be gone already; the claim shows.
-        if let Err(error @ ClientError::Refused { .. }) = client.hand_over(vmlane_state::LAYOUT) {
+        let hand_over = call::HandOver { layout: vmlane_state::LAYOUT };
+        if let Err(error @ ClientError::Refused { .. }) = client.call(&hand_over) {
             let what = "the daemon that runs does not hand over".into();
             return Err(RunError::Host { what, cause: io::Error::other(error.to_string()) });
         }

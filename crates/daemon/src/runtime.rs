@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use vmlane_access::{Trust, TrustError};
-use vmlane_api::Client;
+use vmlane_api::{Client, call};
 
 use crate::paths::Paths;
 
@@ -92,7 +92,7 @@ pub fn claim(paths: &Paths, owners: &[u32]) -> Result<Claim, RuntimeError> {
 
 fn other_daemon(paths: &Paths) -> Option<u32> {
     let client = Client::connect(paths.runtime()).ok()?;
-    Some(client.with_timeout(Duration::from_secs(2)).ping().ok()?.pid)
+    Some(client.with_timeout(Duration::from_secs(2)).call(&call::Ping {}).ok()?.pid)
 }
 
 /// Removes what a daemon that was killed left behind. The caller holds the claim.

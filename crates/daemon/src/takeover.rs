@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vmlane_access::{Trust, TrustError};
-use vmlane_api::{Client, ClientError};
+use vmlane_api::{Client, ClientError, call};
 use vmlane_state::{Journal, LAYOUT, Unusable};
 
 use crate::assembly::HYPERVISOR_LOG;
@@ -101,11 +101,10 @@ pub fn can_replace(config: &Path, runtime_dir: &Path) -> Result<Predecessor, Tak
     let (predecessor, whose, have) = match Client::connect(&runtime_dir) {
         Ok(client) => {
             let mut client = client.with_timeout(PATIENCE);
-            let pong = client.ping()?;
+            let pong = client.call(&call::Ping {})?;
             let whose = format!("the daemon that runs (process {}, version {}): its", pong.pid, pong.daemon);
-            let layout = client.layout()?;
             let left_behind = with_virtio_vsock(&mut client);
-            (Predecessor::Daemon { pid: pong.pid, version: pong.daemon, left_behind }, whose, layout)
+            (Predecessor::Daemon { pid: pong.pid, version: pong.daemon, left_behind }, whose, pong.layout)
         }
         Err(ClientError::NoDaemon { cause, .. })
             if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
@@ -131,6 +130,6 @@ pub fn can_replace(config: &Path, runtime_dir: &Path) -> Result<Predecessor, Tak
 
 /// Of a daemon of another version, whose status this program may not understand, none are known.
 fn with_virtio_vsock(client: &mut Client) -> Vec<String> {
-    let vms = client.status().map(|status| status.vms).unwrap_or_default().into_iter();
+    let vms = client.call(&call::Status {}).map(|status| status.vms).unwrap_or_default().into_iter();
     vms.filter(|vm| vm.attached && vm.vsock == "virtio").map(|vm| vm.name).collect()
 }

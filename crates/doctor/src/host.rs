@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vmlane_access::Peer;
-use vmlane_api::{Client, ClientError, Ports, Stats, Status, VmStatus};
+use vmlane_api::{Client, ClientError, Ports, Stats, Status, VmStatus, call};
 
 use crate::text::printable;
 pub use vmm::{Device, Vmm};
@@ -109,7 +109,7 @@ pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<
     let failed = |error: ClientError| error.to_string();
     let ask = || Client::connect(runtime_dir).map_err(failed);
     let mut client = ask()?;
-    let status = client.status().map_err(failed)?;
+    let status = client.call(&call::Status {}).map_err(failed)?;
     let shows = shows_same_processes(&client, status.pid);
     for name in names {
         if !status.vms.iter().any(|vm| vm.name == *name) {
@@ -122,16 +122,16 @@ pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<
         }
     }
     say("reading the daemon's counters");
-    let before = ask()?.stats().map_err(failed)?;
+    let before = ask()?.call(&call::Stats {}).map_err(failed)?;
     std::thread::sleep(WATCHED);
-    let after = ask()?.stats().map_err(failed)?;
-    let ports = ask()?.ports().map_err(failed)?;
+    let after = ask()?.call(&call::Stats {}).map_err(failed)?;
+    let ports = ask()?.call(&call::Ports {}).map_err(failed)?;
     say("reading how the VMs were started");
     let vmms = match &shows {
         Ok(()) => {
             let read = vmms(&status);
             // A process that has ended meanwhile was disconnected, and another one may have its number.
-            of_same_processes(read, &ask()?.status().map_err(failed)?)
+            of_same_processes(read, &ask()?.call(&call::Status {}).map_err(failed)?)
         }
         Err(why) => attached(&status).map(|vm| (vm.name.clone(), Err(why.clone()))).collect(),
     };

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use vmlane_api::{Client, CounterList, Stats};
+use vmlane_api::{Client, CounterList, Stats, call};
 
 use crate::factors::{Factors, Moderation, Peer, Tool};
 use crate::host::Cpu;
@@ -331,7 +331,7 @@ impl Bench {
         if *device != Device::Vmci {
             return Ok(None);
         }
-        Ok(Some(Client::connect(&self.lab.daemon_runtime_dir())?.stats()?))
+        Ok(Some(Client::connect(&self.lab.daemon_runtime_dir())?.call(&call::Stats {})?))
     }
 
     /// An error when a guest or the daemon is gone.

@@ -1,6 +1,6 @@
-//! The control socket in both of its framings, as the daemon serves one client: whatever it sends and however
-//! that is cut, each message has one answer that is an object of its framing and not much longer than the
-//! message, and a call that was understood is the same call in the other framing.
+//! The control socket, as the daemon serves one client: whatever it sends and however that is cut, each message
+//! has one answer that is an object of Varlink's and not much longer than the message, and what a client
+//! understands of it is what the daemon answered.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -9,7 +9,8 @@ use std::os::unix::net::UnixStream;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Value, json};
 use vmlane_access::Peer;
-use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, varlink};
+use vmlane_api::varlink::{self, Answered};
+use vmlane_api::{Call, Done, ErrorCode, Failure, MAX_REQUEST};
 use vmlane_daemon::control::{Answer, Answers, Bounds, May, serve};
 use vmlane_testkit::LONGEST;
 
@@ -23,16 +24,12 @@ impl Answers for Echo {
         Some(May::Admin)
     }
 
-    fn answer(&self, call: Call, _: &Peer) -> Answer {
-        let line = call.to_line();
-        if line.len() <= MAX_REQUEST {
-            assert_eq!(Call::from_line(line.trim_end().as_bytes()).as_ref(), Ok(&call));
+    fn answer(&self, call: Call, _: &Peer) -> Result<Answer, Failure> {
+        let message = format!("{call:?}");
+        match ErrorCode::ALL.get(message.len() % (ErrorCode::ALL.len() + 3)) {
+            Some(&code) => Err(Failure { code, message }),
+            None => Ok(Answer { json: json!({ "call": message }).to_string(), lasting: None }),
         }
-        let codes = &ErrorCode::ALL;
-        Answer::Body(match line.len() % (codes.len() + 3) {
-            code if code < codes.len() => Err(Failure { code: codes[code], message: format!("{call:?}") }),
-            _ => Ok(json!({ "call": line }).to_string()),
-        })
     }
 }
 
@@ -96,17 +93,15 @@ fn is_to_wait(error: &std::io::Error) -> bool {
 }
 
 fn judge(sent: &[u8], said: &[u8]) {
-    let first = sent.iter().position(|byte| b"\n\0".contains(byte)).filter(|at| *at < MAX_REQUEST);
-    let end = first.map_or(b'\n', |at| sent[at]);
     let (mut least, mut most, mut longest, mut cut) = (0, 0, 0, false);
-    let mut messages: Vec<&[u8]> = sent.split(|byte| *byte == end).collect();
+    let mut messages: Vec<&[u8]> = sent.split(|byte| *byte == 0).collect();
     // What comes after the last end is no message yet.
     let unfinished = messages.pop().unwrap_or_default();
     for message in messages {
         cut = message.len() >= MAX_REQUEST;
         longest = longest.max(message.len());
         let has = |word: &[u8]| message.windows(word.len()).any(|bytes| bytes == word);
-        let may_be_oneway = end == 0 && !cut && (has(b"oneway") || has(b"\\u"));
+        let may_be_oneway = !cut && (has(b"oneway") || has(b"\\u"));
         least += usize::from(!may_be_oneway);
         most += 1;
         if cut {
@@ -117,31 +112,35 @@ fn judge(sent: &[u8], said: &[u8]) {
         (least, most) = (least + 1, most + 1);
     }
     let Some((last, answers)) = said.split_last() else { return assert_eq!(least, 0, "no answer") };
-    assert_eq!(*last, end, "an answer has no end");
-    let answers: Vec<&[u8]> = answers.split(|byte| *byte == end).collect();
+    assert_eq!(*last, 0, "an answer has no end");
+    let answers: Vec<&[u8]> = answers.split(|byte| *byte == 0).collect();
     assert!((least..=most).contains(&answers.len()), "{least} to {most} answers: {}", answers.len());
     for answer in answers {
-        // A letter of a message has six in JSON at most, and a call that is told as JSON in JSON twice as
-        // many.
+        // A letter of a message has six in JSON at most, and a call that is shown in JSON twice as many.
         assert!(answer.len() <= 12 * longest + 2 * varlink::description().len(), "{} bytes", answer.len());
-        let answer: Value = serde_json::from_slice(answer).expect("JSON");
-        if end == 0 { varlink_answer(&answer) } else { line_answer(&answer) }
+        judge_answer(answer);
     }
 }
 
-fn varlink_answer(answer: &Value) {
+fn judge_answer(bytes: &[u8]) {
+    let answer: Value = serde_json::from_slice(bytes).expect("JSON");
     let fields = answer.as_object().expect("an object");
     assert!(fields["parameters"].is_object(), "{answer}");
     assert!(fields.keys().all(|key| key == "parameters" || key == "error"), "{answer}");
-    if let Some(error) = fields.get("error") {
-        let (interface, name) = error.as_str().and_then(|error| error.rsplit_once('.')).expect("a name");
-        assert!(["org.varlink.service", varlink::INTERFACE].contains(&interface), "{answer}");
-        assert!(name.starts_with(|first: char| first.is_ascii_uppercase()), "{answer}");
-        assert!(name.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{answer}");
+    let Some(error) = fields.get("error") else {
+        return assert_eq!(varlink::answered(bytes), Answered::Ok(Done {}));
+    };
+    let (interface, name) = error.as_str().and_then(|error| error.rsplit_once('.')).expect("a name");
+    match varlink::answered::<Done>(bytes) {
+        Answered::Refused(failure) => {
+            assert_eq!((interface, name), (varlink::INTERFACE, &*failure.code.name()));
+            assert_eq!(answer["parameters"]["message"], failure.message);
+        }
+        other => {
+            assert_eq!(
+                (interface, other),
+                ("org.varlink.service", Answered::Otherwise(format!("{interface}.{name}")))
+            );
+        }
     }
-}
-
-fn line_answer(answer: &Value) {
-    assert_eq!(answer["version"], 1, "{answer}");
-    assert!(answer["ok"].is_object() != answer["error"]["message"].is_string(), "{answer}");
 }

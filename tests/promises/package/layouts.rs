@@ -19,14 +19,15 @@ const DROP_IN: &str = "/run/systemd/system/vmlane.service.d/other.conf";
 /// A daemon of a later version, as far as an upgrade asks it: whatever it is asked, it answers as if it were
 /// `ping`.
 fn other_daemon() -> String {
-    let answer = format!(r#"{{"version":1,"ok":{{"pid":'. $$ .',"daemon":"9.9.9","layout":{OTHER}}}}}"#);
+    let answer = format!(r#"{{"parameters":{{"pid":'. $$ .',"daemon":"9.9.9","layout":{OTHER}}}}}"#);
     format!(
         "use IO::Socket::UNIX;
 my $path = '/run/vmlane/control.sock';
 unlink $path;
 my $listener = IO::Socket::UNIX->new(Local => $path, Listen => 8) or die $!;
+$/ = \"\\0\";
 while (my $client = $listener->accept) {{
-  while (defined(my $line = <$client>)) {{ print $client '{answer}', \"\\n\"; $client->flush; }}
+  while (defined(my $message = <$client>)) {{ print $client '{answer}', $/; $client->flush; }}
 }}
 "
     )

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
+use vmlane_api::{Client, call};
 use vmlane_testkit::hybrid_vmm::{Vmm, is_closed};
 use vmlane_tests::{Process, wait_until};
 
@@ -66,7 +67,7 @@ impl Place {
         let pid = next.id();
         let before = self.daemon.replace(next);
         wait_until("the next daemon answers", || {
-            let pong = vmlane_api::Client::connect(&self.run()).and_then(|mut client| client.ping());
+            let pong = Client::connect(&self.run()).and_then(|mut client| client.call(&call::Ping {}));
             pong.is_ok_and(|pong| pong.pid == pid)
         });
         if let Some(mut before) = before {

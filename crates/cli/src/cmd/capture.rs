@@ -163,7 +163,7 @@ impl Args {
 
     fn begin(&self, request: &CaptureRequest) -> anyhow::Result<(Vec<CapturePoint>, Reader, CaptureLink)> {
         let client = self.place.connect()?.with_timeout(PATIENCE);
-        let (captured, file, link) = client.capture(request)?;
+        let (captured, file, link) = client.capture(request.clone())?;
         Ok((captured.points, Reader::new(&file)?, link))
     }
 

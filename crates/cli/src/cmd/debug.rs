@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use vmlane_api::call;
 
 use super::control::Where;
 
@@ -114,16 +115,19 @@ enum What {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.what {
-            What::Panic { vm, at, place } => place.connect()?.debug_panic(&vm, Some(at))?,
-            What::Trespass { vm, at, place } => place.connect()?.debug_trespass(&vm, &at)?,
+            What::Panic { vm, at, place } => place.connect()?.call(&call::DebugPanic { vm, at: Some(at) }),
+            What::Trespass { vm, at, place } => place.connect()?.call(&call::DebugTrespass { vm, at }),
             What::Stall { vm, at, milliseconds, place } => {
-                place.connect()?.debug_stall(&vm, &at, milliseconds)?;
+                place.connect()?.call(&call::DebugStall { vm, at, milliseconds })
             }
-            What::Move { vm, at, worker, place } => place.connect()?.debug_move(&vm, &at, worker)?,
+            What::Move { vm, at, worker, place } => {
+                place.connect()?.call(&call::DebugMove { vm, at, worker })
+            }
             What::Impair { vm, at, loss, reorder, delay_us, longest, seed, place } => {
-                place.connect()?.debug_impair(&vm, &at, (loss, reorder, delay_us, longest, seed))?;
+                let call = call::DebugImpair { vm, at, loss, reorder, delay_us, longest, seed };
+                place.connect()?.call(&call)
             }
-        }
+        }?;
         Ok(ExitCode::SUCCESS)
     }
 }

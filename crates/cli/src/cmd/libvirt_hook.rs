@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use vmlane_api::{Client, VmStatus};
+use vmlane_api::{Client, VmStatus, call};
 use vmlane_daemon::accounts::Accounts;
 use vmlane_daemon::config::VmConfig;
 use vmlane_daemon::paths::Paths;
@@ -72,7 +72,7 @@ impl Args {
         let mut client = Client::connect(paths.runtime())
             .with_context(|| format!("VM {} needs the daemon (systemctl start vmlane)", vm.name))?
             .with_timeout(PATIENCE);
-        let status = client.status()?;
+        let status = client.call(&call::Status {})?;
         let served = status.vms.iter().find(|served| served.name == vm.name);
         let Some(served) = served else {
             bail!("the daemon does not serve VM {} yet: run `vmlane reload`", vm.name);

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 
+use vmlane_api::call;
+
 use super::control::{Where, json, print};
 
 const EXAMPLES: &str = "Examples:
@@ -62,11 +64,11 @@ fn port(text: &str) -> Result<Port, String> {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (mut client, up) = (self.place.connect()?, self.state == State::Up);
-        let set = match &self.port {
-            Port::Nic { vm, nic } => client.set_link(vm, nic, up)?,
-            Port::Uplink(name) => client.set_uplink_link(name, up)?,
-        };
         let of_nic = matches!(self.port, Port::Nic { .. });
+        let set = match self.port {
+            Port::Nic { vm, nic } => client.call(&call::Link { vm, nic, up })?,
+            Port::Uplink(uplink) => client.call(&call::LinkUplink { uplink, up })?,
+        };
         if self.json {
             print(&json(&set)?)?;
         } else if of_nic && !set.guest_told && !up {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
-use vmlane_api::{Mirror, MirrorRequest};
+use vmlane_api::{Mirror, MirrorRequest, call};
 
 use super::control::{Show, Where, bytes, table};
 use crate::row;
@@ -95,12 +95,14 @@ impl Args {
         match self.what {
             What::Add(add) => {
                 let place = add.place.connect();
-                place?.add_mirror(request(add))?;
+                place?.call(&call::MirrorAdd { mirror: request(add) })?;
             }
-            What::Remove(Remove { name, place }) => place.connect()?.remove_mirror(&name)?,
+            What::Remove(Remove { name, place }) => {
+                place.connect()?.call(&call::MirrorRemove { name })?;
+            }
             What::List(List { show }) => {
                 return show.report(
-                    |client| Ok(Listed { mirrors: client.ports()?.mirrors }),
+                    |client| Ok(Listed { mirrors: client.call(&call::Ports {})?.mirrors }),
                     |listed| Ok(mirrors(&listed.mirrors)),
                 );
             }

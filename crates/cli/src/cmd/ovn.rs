@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use vmlane_api::{Client, OvnEntry, OvnReport};
+use vmlane_api::{Client, OvnEntry, OvnReport, call};
 use vmlane_daemon::config::ovn::interface;
 use vmlane_daemon::config::{self, Config};
 use vmlane_daemon::log;
@@ -54,10 +54,13 @@ impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Run(run) => run.run(),
-            Command::Status(show) => show.report(Client::status, |status| {
-                let shown = ovn(status);
-                Ok(if shown.is_empty() { "no NIC is a port of OVN's\n".into() } else { shown })
-            }),
+            Command::Status(show) => show.report(
+                |client| client.call(&call::Status {}),
+                |status| {
+                    let shown = ovn(status);
+                    Ok(if shown.is_empty() { "no NIC is a port of OVN's\n".into() } else { shown })
+                },
+            ),
         }
     }
 }
@@ -129,7 +132,7 @@ impl Daemon for Asked {
             Some(client) => client,
             none => none.insert(Client::connect(&self.runtime_dir).map_err(|error| error.to_string())?),
         };
-        let answer = client.ovn(reports).map_err(|error| error.to_string());
+        let answer = client.call(&call::Ovn { reports }).map_err(|error| error.to_string());
         if answer.is_err() {
             self.client = None;
         }

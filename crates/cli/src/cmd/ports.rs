@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use vmlane_api::{Client, Ports};
+use vmlane_api::{Ports, call};
 
 use super::control::{Show, bytes, table, teams};
 use super::mirror::mirrors;
@@ -33,7 +33,7 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let text = if self.macs { addresses } else { plain };
-        self.show.report(Client::ports, |ports| Ok(text(ports)))
+        self.show.report(|client| client.call(&call::Ports {}), |ports| Ok(text(ports)))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use vmlane_api::call;
+
 use super::control::Where;
 
 const EXAMPLES: &str = "Examples:
@@ -24,7 +26,7 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        self.place.connect()?.release(&self.vm)?;
+        self.place.connect()?.call(&call::Release { vm: self.vm })?;
         Ok(ExitCode::SUCCESS)
     }
 }

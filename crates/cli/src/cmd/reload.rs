@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use vmlane_api::call;
+
 use super::control::{Where, json, print};
 
 const EXAMPLES: &str = "Examples:
@@ -25,7 +27,8 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let report = self.place.connect()?.with_timeout(Duration::from_secs(60)).reload()?;
+        let mut client = self.place.connect()?.with_timeout(Duration::from_secs(60));
+        let report = client.call(&call::Reload {})?;
         if self.json {
             print(&json(&report)?)?;
         } else {

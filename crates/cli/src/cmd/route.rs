@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use vmlane_api::Client;
+use vmlane_api::call;
 use vmlane_daemon::config::{self, Config, PeerConfig, RouteConfig};
 use vmlane_daemon::log;
 use vmlane_route::authority::{self, Authority};
@@ -94,7 +94,7 @@ impl Args {
         match self.command {
             Command::Run(run) => run.run(),
             Command::Status(show) => show.report(
-                |client| Ok(Client::status(client)?.peers),
+                |client| Ok(client.call(&call::Status {})?.peers),
                 |all| Ok(if all.is_empty() { "no other hosts are configured\n".into() } else { peers(all) }),
             ),
             Command::Certificate(certificate) => certificate.make(),

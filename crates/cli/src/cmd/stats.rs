@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use vmlane_api::{Client, CounterList, Stats};
+use vmlane_api::{Client, CounterList, Stats, call};
 
 use super::control::{Show, table};
 use crate::row;
@@ -36,7 +36,7 @@ impl Args {
         let mut before: Option<Stats> = None;
         let wanted = self.vm.as_deref();
         let ask = |client: &mut Client| {
-            let mut stats = client.stats()?;
+            let mut stats = client.call(&call::Stats {})?;
             // The only VM asked for, if it is there; an unknown one is reported in `plain` and below.
             if let Some(name) = wanted
                 && stats.vms.iter().any(|vm| vm.name == name)
@@ -46,7 +46,7 @@ impl Args {
             Ok(stats)
         };
         if let Some(name) = wanted {
-            known(name, &self.show.place.connect()?.stats()?)?;
+            known(name, &self.show.place.connect()?.call(&call::Stats {})?)?;
         }
         self.show.report(ask, |stats| {
             let text = plain(stats, before.as_ref(), self.all, wanted.is_none());

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use vmlane_api::{Client, Status};
+use vmlane_api::{Status, call};
 
 use super::control::{Show, bytes, ovn, peers, table, teams};
 use crate::row;
@@ -27,7 +27,7 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        self.show.report(Client::status, |status| Ok(plain(status)))
+        self.show.report(|client| client.call(&call::Status {}), |status| Ok(plain(status)))
     }
 }
 

@@ -14,7 +14,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use vmlane_api::Status;
+use vmlane_api::{Status, call};
 
 use self::rates::{Rates, rates};
 use super::control::{Where, bytes, is_terminal, json, print, seconds};
@@ -67,12 +67,12 @@ impl Args {
 
     /// Prints one table or object after the other.
     fn follow(self) -> anyhow::Result<()> {
-        let mut before = self.place.connect()?.stats()?;
+        let mut before = self.place.connect()?.call(&call::Stats {})?;
         let mut left = if self.once { Some(1) } else { self.count };
         while left != Some(0) {
             std::thread::sleep(self.interval);
             let mut client = self.place.connect()?;
-            let (status, now) = (client.status()?, client.stats()?);
+            let (status, now) = (client.call(&call::Status {})?, client.call(&call::Stats {})?);
             let rates = rates(&before, &now, &status);
             let text = if self.json { json(&rates)? } else { plain(&rates, &status) };
             if !print(&text)? {

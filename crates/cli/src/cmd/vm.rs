@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use vmlane_api::{Client, VmList};
+use vmlane_api::{VmList, call};
 use vmlane_daemon::added::MOST_BYTES;
 
 use super::control::{Show, Where, json, print, table};
@@ -119,7 +119,9 @@ impl Args {
         match self.what {
             What::Add(args) => args.run(),
             What::Remove(args) => args.run(),
-            What::List(args) => args.show.report(Client::list_vms, |list| Ok(plain(list))),
+            What::List(args) => {
+                args.show.report(|client| client.call(&call::VmList {}), |list| Ok(plain(list)))
+            }
         }
     }
 }
@@ -130,7 +132,8 @@ impl AddArgs {
             Some(file) => read(file)?,
             None => self.keys.text(),
         };
-        let added = self.place.connect()?.with_timeout(PATIENCE).add_vm(&text)?;
+        let mut client = self.place.connect()?.with_timeout(PATIENCE);
+        let added = client.call(&call::VmAdd { description: text })?;
         if self.json {
             print(&json(&added)?)?;
         } else {
@@ -143,7 +146,8 @@ impl AddArgs {
 
 impl RemoveArgs {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let removed = self.place.connect()?.with_timeout(PATIENCE).remove_vm(&self.name, self.force)?;
+        let mut client = self.place.connect()?.with_timeout(PATIENCE);
+        let removed = client.call(&call::VmRemove { name: self.name, force: Some(self.force) })?;
         if self.json {
             print(&json(&removed)?)?;
         } else {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use rustix::io::Errno;
-use vmlane_api::{Client, Status, VmStatus};
+use vmlane_api::{Client, Status, VmStatus, call};
 
 /// The CID by which VMs reach the host.
 const HOST: u32 = 2;
@@ -14,7 +14,7 @@ const HOST: u32 = 2;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn status(runtime_dir: &Path) -> anyhow::Result<Status> {
-    Ok(Client::connect(runtime_dir)?.with_timeout(PATIENCE).status()?)
+    Ok(Client::connect(runtime_dir)?.with_timeout(PATIENCE).call(&call::Status {})?)
 }
 
 /// The CID of a VM that is named by its name or by its CID.

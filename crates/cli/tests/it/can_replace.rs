@@ -87,7 +87,7 @@ fn what_a_daemon_has_left_is_judged_by_its_own_layout() {
     can(&daemon, "the daemon that runs");
 }
 
-/// In place of a daemon, one that answers each method with a body or a refusal.
+/// In place of a daemon, one that answers each method so.
 fn answers(answer: fn(&str) -> Value) -> Daemon {
     let place = place(CONFIG);
     fs::create_dir_all(place.runtime()).unwrap();
@@ -95,52 +95,28 @@ fn answers(answer: fn(&str) -> Value) -> Daemon {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let line = answer(request["method"].as_str().unwrap()).to_string() + "\n";
-                stream.write_all(line.as_bytes()).unwrap();
+            for message in BufReader::new(stream.try_clone().unwrap()).split(0) {
+                let request: Value = serde_json::from_slice(&message.unwrap()).unwrap();
+                let message = answer(request["method"].as_str().unwrap()).to_string() + "\0";
+                stream.write_all(message.as_bytes()).unwrap();
             }
         }
     });
     place
 }
 
-fn refusal(message: &str) -> Value {
-    json!({"version": 1, "error": {"code": "failed", "message": message}})
-}
-
 #[test]
 fn a_daemon_of_another_layout_is_left_alone() {
-    let place = answers(|_| json!({"version": 1, "ok": {"pid": 7, "daemon": "9.9.9", "layout": 1_000_000}}));
+    let place = answers(|_| json!({"parameters": {"pid": 7, "daemon": "9.9.9", "layout": 1_000_000}}));
     cannot(&place, &["(process 7, version 9.9.9)", "layout 1000000", "Install a version that knows"]);
-}
-
-/// Daemons before the layout was in their answers: a refusal to hand over names it.
-#[test]
-fn daemons_that_do_not_say_their_layout_are_asked_for_it() {
-    fn old(method: &str, layout: u32) -> Value {
-        match method {
-            "ping" => json!({"version": 1, "ok": {"pid": 7, "daemon": "0.1.0"}}),
-            "hand_over" => refusal(&format!(
-                "this daemon's state has layout {layout}, the one that asks knows 4294967295; this one stays"
-            )),
-            other => panic!("{other} is not asked"),
-        }
-    }
-    let place = answers(|method| old(method, 3));
-    cannot(&place, &["layout 3"]);
-    let place = answers(|method| old(method, 4));
-    let ran = asks(&place);
-    assert_eq!(ran.succeeded(), layout() == 4, "{ran:?}");
 }
 
 #[test]
 fn a_daemon_that_does_not_answer_so_is_not_called_replaceable() {
-    let place = answers(|_| json!({"version": 1, "ok": "hello"}));
+    let place = answers(|_| json!({"parameters": "hello"}));
     cannot(&place, &["is not known"]);
-    let place = answers(|method| match method {
-        "ping" => json!({"version": 1, "ok": {"pid": 7, "daemon": "0.1.0"}}),
-        _ => refusal("no"),
-    });
+    let place = answers(|_| json!({"parameters": {"pid": 7, "daemon": "0.1.0"}}));
+    cannot(&place, &["is not known", "missing field `layout`"]);
+    let place = answers(|_| json!({"error": "io.vmlane.Control.Failed", "parameters": {"message": "no"}}));
     cannot(&place, &["is not known: no"]);
 }

@@ -114,7 +114,7 @@ fn sigterm_sigint_and_shutdown_end_it_cleanly() {
         wait_until("an empty directory", || daemon.runtime().read_dir().unwrap().count() == 0);
     }
     daemon.start();
-    vmlane_api::Client::connect(&daemon.runtime()).unwrap().shutdown().unwrap();
+    vmlane_api::Client::connect(&daemon.runtime()).unwrap().call(&vmlane_api::call::Shutdown {}).unwrap();
     assert_eq!(daemon.wait().code(), Some(0));
     let ran = daemon.ask(&["status"]);
     ran.fails(1, &["no daemon answers at", "vmlane daemon --runtime-dir"]);
@@ -177,7 +177,7 @@ fn an_injected_panic_stays_inside_its_vm() {
 
     let mut client = vmlane_api::Client::connect(&daemon.runtime()).unwrap();
     for _ in 0..50 {
-        client.debug_panic("web", None).unwrap();
+        client.call(&vmlane_api::call::DebugPanic { vm: "web".into(), at: None }).unwrap();
         assert!(web.read_u32(1, CONTROL).is_err());
     }
     assert_eq!(stats(&daemon, "web")["session"]["panics"], 51);

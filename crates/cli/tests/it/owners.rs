@@ -50,10 +50,10 @@ fn visitor() {
         "list" => fs::read_dir(path).map_or_else(kind, |_| "listed".into()),
         request => {
             let asked = UnixStream::connect(path).and_then(|mut stream| {
-                writeln!(stream, "{{\"version\":1,\"method\":\"{request}\"}}")?;
-                let mut line = String::new();
-                BufReader::new(stream).read_line(&mut line)?;
-                Ok(line.trim_end().to_owned())
+                write!(stream, "{{\"method\":\"io.vmlane.Control.{request}\"}}\0")?;
+                let mut answer = Vec::new();
+                BufReader::new(stream).read_until(0, &mut answer)?;
+                Ok(String::from_utf8_lossy(&answer).trim_end_matches('\0').to_owned())
             });
             asked.unwrap_or_else(kind)
         }
@@ -151,27 +151,27 @@ fn the_control_socket_grants_what_the_configuration_says() {
     let control = daemon.run("control.sock");
     let seen = |answer: &str| -> Vec<String> {
         let answer: Value = serde_json::from_str(answer).unwrap();
-        let vms = answer["ok"]["vms"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        let vms = answer["parameters"]["vms"].as_array().unwrap_or_else(|| panic!("{answer}"));
         vms.iter().map(|vm| vm["name"].as_str().unwrap().to_owned()).collect()
     };
     let mut bob = visitor_as(BOB, &[]);
-    assert_eq!(seen(&bob.ask("status", &control)), ["web", "db", "own"]);
-    for method in ["reload", "shutdown"] {
+    assert_eq!(seen(&bob.ask("Status", &control)), ["web", "db", "own"]);
+    for (method, name) in [("Reload", "reload"), ("Shutdown", "shutdown")] {
         let refused = bob.ask(method, &control);
-        assert!(refused.contains("forbidden") && refused.contains(&format!("{method} needs")), "{refused}");
+        assert!(refused.contains("Forbidden") && refused.contains(&format!("{name} needs")), "{refused}");
     }
     let mut alice = visitor_as(ALICE, &[]);
-    assert_eq!(seen(&alice.ask("status", &control)), ["web"]);
-    assert_eq!(seen(&alice.ask("stats", &control)), ["web"]);
-    assert!(alice.ask("reload", &control).contains("forbidden"));
+    assert_eq!(seen(&alice.ask("Status", &control)), ["web"]);
+    assert_eq!(seen(&alice.ask("Stats", &control)), ["web"]);
+    assert!(alice.ask("Reload", &control).contains("Forbidden"));
     let mut carol = visitor_as(7, &[CAROL]);
-    assert!(carol.ask("reload", &control).contains("\"ok\""));
+    assert!(carol.ask("Reload", &control).contains("\"parameters\":{\"applied\""));
     let mut stranger = visitor_as(20_099, &[]);
-    assert_eq!(stranger.ask("ping", &control), "PermissionDenied");
+    assert_eq!(stranger.ask("Ping", &control), "PermissionDenied");
     // What is taken from the configuration is taken from the sockets.
     daemon.configure(CONFIG);
     daemon.must(&["reload"]);
-    assert_eq!(bob.ask("ping", &control), "PermissionDenied");
+    assert_eq!(bob.ask("Ping", &control), "PermissionDenied");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The control socket in Varlink's framing, asked by a client written here: what a running daemon answers is what its description
-//! says, member by member.
+//! The control socket, asked by a client written here: what a running daemon answers is what its description says, member by
+//! member.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +14,7 @@ const CONFIG: &str = "[[vm]]\nname = \"web\"\ncid = 3\nnic = [ { model = \"vmxne
     [[vm]]\nname = \"db\"\ncid = 4\nvsock = \"virtio\"\nnic = [ { model = \"virtio-net\" } ]\n\
     [[mirror]]\nname = \"ids\"\nfrom = [\"web/nic0\"]\nto = \"db/nic0\"\n";
 
-/// A connection in Varlink's framing.
+/// A connection to the daemon.
 struct Client(BufReader<UnixStream>);
 
 impl Client {
@@ -23,7 +23,12 @@ impl Client {
     }
 
     fn ask(&mut self, method: &str, parameters: &Value) -> Value {
-        let request = json!({"method": method, "parameters": parameters}).to_string() + "\0";
+        self.send(&json!({"method": method, "parameters": parameters}))
+    }
+
+    fn send(&mut self, request: &Value) -> Value {
+        let method = &request["method"];
+        let request = format!("{request}\0");
         self.0.get_mut().write_all(request.as_bytes()).unwrap();
         let mut answer = Vec::new();
         self.0.read_until(0, &mut answer).unwrap();
@@ -128,6 +133,15 @@ fn a_daemon_answers_as_its_description_says() {
         let answer = client.call(method, &parameters);
         description.holds(method, &answer, method);
     }
+    let capture = json!({"capture": {"points": ["web/nic0"], "vms": [], "snap": 64, "buffer": 65536}});
+    let mut capturing = Client::connect(&daemon);
+    let request = json!({"method": "io.vmlane.Control.Capture", "parameters": capture, "more": true});
+    let answer = capturing.send(&request);
+    assert_eq!(answer["continues"], true);
+    description.holds("Capture", &answer["parameters"], "Capture");
+    // Any further byte ends it.
+    let last = capturing.send(&json!({}));
+    assert_eq!((&last["parameters"], &last["continues"]), (&answer["parameters"], &Value::Null));
     let answer = client.ask("io.vmlane.Control.VmRemove", &json!({"name": "app"}));
     assert!(
         answer["error"].as_str().is_some_and(|error| error.starts_with("io.vmlane.Control.")),

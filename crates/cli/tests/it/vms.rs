@@ -163,7 +163,8 @@ fn what_is_in_use_is_refused_and_the_error_says_whose_it_is() {
     refuse(&[&file("long.toml")], &["long.toml: a description may have 16384 bytes"]);
     refuse(&[&file("none.toml")], &["none.toml: No such file"]);
     let long = fs::read_to_string(file("long.toml")).unwrap();
-    let raw = vmlane_api::Client::connect(&daemon.runtime()).unwrap().add_vm(&long).unwrap_err().to_string();
+    let mut client = vmlane_api::Client::connect(&daemon.runtime()).unwrap();
+    let raw = client.call(&vmlane_api::call::VmAdd { description: long }).unwrap_err().to_string();
     contains_all(&raw, &["has 16412 bytes, and may have 16384"]);
     assert_eq!(served(&daemon), "web db app");
     assert_eq!(fs::read_dir(daemon.run("vms.d")).unwrap().count(), 1);

@@ -1,36 +1,66 @@
 //! The control protocol over a real socket, the daemon's side and the client's.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use vmlane_access::Peer;
-use vmlane_api::{Call, Client, ClientError, Done, ErrorCode, Failure, MAX_REQUEST, Pong};
+use vmlane_api::{
+    Call, CapturePoint, CaptureRequest, Captured, Client, ClientError, ErrorCode, Failure, MAX_REQUEST,
+    Method, Pong, call,
+};
 use vmlane_daemon::config::May;
-use vmlane_daemon::control::{Answer, Answers, Bounds, ControlServer};
+use vmlane_daemon::control::{Answer, Answers, Bounds, ControlServer, Lasting};
 
 /// Answers pings, panics when told to, and has a lot to say about ports.
-struct Fake;
+#[derive(Default)]
+struct Fake {
+    /// A capture is under way.
+    captures: Arc<AtomicBool>,
+}
+
+struct Capturing(Arc<AtomicBool>);
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+fn pong() -> Pong {
+    Pong { pid: 42, daemon: "test".into(), layout: 4 }
+}
 
 impl Answers for Fake {
     fn may(&self, _: &Peer) -> Option<May> {
         Some(May::Admin)
     }
 
-    fn answer(&self, call: Call, _: &Peer) -> Answer {
-        match call {
-            Call::Ping => Ok(Pong { pid: 42, daemon: "test".into(), layout: Some(4) }).into(),
-            Call::DebugPanic { .. } => panic!("as asked for by the test"),
-            Call::Ports => Ok("x".repeat(8 << 20)).into(),
-            Call::Status => Answer::Body(Ok("nonsense".into())),
-            Call::Reload => {
-                Answer::Body(Err(Failure { code: ErrorCode::Forbidden, message: "not here".into() }))
+    fn answer(&self, call: Call, _: &Peer) -> Result<Answer, Failure> {
+        let json = match call {
+            Call::Ping(call) => call.answer(pong())?,
+            Call::DebugPanic(_) => panic!("as asked for by the test"),
+            Call::Ports(_) => format!("{:?}", "x".repeat(8 << 20)),
+            Call::Status(_) => "nonsense".into(),
+            Call::Reload(_) => {
+                return Err(Failure { code: ErrorCode::Forbidden, message: "not here".into() });
             }
-            _ => Ok(Done {}).into(),
-        }
+            Call::Capture(call) => {
+                let point = CapturePoint { name: "web/nic0".into(), kind: "frames".into() };
+                self.captures.store(true, Ordering::Release);
+                let holds = Box::new(Capturing(self.captures.clone()));
+                let file = std::io::stderr().as_fd().try_clone_to_owned().unwrap();
+                let json = call.answer(Captured { points: vec![point] })?;
+                return Ok(Answer { json, lasting: Some(Lasting { file, holds }) });
+            }
+            _ => "{}".into(),
+        };
+        Ok(Answer { json, lasting: None })
     }
 }
 
@@ -42,7 +72,7 @@ struct Setup {
 fn setup(bounds: Bounds) -> Setup {
     let directory = tempfile::tempdir().unwrap();
     let path = vmlane_api::control_socket(directory.path());
-    let server = ControlServer::start(&path, Arc::new(Fake), bounds).unwrap();
+    let server = ControlServer::start(&path, Arc::<Fake>::default(), bounds).unwrap();
     Setup { directory, _server: server }
 }
 
@@ -58,15 +88,26 @@ impl Setup {
     fn raw(&self) -> UnixStream {
         UnixStream::connect(vmlane_api::control_socket(self.path())).unwrap()
     }
+}
 
-    /// Sends text, returns the answer's line.
-    fn ask(&self, text: &str) -> String {
-        let mut stream = self.raw();
-        stream.write_all(text.as_bytes()).unwrap();
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).unwrap();
-        line
-    }
+/// Asks the daemon.
+fn ping(mut client: Client) -> Result<Pong, ClientError> {
+    client.call(&call::Ping {})
+}
+
+const PING: &str = "{\"method\":\"io.vmlane.Control.Ping\"}\0";
+
+/// Sends messages, returns as many answers.
+fn ask(stream: &mut UnixStream, messages: &str, answers: usize) -> Vec<String> {
+    stream.write_all(messages.as_bytes()).unwrap();
+    let mut reader = BufReader::new(stream);
+    let answer = |_| {
+        let mut bytes = Vec::new();
+        reader.read_until(0, &mut bytes).unwrap();
+        assert_eq!(bytes.pop(), Some(0), "{bytes:?}");
+        String::from_utf8(bytes).unwrap()
+    };
+    (0..answers).map(answer).collect()
 }
 
 const QUICK: Bounds = Bounds {
@@ -82,8 +123,8 @@ fn a_connection_carries_many_requests() {
     let setup = setup(Bounds::default());
     let mut client = setup.client();
     for _ in 0..3 {
-        assert_eq!(client.ping().unwrap(), Pong { pid: 42, daemon: "test".into(), layout: Some(4) });
-        client.shutdown().unwrap();
+        assert_eq!(client.call(&call::Ping {}).unwrap(), pong());
+        client.call(&call::Shutdown {}).unwrap();
     }
 }
 
@@ -107,31 +148,37 @@ fn the_socket_is_its_owners_and_goes_with_the_server() {
 fn bad_requests_get_an_error_and_the_connection_goes_on() {
     let setup = setup(Bounds::default());
     let mut stream = setup.raw();
-    let mut lines = BufReader::new(stream.try_clone().unwrap());
-    for (request, code) in [
-        ("{{{", "bad_request"),
-        ("", "bad_request"),
-        ("{\"version\":2,\"method\":\"ping\"}", "wrong_version"),
-        ("{\"version\":1,\"method\":\"dance\"}", "unknown_method"),
-        ("{\"version\":1,\"method\":\"debug_panic\",\"vm\":\"a\"}", "failed"),
+    for (request, expected) in [
+        ("{{{", "io.vmlane.Control.BadRequest"),
+        ("", "io.vmlane.Control.BadRequest"),
+        ("{\"method\":\"io.vmlane.Control.Dance\"}", "org.varlink.service.MethodNotFound"),
+        (
+            "{\"method\":\"io.vmlane.Control.DebugPanic\",\"parameters\":{\"vm\":\"a\"}}",
+            "io.vmlane.Control.Failed",
+        ),
+        (
+            "{\"method\":\"io.vmlane.Control.Reload\"}",
+            "{\"error\":\"io.vmlane.Control.Forbidden\",\"parameters\":{\"message\":\"not here\"}}",
+        ),
+        ("{\"method\":\"org.varlink.service.GetInfo\",\"more\":true}", "\"vmlane daemon\""),
     ] {
-        stream.write_all(format!("{request}\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        lines.read_line(&mut answer).unwrap();
-        assert!(answer.contains(&format!("\"code\":\"{code}\"")), "{request}: {answer}");
+        let answer = ask(&mut stream, &format!("{request}\0"), 1);
+        assert!(answer[0].contains(expected), "{request}: {answer:?}");
     }
-    stream.write_all(Call::Ping.to_line().as_bytes()).unwrap();
-    let mut answer = String::new();
-    lines.read_line(&mut answer).unwrap();
-    assert_eq!(answer, "{\"version\":1,\"ok\":{\"pid\":42,\"daemon\":\"test\",\"layout\":4}}\n");
+    let without_answer = "{\"method\":\"io.vmlane.Control.Shutdown\",\n\"oneway\":true}\0";
+    let answer = ask(&mut stream, &[without_answer, PING].concat(), 1);
+    assert_eq!(answer, ["{\"parameters\":{\"pid\":42,\"daemon\":\"test\",\"layout\":4}}"]);
 }
 
 #[test]
 fn a_request_without_end_is_cut_off() {
     let setup = setup(Bounds::default());
-    let answer = setup.ask(&"x".repeat(MAX_REQUEST));
-    assert!(answer.contains("too_long") && answer.contains("65536"), "{answer}");
-    assert!(setup.client().ping().is_ok());
+    let mut stream = setup.raw();
+    ask(&mut stream, PING, 1);
+    let answer = ask(&mut stream, &"x".repeat(MAX_REQUEST), 1);
+    assert!(answer[0].contains("io.vmlane.Control.TooLong") && answer[0].contains("65536"), "{answer:?}");
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is closed");
+    assert!(ping(setup.client()).is_ok());
 }
 
 #[test]
@@ -141,11 +188,11 @@ fn slow_clients_lose_their_place_and_do_not_delay_others() {
     let mut silent = setup.raw();
     let mut trickling = setup.raw();
     trickling.write_all(b"{").unwrap();
-    assert!(setup.client().ping().is_ok(), "served beside them");
+    assert!(ping(setup.client()).is_ok(), "served beside them");
     for stream in [&mut silent, &mut trickling] {
         let mut rest = String::new();
         stream.read_to_string(&mut rest).unwrap();
-        assert!(rest.contains("timed_out"), "{rest}");
+        assert_eq!(rest, "", "no answer without a request");
     }
 }
 
@@ -153,15 +200,15 @@ fn slow_clients_lose_their_place_and_do_not_delay_others() {
 fn a_client_that_does_not_fetch_its_answer_is_dropped() {
     let setup = setup(Bounds { clients: 1, ..QUICK });
     let mut deaf = setup.raw();
-    deaf.write_all(Call::Ports.to_line().as_bytes()).unwrap();
-    vmlane_testkit::wait_until("its place is free", || setup.client().ping().is_ok());
+    deaf.write_all(b"{\"method\":\"io.vmlane.Control.Ports\"}\0").unwrap();
+    vmlane_testkit::wait_until("its place is free", || ping(setup.client()).is_ok());
 }
 
 #[test]
 fn one_client_too_many_is_told_so() {
     let setup = setup(Bounds { request: Duration::from_secs(60), ..QUICK });
     let _holding = [setup.raw(), setup.raw()];
-    let error = setup.client().ping().unwrap_err();
+    let error = ping(setup.client()).unwrap_err();
     assert_eq!(error.code(), Some(ErrorCode::Busy), "{error}");
     assert!(error.to_string().contains("2 clients"), "{error}");
 }
@@ -171,79 +218,36 @@ fn a_stale_socket_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = vmlane_api::control_socket(directory.path());
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    let _server = ControlServer::start(&path, Arc::new(Fake), Bounds::default()).unwrap();
-    assert!(Client::connect(directory.path()).unwrap().ping().is_ok());
+    let _server = ControlServer::start(&path, Arc::<Fake>::default(), Bounds::default()).unwrap();
+    assert!(ping(Client::connect(directory.path()).unwrap()).is_ok());
 }
 
 #[test]
 fn the_client_says_what_is_wrong_with_an_answer() {
     let setup = setup(Bounds::default());
-    let text = setup.client().status().unwrap_err().to_string();
+    let text = setup.client().call(&call::Status {}).unwrap_err().to_string();
     assert!(text.contains("answered status with something else"), "{text}");
-
-    let newer = tempfile::tempdir().unwrap();
-    let listener = std::os::unix::net::UnixListener::bind(vmlane_api::control_socket(newer.path())).unwrap();
-    let client = Client::connect(newer.path()).unwrap();
-    let (mut stream, _) = listener.accept().unwrap();
-    stream.write_all(b"{\"version\":9,\"ok\":{\"pid\":1,\"daemon\":\"9\"}}\n").unwrap();
-    let text = client.with_timeout(Duration::from_secs(60)).ping().unwrap_err().to_string();
-    assert!(text.contains("version 9") && text.contains("speaks 1"), "{text}");
 
     let mute = tempfile::tempdir().unwrap();
     let _listener = std::os::unix::net::UnixListener::bind(vmlane_api::control_socket(mute.path())).unwrap();
     let client = Client::connect(mute.path()).unwrap();
-    let error = client.with_timeout(Duration::from_millis(50)).ping().unwrap_err();
+    let error = ping(client.with_timeout(Duration::from_millis(50))).unwrap_err();
     assert!(matches!(error, ClientError::NoAnswer { .. }));
     assert!(error.to_string().contains("did not answer ping"), "{error}");
 }
 
-/// Sends messages of Varlink, returns as many answers.
-fn varlink(stream: &mut UnixStream, messages: &str, answers: usize) -> Vec<String> {
-    stream.write_all(messages.as_bytes()).unwrap();
-    let mut reader = BufReader::new(stream);
-    let answer = |_| {
-        let mut bytes = Vec::new();
-        reader.read_until(0, &mut bytes).unwrap();
-        assert_eq!(bytes.pop(), Some(0), "{bytes:?}");
-        String::from_utf8(bytes).unwrap()
-    };
-    (0..answers).map(answer).collect()
-}
-
 #[test]
-fn a_message_that_ends_with_a_zero_byte_is_answered_likewise() {
-    let setup = setup(Bounds::default());
-    let mut stream = setup.raw();
-    let answers = varlink(
-        &mut stream,
-        "{\"method\":\"io.vmlane.Control.Ping\"}\0{\"method\":\"io.vmlane.Control.Shutdown\",\n\"oneway\":true}\0\
-         {\"method\":\"io.vmlane.Control.Reload\"}\0{\"method\":\"io.vmlane.Control.DebugPanic\",\"parameters\":{\"vm\":\"a\"}}\0{{{\0\
-         {\"method\":\"org.varlink.service.GetInfo\",\"more\":true}\0",
-        5,
-    );
-    assert_eq!(answers[0], "{\"parameters\":{\"pid\":42,\"daemon\":\"test\",\"layout\":4}}");
-    for (answer, expected) in answers[1..].iter().zip([
-        "{\"error\":\"io.vmlane.Control.Forbidden\",\"parameters\":{\"message\":\"not here\"}}",
-        "io.vmlane.Control.Failed",
-        "io.vmlane.Control.BadRequest",
-        "\"interfaces\":[\"org.varlink.service\",\"io.vmlane.Control\"]",
-    ]) {
-        assert!(answer.contains(expected), "{answer}");
-    }
-    // Another connection speaks as ever.
-    assert!(setup.client().ping().is_ok());
-}
-
-#[test]
-fn a_varlink_client_is_bounded_as_others_are() {
-    let setup = setup(Bounds { request: Duration::from_secs(3), ..QUICK });
-    let mut stream = setup.raw();
-    let ping = "{\"method\":\"io.vmlane.Control.Ping\"}\0";
-    varlink(&mut stream, ping, 1);
-    let answers = varlink(&mut stream, &"x".repeat(MAX_REQUEST), 1);
-    assert!(answers[0].contains("io.vmlane.Control.TooLong"), "{answers:?}");
-    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is closed");
-    let mut silent = setup.raw();
-    varlink(&mut silent, ping, 1);
-    assert_eq!(silent.read(&mut [0]).unwrap(), 0, "it is closed without an answer that has no request");
+fn a_capture_lasts_until_its_client_closes_its_half_of_the_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let fake = Arc::<Fake>::default();
+    let path = vmlane_api::control_socket(directory.path());
+    let _server = ControlServer::start(&path, fake.clone(), Bounds::default()).unwrap();
+    let begin = || Client::connect(directory.path()).unwrap().capture(CaptureRequest::default()).unwrap();
+    let (captured, _file, mut link) = begin();
+    assert_eq!(captured.points[0].name, "web/nic0");
+    assert!(!link.closed() && fake.captures.load(Ordering::Acquire));
+    assert!(link.stop(Duration::from_secs(60)));
+    assert!(!fake.captures.load(Ordering::Acquire), "it has ended before that is answered");
+    drop(begin());
+    vmlane_testkit::wait_until("it ends with its client", || !fake.captures.load(Ordering::Acquire));
 }

@@ -213,7 +213,7 @@ pub fn answers(plan: &Plan) -> bool {
 /// The process that answers there.
 pub fn pid(plan: &Plan) -> Option<u32> {
     let client = vmlane_api::Client::connect(&plan.daemon_runtime()).ok()?;
-    Some(client.with_timeout(std::time::Duration::from_secs(2)).ping().ok()?.pid)
+    Some(client.with_timeout(std::time::Duration::from_secs(2)).call(&vmlane_api::call::Ping {}).ok()?.pid)
 }
 
 /// The QEMU arguments that attach `guest` to the daemon.

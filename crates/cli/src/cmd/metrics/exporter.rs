@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use vmlane_api::{ClientError, Stats, Status};
+use vmlane_api::{ClientError, Stats, Status, call};
 
 use super::families::Scrape;
 use super::seen::Seen;
@@ -70,6 +70,6 @@ impl Exporter {
 
     fn ask(&self) -> Result<(Status, Stats), ClientError> {
         let mut client = self.place.connect()?.with_timeout(PATIENCE);
-        Ok((client.status()?, client.stats()?))
+        Ok((client.call(&call::Status {})?, client.call(&call::Stats {})?))
     }
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use vmlane_api::call;
 
 use super::app::{App, Key, Next};
 use super::draw::draw;
@@ -23,8 +24,9 @@ pub fn run(place: &Where, interval: Duration, count: Option<u64>) -> anyhow::Res
 
 fn look(place: &Where, view: View) -> anyhow::Result<Look> {
     let mut client = place.connect()?;
-    let ports = if view == View::Streams { Some(client.ports()?) } else { None };
-    Ok(Look { status: client.status()?, stats: client.stats()?, ports })
+    let ports = if view == View::Streams { Some(client.call(&call::Ports {})?) } else { None };
+    let (status, stats) = (client.call(&call::Status {})?, client.call(&call::Stats {})?);
+    Ok(Look { status, stats, ports })
 }
 
 fn serve(

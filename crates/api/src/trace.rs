@@ -44,6 +44,14 @@ impl fmt::Display for Kind {
 pub type Members = Vec<(&'static str, Kind)>;
 /// Structures by name.
 pub type Types = BTreeMap<&'static str, Members>;
+/// [`kind`] of a type.
+pub type Trace = fn(&mut Types) -> Result<Kind, Untraceable>;
+
+/// The members of a structure; others in it are added to `types`.
+pub fn members(trace: Trace, types: &mut Types) -> Result<Members, Untraceable> {
+    let Kind::Named(name) = trace(types)? else { return Err(Untraceable) };
+    types.remove(name).ok_or(Untraceable)
+}
 
 /// The kind of `T`; structures in it are added to `types`.
 pub fn kind<T: Deserialize<'static>>(types: &mut Types) -> Result<Kind, Untraceable> {
