@@ -7,10 +7,9 @@ use std::process::{Command, Stdio};
 use vmlane_tests::alone::output;
 use vmlane_tests::tree::root;
 
-/// Where an upgrade starts while no version is tagged: the first commit whose package and units are those of
-/// a host (a state directory for VMs that are added at run time), and whose state has the layout of today.
-/// The commits of layout 3 had no package.
-const FIRST: &str = "17e09d9ec5280cfca15dba0f48c0e13f14ca64a7";
+/// Where an upgrade starts while no version is tagged: the first commit whose control socket has the protocol
+/// of today, by which both versions ask each other, and whose state has the layout of today.
+const FIRST: &str = "2cd3e116613b2139cfdee6dec473dfed2f12f499";
 
 pub struct Previous {
     /// The tag, or the commit.
