@@ -63,6 +63,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("host", &["access", "device", "mem", "port", "sock", "stats", "transport", "vsock", "wire"]),
     // A host program's half.
     ("sock", &["mem", "wire"]),
+    // What a process gives up, by the roles of its threads.
+    ("confine", &["access", "mem", "port"]),
+    // What outlives a daemon: it asks the one that runs.
+    ("keeper", &["access", "api", "confine", "state"]),
     // Only the daemon knows everything.
     (
         "daemon",
@@ -70,8 +74,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "access",
             "api",
             "capture",
+            "confine",
             "device",
             "host",
+            "keeper",
             "mem",
             "port",
             "state",
@@ -108,6 +114,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "doctor",
             "experiment",
             "import",
+            "keeper",
             "lab",
             "ovn",
             "preload",

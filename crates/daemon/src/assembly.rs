@@ -24,6 +24,7 @@ use vmlane_api::{Call, Done, Failure, Pong};
 use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets};
+use vmlane_keeper::takeover::HYPERVISOR_LOG;
 use vmlane_mem::MemoryMap;
 use vmlane_port::Streams;
 use vmlane_port::wrap::{Fault, FaultyStreams, Impairment};
@@ -440,9 +441,7 @@ impl State {
     }
 }
 
-/// Name, kind and bytes of a half of the hypervisor's journal. The name is older than the type's: a next daemon of another
-/// version looks for it.
-pub(crate) const HYPERVISOR_LOG: &str = "fabric.log";
+/// Kind and bytes of a half of the hypervisor's journal.
 const HYPERVISOR_KIND: u32 = 2;
 /// Room for 128 VMs that each keep as much as their default limits allow (some 23 MiB: unread data of closed streams, pages of
 /// queue pairs); the file is sparse. Below 4 GiB, as a commit counts bytes in 32 bits.

@@ -13,16 +13,13 @@
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `bounds.rs` | what each VM may use |
 //! | `cpus.rs` | where the workers run |
-//! | `confine/` | user, capabilities, files, system calls |
 //! | `plan.rs` | what a reload does |
 //! | `watchdog.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
 //! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
-//! | `access.rs`, `grants.rs`, `accounts.rs` | who may ask what; who may use which socket; users and groups of the host |
+//! | `access.rs`, `grants.rs` | who may ask what; who may use which socket |
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
-//! | `keeper/` | holds descriptors while no daemon runs |
-//! | `takeover.rs` | whether this program knows the state that another daemon keeps |
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 #![cfg_attr(
     not(test),
@@ -31,14 +28,12 @@
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
 
 mod access;
-pub mod accounts;
 pub mod added;
 pub mod assembly;
 mod bounds;
 mod captures;
 pub mod check;
 pub mod config;
-pub mod confine;
 mod containment;
 pub mod control;
 pub mod cpus;
@@ -46,7 +41,6 @@ mod faults;
 pub mod files;
 mod grants;
 pub mod hybrid;
-pub mod keeper;
 pub mod log;
 mod mirrors;
 mod nic;
@@ -61,7 +55,6 @@ pub mod qemu;
 pub mod run;
 pub mod runtime;
 mod serve;
-pub mod takeover;
 pub mod uplink;
 mod vm;
 pub mod vmm;

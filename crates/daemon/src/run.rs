@@ -12,16 +12,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use vmlane_api::ClientError;
+use vmlane_confine::{ConfineError, Directories};
+use vmlane_keeper::{Held, Origin};
 use vmlane_mem::HugePages;
 use vmlane_state::{Found, Store};
 
 use crate::added::{self, AddedVms};
 use crate::assembly::{AssemblyError, Daemon, Event};
-use crate::config::{Config, ConfigError, Sources};
-use crate::confine::{self, ConfineError};
+use crate::config::{Config, ConfigError, Sources, sources};
 use crate::control::{Bounds, ControlServer};
 use crate::files::Files;
-use crate::keeper::{self, Held, Origin};
 use crate::log::{self, LogError, LogFormat};
 use crate::notify::{self, notify};
 use crate::paths::Paths;
@@ -126,20 +126,31 @@ pub fn run(options: Options) -> Result<(), RunError> {
         0 => None,
         limit => Some(HugePages::open(limit).map_err(host("huge_pages: /proc/self/pagemap".into()))?),
     };
-    let reached = keeper::reach(&keeper::socket(paths.runtime()));
+    let reached = vmlane_keeper::reach(&vmlane_keeper::socket(paths.runtime()));
+    let directories = Directories {
+        runtime: paths.runtime(),
+        opened: claim.directory(),
+        config: &[config_path.parent().unwrap_or(&config_path).to_owned(), sources::directory(&config_path)],
+        added: files.added.directory(),
+        hybrid: &config.hybrid_directories(),
+    };
     if options.confine {
         uplinks.keep_rights(&config_path, paths.runtime());
         // Before there is any other thread: what is given up here, is given up for all of them.
-        let user = config.daemon.user.as_deref();
-        let hybrid = config.hybrid_directories();
-        confine::confine(user, (paths.runtime(), claim.directory()), (&config_path, &hybrid), &files.added)?;
+        vmlane_confine::confine(config.daemon.user.as_deref(), &directories)?;
+        if let Err(error) = Sources::read(&config_path) {
+            tracing::warn!(
+                %error,
+                "the configuration cannot be read any more: `vmlane reload` will fail; make it readable for the daemon's user"
+            );
+        }
     } else {
         tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
-        confine::take_back(claim.directory(), &files.added)
+        vmlane_confine::take_back(&directories)
             .map_err(host("taking directories of another user back".into()))?;
     }
     let origin = if options.external_keeper { Origin::Service } else { Origin::Daemon };
-    let Held { store, mut found, keeper } = keeper::connect(paths.runtime(), reached, origin);
+    let Held { store, mut found, keeper } = vmlane_keeper::connect(paths.runtime(), reached, origin);
     hold_user_lock(&*store, &mut found);
     if found.is_empty() {
         runtime::clear(&paths);
@@ -209,12 +220,12 @@ fn keep_state(state: &Path, owners: &[u32], wanted: bool) -> Result<AddedVms, Ru
 fn hold_user_lock(store: &dyn Store, found: &mut Found) {
     const NAME: &str = "user.lock";
     let left = found.take(NAME);
-    if let Some(lock) = confine::user_lock() {
+    if let Some(lock) = vmlane_confine::user_lock() {
         if let Err(error) = store.put(NAME, lock.as_fd()) {
             tracing::warn!(%error, "the daemon's user is not held for the next one");
         }
     } else if let Some(lock) = left {
-        confine::keep_user_lock(lock.into());
+        vmlane_confine::keep_user_lock(lock.into());
     }
 }
 

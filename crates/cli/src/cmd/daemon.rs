@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use vmlane_daemon::config;
+use vmlane_daemon::config::{self, Sources};
 use vmlane_daemon::log::{LogFormat, print_error};
 use vmlane_daemon::run::{Options, run};
-use vmlane_daemon::takeover;
+use vmlane_keeper::takeover;
 
 const EXAMPLES: &str = "Examples:
   vmlane daemon
@@ -98,7 +98,8 @@ impl Args {
             confine: _,
         } = self;
         if can_replace {
-            println!("{}", takeover::can_replace(&file, &runtime_dir)?);
+            let user = Sources::read(&file).ok().and_then(|sources| sources.daemon_user());
+            println!("{}", takeover::can_replace(user.as_deref(), &runtime_dir)?);
             return Ok(ExitCode::SUCCESS);
         }
         match run(Options {

@@ -12,7 +12,6 @@ use vmlane_switch::PortView;
 
 use super::{Daemon, State};
 use crate::bounds;
-use crate::confine;
 use crate::ports::switch_port;
 use crate::uplink::{team_stats, team_status};
 use crate::vm::ServedVm;
@@ -77,7 +76,7 @@ impl Daemon {
                 .iter()
                 .map(|vm| state.with_ovn(vm, self.vm_status(vm, &Sockets::of(vm, all), &ports)))
                 .collect(),
-            confined: confine::state(),
+            confined: vmlane_confine::state(),
             watched: self.watchdog.lock().status(Instant::now()),
             teams: team_status(&self.switch),
             survival_lost: self.hypervisor.survival_lost(),
