@@ -55,7 +55,7 @@ impl ServedVsock {
                 (ServedVsock::Vmci(device, trigger), known)
             }
             Vsock::Virtio { role } => (ServedVsock::Virtio(offer_virtio(host, config, vm, role)?), None),
-            Vsock::Hybrid(_) => (ServedVsock::Hybrid(ServedHybrid::offer(host, config, vm)?), None),
+            Vsock::Hybrid(_) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, spec(config, vm))?), None),
             Vsock::None => (ServedVsock::None, None),
         })
     }
