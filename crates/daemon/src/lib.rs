@@ -7,14 +7,17 @@
 //! | `added.rs` | VMs that were added at run time |
 //! | `check.rs` | what is wrong with a configuration, for `vmlane check` |
 //! | `run.rs` | the process: options, signals, a clean end |
-//! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
+//! | `assembly.rs` | the daemon, built of its parts; the answers to control requests |
+//! | `host.rs` | a part: workers, the router, the hypervisor, the switch |
+//! | `served.rs`, `change.rs` | a part: what is served at this moment; how that changes |
+//! | `containment.rs`, `watchdog.rs`, `faults.rs` | a part: stuck workers, VMs whose devices fail too often |
+//! | `views.rs`, `ports.rs`, `bounds.rs` | what is shown of all parts |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
-//! | `ovn.rs` | NICs that are ports of OVN's: what its helper says, and is told |
+//! | `ovn.rs`, `ovn/` | NICs that are ports of OVN's: what its helper says, and is told |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
-//! | `bounds.rs` | what each VM may use |
 //! | `cpus.rs` | where the workers run |
 //! | `plan.rs` | what a reload does |
-//! | `watchdog.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
+//! | `provoke.rs` | faults on request, for tests |
 //! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
 //! | `access.rs`, `grants.rs` | who may ask what; who may use which socket |
@@ -32,6 +35,7 @@ pub mod added;
 pub mod assembly;
 mod bounds;
 mod captures;
+mod change;
 pub mod check;
 pub mod config;
 mod containment;
@@ -40,6 +44,7 @@ pub mod cpus;
 mod faults;
 pub mod files;
 mod grants;
+mod host;
 pub mod hybrid;
 pub mod log;
 mod mirrors;
@@ -51,11 +56,14 @@ mod periodic;
 pub mod plan;
 mod ports;
 mod presence;
+mod provoke;
 pub mod qemu;
 pub mod run;
 pub mod runtime;
 mod serve;
+mod served;
 pub mod uplink;
+mod views;
 mod vm;
 pub mod vmm;
 mod vsock;

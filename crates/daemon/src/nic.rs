@@ -19,7 +19,8 @@ use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, ovn};
-use crate::serve::{Attachment, Host, PciSocket, VmError, device_name, nic_name, vhost_end};
+use crate::host::Host;
+use crate::serve::{Attachment, PciSocket, VmError, device_name, nic_name, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
 const LINK_DOWN: &str = "down";
@@ -50,7 +51,7 @@ enum DeviceCounters {
 impl ServedNic {
     /// Adds the port and opens the socket of NIC `number` of `vm`.
     pub fn offer(
-        host: &Host<'_>,
+        host: &Host,
         config: &Config,
         vm: &VmConfig,
         (number, nic): (usize, &NicConfig),
@@ -58,7 +59,7 @@ impl ServedNic {
     ) -> Result<ServedNic, VmError> {
         let path = host.paths.nic(&vm.name, number);
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
-        let switch = host.switch;
+        let switch = &host.switch;
         let port = switch.add_port(port_spec(config, vm, (number, nic)));
         let port =
             port.map_err(|full| VmError::Nic { name: vm.name.clone(), number, cause: full.to_string() })?;
@@ -74,7 +75,7 @@ impl ServedNic {
     }
 
     fn serve(
-        host: &Host<'_>,
+        host: &Host,
         path: &Path,
         vm: &VmConfig,
         (number, config): (usize, &NicConfig),
@@ -190,7 +191,7 @@ impl ServedNic {
     }
 
     /// the back end of a vhost-user NIC.
-    pub fn set_link(&self, host: &Host<'_>, vm: &str, up: bool) -> bool {
+    pub fn set_link(&self, host: &Host, vm: &str, up: bool) -> bool {
         let name = format!("{vm}.{}/{LINK_DOWN}", self.name);
         if up {
             host.store.remove(&name);
@@ -199,7 +200,7 @@ impl ServedNic {
         {
             tracing::warn!(device = device_name(vm, &self.name), %error, "the link will be up again after the daemon's end");
         }
-        self.apply_link(host.switch, up)
+        self.apply_link(&host.switch, up)
     }
 
     fn apply_link(&self, switch: &Switch, up: bool) -> bool {

@@ -1,4 +1,4 @@
-//! What VMs are served with, and how the socket of a device is opened.
+//! How the socket of a device is opened.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -6,21 +6,18 @@ use std::sync::Arc;
 
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
-use vmlane_device::virtio::vsock::VsockWorkers;
-use vmlane_device::vmci::{AddError, CreateError, Hypervisor};
-use vmlane_host::sockets::HostSockets;
+use vmlane_device::vmci::{AddError, CreateError};
 use vmlane_mem::MemoryMap;
-use vmlane_state::{Found, Scope, Store};
-use vmlane_switch::Switch;
+use vmlane_state::{Found, Scope};
 use vmlane_transport::pci_over_virtio::Messages;
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{
     Caller, IrqSet, ListenError, Listener, PciOverVirtio, RingLines, Server, SessionStats, VhostEnd,
 };
-use vmlane_vsock::Router;
 
 use crate::config::{Role, VmConfig};
-use crate::paths::{Paths, TooLong};
+use crate::host::Host;
+use crate::paths::TooLong;
 
 /// Why a VM cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -41,17 +38,6 @@ pub enum VmError {
     Directory { name: String, directory: PathBuf, cause: std::io::Error },
     #[error("vm {name:?}: starting its threads: {cause}")]
     Threads { name: String, cause: std::io::Error },
-}
-
-/// What VMs are served with.
-pub struct Host<'h> {
-    pub router: &'h Arc<Router>,
-    pub hypervisor: &'h Arc<Hypervisor>,
-    pub switch: &'h Arc<Switch>,
-    pub vsock_workers: &'h Arc<VsockWorkers>,
-    pub paths: &'h Paths,
-    pub sockets: &'h HostSockets,
-    pub store: &'h Arc<dyn Store>,
 }
 
 /// The daemon's end of a vhost-user socket.
@@ -111,7 +97,7 @@ impl Attachment {
     /// Serves `device`; with the memory of a VMM that a previous daemon served.
     pub fn serve(
         self,
-        host: &Host<'_>,
+        host: &Host,
         socket: &PciSocket<'_>,
         device: Box<dyn PciDevice>,
         stats: Arc<SessionStats>,
@@ -139,7 +125,7 @@ impl Attachment {
 /// A device's socket and session: a previous daemon's, as far as it left them, and where they are held for
 /// the next daemon.
 fn listen(
-    host: &Host<'_>,
+    host: &Host,
     path: &Path,
     name: &str,
     irqs: &IrqSet,

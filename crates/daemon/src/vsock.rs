@@ -14,8 +14,9 @@ use vmlane_transport::{RingLines, Server, SessionStats};
 use vmlane_vsock::{Forward, HOST, Vm};
 
 use crate::config::{Config, Role, VmConfig, Vsock};
+use crate::host::Host;
 use crate::hybrid::ServedHybrid;
-use crate::serve::{Attachment, Host, PciSocket, VmError, device_name, vhost_end};
+use crate::serve::{Attachment, PciSocket, VmError, device_name, vhost_end};
 
 /// A device of ours.
 pub struct ServedDevice {
@@ -43,7 +44,7 @@ pub enum ServedVsock {
 impl ServedVsock {
     /// Makes a VM known and opens its socket. Also returns the memory that a previous daemon's VMCI device had, by context id.
     pub fn offer(
-        host: &Host<'_>,
+        host: &Host,
         config: &Config,
         vm: &VmConfig,
         found: &mut Found,
@@ -61,7 +62,7 @@ impl ServedVsock {
     }
 
     /// Ends the session, removes the socket, forgets the VM `name`.
-    pub fn withdraw(self, host: &Host<'_>, name: &str) {
+    pub fn withdraw(self, host: &Host, name: &str) {
         match self {
             ServedVsock::Vmci(device, _) => {
                 let cid = device.withdraw(host);
@@ -92,7 +93,7 @@ impl ServedVsock {
     }
 
     /// What changes without a guest's seeing it. Its limits and forwards are those of `spec` from now on.
-    pub fn update(&mut self, host: &Host<'_>, vm: &VmConfig, spec: VmSpec) {
+    pub fn update(&mut self, host: &Host, vm: &VmConfig, spec: VmSpec) {
         match self {
             ServedVsock::Vmci(..) => {}
             ServedVsock::Virtio(virtio) => drop(virtio.worker.add(spec.vm.clone())),
@@ -122,7 +123,7 @@ impl ServedVsock {
     }
 
     /// Takes its device out of service, or back into it.
-    pub fn set_quarantined(&self, host: &Host<'_>, on: bool) {
+    pub fn set_quarantined(&self, host: &Host, on: bool) {
         match self {
             ServedVsock::Vmci(device, _) => host.hypervisor.set_quarantined(device.cid, on),
             ServedVsock::Virtio(virtio) => virtio.worker.set_quarantined(virtio.device.cid, on),
@@ -134,7 +135,7 @@ impl ServedVsock {
 
 impl ServedDevice {
     /// Returns the CID that it had.
-    fn withdraw(self, host: &Host<'_>) -> u32 {
+    fn withdraw(self, host: &Host) -> u32 {
         self.server.stop();
         host.sockets.remove_guest(self.cid);
         self.cid
@@ -142,7 +143,7 @@ impl ServedDevice {
 }
 
 fn offer_virtio(
-    host: &Host<'_>,
+    host: &Host,
     config: &Config,
     vm: &VmConfig,
     role: Role,
@@ -182,7 +183,7 @@ fn offer_virtio(
     served
 }
 
-fn forget_virtio(host: &Host<'_>, cid: u32) {
+fn forget_virtio(host: &Host, cid: u32) {
     host.router.clear_endpoint(cid);
     host.vsock_workers.remove(cid);
     host.hypervisor.remove_vm(cid);
@@ -191,7 +192,7 @@ fn forget_virtio(host: &Host<'_>, cid: u32) {
 type OfferedVmci = (ServedDevice, Option<Arc<Trigger>>, Option<MemoryMap>);
 
 fn offer_vmci(
-    host: &Host<'_>,
+    host: &Host,
     config: &Config,
     vm: &VmConfig,
     found: &mut Found,
@@ -220,7 +221,7 @@ fn offer_vmci(
 }
 
 fn serve_vmci(
-    host: &Host<'_>,
+    host: &Host,
     path: &Path,
     vm: &VmConfig,
     stats: Arc<SessionStats>,
