@@ -122,6 +122,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "sock",
         ],
     ),
+    // The product, and what only laboratories need.
+    ("labdaemon", &["api", "cli", "daemon", "device", "mem", "port", "transport", "wire"]),
     // Never in the product.
     ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "testkit", "vsock", "wire"]),
     (
@@ -207,7 +209,7 @@ fn the_product_has_no_synthetic_guest_in_it() {
     {
         reached.insert(next.clone());
     }
-    for kept_out in ["guestsim", "enginebench", "runtests", "testkit"] {
+    for kept_out in ["guestsim", "enginebench", "labdaemon", "runtests", "testkit"] {
         assert!(
             found.contains_key(kept_out) && !reached.contains(kept_out),
             "vmlane is built from {kept_out}"

@@ -28,12 +28,12 @@ use crate::change::{self, failed};
 use crate::config::Config;
 use crate::containment::{Health, release};
 use crate::control::{Answer, Answers};
+use crate::extras::{Extras, Provoked};
 use crate::files::Files;
 use crate::grants;
 use crate::host::{Host, HostError};
 use crate::ovn::exchange::exchange;
 use crate::paths::Paths;
-use crate::provoke;
 use crate::serve::VmError;
 use crate::served::Served;
 use crate::uplink::{UplinkError, Uplinks};
@@ -82,14 +82,15 @@ pub struct Builder {
     pub uplinks: Uplinks,
     pub store: Arc<dyn Store>,
     pub found: Found,
+    pub extras: Extras,
 }
 
 impl Builder {
     /// Builds part after part, and serves the VMs of the configuration.
     pub fn start(self, events: Sender<Event>) -> Result<Daemon, AssemblyError> {
-        let Builder { paths, files, config, uplinks, store, mut found } = self;
+        let Builder { paths, files, config, uplinks, store, mut found, extras } = self;
         let started = Instant::now();
-        let (host, checkpoint) = Host::start(paths, &config, store, &mut found)?;
+        let (host, checkpoint) = Host::start(paths, &config, (store, &mut found), extras)?;
         let (health, policy) = (Health::of(&host), Mutex::new(policy(&config)));
         let served = Mutex::new(Served::new(&host, (files, config), uplinks, found)?);
         let captures = Captures::default();
@@ -125,10 +126,7 @@ impl Daemon {
     }
 
     /// Changes what is served, unless no VM may be offered any more.
-    fn change<T>(
-        &self,
-        change: impl FnOnce(&mut Served, &Host) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+    fn change<T>(&self, change: impl FnOnce(&mut Served, &Host) -> Result<T, Failure>) -> Result<T, Failure> {
         let mut served = self.served.lock();
         if served.is_stopped() {
             return Err(failed(&"the daemon is stopping"));
@@ -136,6 +134,10 @@ impl Daemon {
         let done = change(&mut served, &self.host);
         *self.policy.lock() = policy(&served.config);
         done
+    }
+
+    fn provoke(&self, vm: &str, at: &str, what: Provoked) -> Result<Done, Failure> {
+        change::provoke(&self.served.lock(), &self.host, vm, at, what)
     }
 
     fn views(&self) -> Views<'_> {
@@ -224,15 +226,15 @@ impl Daemon {
             Call::Stats => body(Ok(view.of_stats(self.views().stats()))),
             Call::Ports => body(Ok(view.of_ports(self.views().ports()))),
             Call::Reload => body(self.reload()),
-            Call::VmAdd { description } => body(self.change(|served, host| change::add_vm(served, host, &description))),
+            Call::VmAdd { description } => {
+                body(self.change(|served, host| change::add_vm(served, host, &description)))
+            }
             Call::VmRemove { name, force } => {
                 body(self.change(|served, host| change::remove_vm(served, host, &name, force)))
             }
             Call::VmList => body(Ok(view.of_vms(self.views().vms()))),
             Call::Release { vm } => body(release(&mut self.served.lock(), host, &vm)),
-            Call::Link { vm, nic, up } => {
-                body(change::set_link(&self.served.lock(), host, &vm, &nic, up))
-            }
+            Call::Link { vm, nic, up } => body(change::set_link(&self.served.lock(), host, &vm, &nic, up)),
             Call::MirrorAdd { mirror } => {
                 let served = &mut *self.served.lock();
                 body(served.mirrors.add(&host.switch, &served.config, &mirror))
@@ -247,23 +249,21 @@ impl Daemon {
             Call::Ovn { reports } => body(exchange(&mut self.served.lock(), host, reports)),
             Call::DebugPanic { vm, at } => {
                 let at = at.as_deref().unwrap_or("vmci");
-                body(provoke::fault(&self.served.lock(), host, &vm, at, Fault::Panic))
+                body(self.provoke(&vm, at, Provoked::Fault(Fault::Panic)))
             }
             Call::DebugStall { vm, at, milliseconds } => {
                 let time = Duration::from_millis(milliseconds.into());
-                body(provoke::fault(&self.served.lock(), host, &vm, &at, Fault::Stall(time)))
+                body(self.provoke(&vm, &at, Provoked::Fault(Fault::Stall(time))))
             }
             Call::DebugMove { vm, at, worker } => {
-                body(provoke::move_nic(&self.served.lock(), host, &vm, &at, worker))
+                body(change::move_nic(&self.served.lock(), host, &vm, &at, worker))
             }
-            Call::DebugTrespass { vm, at } => {
-                body(provoke::fault(&self.served.lock(), host, &vm, &at, Fault::Trespass))
-            }
+            Call::DebugTrespass { vm, at } => body(self.provoke(&vm, &at, Provoked::Fault(Fault::Trespass))),
             Call::DebugImpair { vm, at, loss, reorder, delay_us, longest, seed } => {
                 let delay = Duration::from_micros(delay_us.into());
                 let longest = longest.unwrap_or(0);
                 let impairment = Impairment { loss, reorder, delay, longest, seed };
-                body(provoke::impair(&self.served.lock(), &vm, &at, impairment))
+                body(self.provoke(&vm, &at, Provoked::Impairment(impairment)))
             }
             Call::Capture { .. } => body::<Done>(Err(Failure::internal("not answered by a body".into()))),
             Call::Shutdown => body(self.shutdown()),

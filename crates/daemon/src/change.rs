@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
-use vmlane_api::{ErrorCode, Failure, LinkSet, Reloaded, VmAdded, VmRemoved};
+use vmlane_api::{Done, ErrorCode, Failure, LinkSet, Reloaded, VmAdded, VmRemoved};
 
 use crate::added::{MOST_BYTES, MOST_VMS};
 use crate::config::sources::{Kind, Source};
 use crate::config::{Config, VmPlace};
+use crate::extras::Provoked;
 use crate::grants;
 use crate::host::Host;
 use crate::nic::ServedNic;
@@ -156,9 +157,7 @@ fn carry_out(served: &mut Served, host: &Host, plan: Plan) -> Reloaded {
         report.applied.push(format!("vm {:?}: changed", vm.name));
     }
     // A VM more, or one that is given more, leaves less to the others.
-    for (one, vm) in
-        served.vms.iter().filter_map(|one| Some((one, plan.effective.vm(one.name())?)))
-    {
+    for (one, vm) in served.vms.iter().filter_map(|one| Some((one, plan.effective.vm(one.name())?))) {
         one.limit_memory(plan.effective.memory_limit(vm));
     }
     host.set_rules(&plan.effective);
@@ -205,6 +204,33 @@ pub fn set_uplink_link(served: &mut Served, host: &Host, name: &str, up: bool) -
     }
     tracing::info!(uplink = name, up, "link set by the operator");
     Ok(LinkSet { port: name.into(), link: if up { "up" } else { "down" }.into(), guest_told: false })
+}
+
+/// Has another worker move the frames of a VM's NIC, whose port is named.
+pub fn move_nic(served: &Served, host: &Host, name: &str, at: &str, worker: u32) -> Result<Done, Failure> {
+    let vm = served.vm(name)?;
+    let nic = at.strip_suffix("-port").and_then(|nic| vm.nics.iter().find(|served| served.name() == nic));
+    let nic = nic.ok_or_else(|| bad(format!("vm {name:?} has no {at:?}; known are nicN-port")))?;
+    let count = host.switch.heartbeats().len();
+    if worker as usize >= count {
+        return Err(bad(format!("there is no worker {worker}; the switch has {count}, from 0 on")));
+    }
+    if !nic.move_to(&host.switch, worker as usize) {
+        return Err(bad(format!(
+            "{name}/{at} stays: it is that worker's, or is joined to an uplink, or frames on their way to or from it come to no end"
+        )));
+    }
+    Ok(Done {})
+}
+
+/// Makes a part of what serves a VM go wrong, where that is possible.
+pub fn provoke(served: &Served, host: &Host, name: &str, at: &str, what: Provoked) -> Result<Done, Failure> {
+    let Some(faults) = &host.extras.faults else {
+        let message = "faults on request need fault_injection = true in the table [daemon] of the configuration, \
+                       which vmlane-labdaemon can have, and a restart";
+        return Err(Failure { code: ErrorCode::Forbidden, message: message.into() });
+    };
+    faults.provoke(&served.vm(name)?.target(host), at, what)
 }
 
 /// What leads from the configuration in force to `new`. `forced`: a VM that may be removed though it is attached.

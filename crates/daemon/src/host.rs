@@ -14,7 +14,6 @@ use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_keeper::takeover::HYPERVISOR_LOG;
 use vmlane_port::Streams;
-use vmlane_port::wrap::FaultyStreams;
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stream::{Settings, Workers};
 use vmlane_switch::Switch;
@@ -22,6 +21,7 @@ use vmlane_vsock::{HostRules, Router};
 
 use crate::config::{Config, Mode, RouteConfig};
 use crate::cpus::{PlaceError, Placed};
+use crate::extras::Extras;
 use crate::paths::Paths;
 
 /// Why it cannot be started.
@@ -42,11 +42,10 @@ pub struct Host {
     pub switch: Arc<Switch>,
     pub vsock_workers: Arc<VsockWorkers>,
     pub workers: Arc<Workers>,
-    /// Where `fault_injection` is on.
-    pub faulty_streams: Option<Arc<FaultyStreams>>,
     pub sockets: HostSockets,
     pub paths: Paths,
     pub store: Arc<dyn Store>,
+    pub extras: Extras,
 }
 
 impl Host {
@@ -55,8 +54,8 @@ impl Host {
     pub fn start(
         paths: Paths,
         config: &Config,
-        store: Arc<dyn Store>,
-        found: &mut Found,
+        (store, found): (Arc<dyn Store>, &mut Found),
+        mut extras: Extras,
     ) -> Result<(Host, HypervisorCheckpoint), HostError> {
         let placed = Placed::on(config.daemon.cpus.as_ref())?;
         let poll = config.daemon.mode == Mode::Poll;
@@ -67,10 +66,9 @@ impl Host {
             tracing::error!(%error, "the key of the previous daemon's records is of no use: they are lost");
         }
         let (log, checkpoint) = hypervisor_log(&*store, found);
-        let injects = config.daemon.fault_injection;
-        let faulty_streams = injects.then(|| Arc::new(FaultyStreams::new(workers.clone())));
-        let streams: Arc<dyn Streams> = match &faulty_streams {
-            Some(faulty) => faulty.clone(),
+        extras.faults = extras.faults.filter(|_| config.daemon.fault_injection);
+        let streams: Arc<dyn Streams> = match &extras.faults {
+            Some(faults) => faults.streams(workers.clone()),
             None => workers.clone(),
         };
         let router = Router::new(streams);
@@ -91,20 +89,9 @@ impl Host {
         drop(placed);
         // For its own user, until access control lists let others in.
         let path = paths.host();
-        let sockets =
-            HostSockets::start(router.clone(), &path, 0o600, host_rules(config), Bounds::default());
+        let sockets = HostSockets::start(router.clone(), &path, 0o600, host_rules(config), Bounds::default());
         let sockets = sockets.map_err(|cause| HostError::Socket { path, cause })?;
-        let host = Host {
-            router,
-            hypervisor,
-            switch,
-            vsock_workers,
-            workers,
-            faulty_streams,
-            sockets,
-            paths,
-            store,
-        };
+        let host = Host { router, hypervisor, switch, vsock_workers, workers, sockets, paths, store, extras };
         host.set_routes(config)?;
         Ok((host, checkpoint))
     }

@@ -17,7 +17,7 @@
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `cpus.rs` | where the workers run |
 //! | `plan.rs` | what a reload does |
-//! | `provoke.rs` | faults on request, for tests |
+//! | `extras.rs` | where other programs than `vmlane` add what that has not |
 //! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
 //! | `access.rs`, `grants.rs` | who may ask what; who may use which socket |
@@ -41,6 +41,7 @@ pub mod config;
 mod containment;
 pub mod control;
 pub mod cpus;
+pub mod extras;
 mod faults;
 pub mod files;
 mod grants;
@@ -56,7 +57,6 @@ mod periodic;
 pub mod plan;
 mod ports;
 mod presence;
-mod provoke;
 pub mod qemu;
 pub mod run;
 pub mod runtime;

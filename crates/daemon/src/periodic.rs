@@ -95,7 +95,13 @@ fn relieve(switch: &Switch, balancer: &mut Balancer, now: Instant) {
         let Some(port) = switch.ports().into_iter().find(|port| port.id == id) else { continue };
         let (name, from) = (port.spec.name, port.worker);
         if switch.move_port(id, to) {
-            tracing::info!(port = name, from, to, loads, "its frames are another worker's to move from now on");
+            tracing::info!(
+                port = name,
+                from,
+                to,
+                loads,
+                "its frames are another worker's to move from now on"
+            );
         } else {
             tracing::debug!(port = name, from, to, loads, "stays: frames are on their way to or from it");
         }

@@ -21,6 +21,7 @@ use crate::added::{self, AddedVms};
 use crate::assembly::{AssemblyError, Builder, Daemon, Event};
 use crate::config::{Config, ConfigError, Sources, sources};
 use crate::control::{Bounds, ControlServer};
+use crate::extras::Extras;
 use crate::files::Files;
 use crate::log::{self, LogError, LogFormat, Throttle};
 use crate::notify::{self, notify};
@@ -67,6 +68,9 @@ pub enum RunError {
     Confine(#[from] ConfineError),
     #[error(transparent)]
     Assembly(#[from] AssemblyError),
+    /// The configuration asks for what this program has not.
+    #[error("{0}")]
+    Extras(String),
     #[error("{what}: {cause}")]
     Host { what: String, cause: io::Error },
 }
@@ -76,7 +80,7 @@ impl RunError {
     pub fn is_configuration(&self) -> bool {
         use ConfineError::{NotRoot, UnknownUser, Unreachable};
         match self {
-            RunError::Config(_) | RunError::Log(LogError::Filter { .. }) => true,
+            RunError::Config(_) | RunError::Extras(_) | RunError::Log(LogError::Filter { .. }) => true,
             RunError::Confine(NotRoot { .. } | UnknownUser { .. } | Unreachable { .. }) => true,
             RunError::Log(LogError::Twice | LogError::Thread(_))
             | RunError::Confine(_)
@@ -88,9 +92,9 @@ impl RunError {
 }
 
 /// Serves until a signal or a call at the control socket stops it.
-pub fn run(options: Options) -> Result<(), RunError> {
+pub fn run(options: Options, extras: Extras) -> Result<(), RunError> {
     let host = |what: String| move |cause: io::Error| RunError::Host { what, cause };
-    let judged = judge(&options)?;
+    let judged = judge(&options, &extras)?;
     raise_descriptor_limit();
     let shown = options.runtime_dir.display().to_string();
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
@@ -129,7 +133,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let (events, inbox) = channel();
     // Before anything is served: a signal during the start must not leave sockets behind.
     forward_signals(events.clone()).map_err(host("signal handlers".into()))?;
-    let builder = Builder { paths: paths.clone(), files, config, uplinks, store, found };
+    let builder = Builder { paths: paths.clone(), files, config, uplinks, store, found, extras };
     let daemon = Arc::new(builder.start(events)?);
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
@@ -160,7 +164,7 @@ struct Judged {
 }
 
 /// Judges the configuration, before a daemon that is to be replaced is asked to go; and starts the log.
-fn judge(options: &Options) -> Result<Judged, RunError> {
+fn judge(options: &Options, extras: &Extras) -> Result<Judged, RunError> {
     let state_dir = added::state_dir(&options.runtime_dir, options.state_dir.as_deref());
     let main = std::path::absolute(&options.config).unwrap_or_else(|_| options.config.clone());
     let mut sources = Sources::read(&main)?;
@@ -169,6 +173,9 @@ fn judge(options: &Options) -> Result<Judged, RunError> {
         sources = sources.with(added.read()?);
     }
     let config = Config::check(&sources)?;
+    if let Some(missing) = extras.missing(&config) {
+        return Err(RunError::Extras(missing));
+    }
     let (key, filter) = log::choose(options.log.clone(), config.daemon.log);
     let format = options.log_format.unwrap_or(config.daemon.log_format);
     let throttle = log::init(key, filter, format)?;

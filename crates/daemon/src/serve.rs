@@ -9,13 +9,11 @@ use vmlane_device::pci::PciDevice;
 use vmlane_device::vmci::{AddError, CreateError};
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Scope};
-use vmlane_transport::pci_over_virtio::Messages;
 use vmlane_transport::vfio_user::Prepared;
-use vmlane_transport::{
-    Caller, IrqSet, ListenError, Listener, PciOverVirtio, RingLines, Server, SessionStats, VhostEnd,
-};
+use vmlane_transport::{Caller, IrqSet, ListenError, Listener, Server, SessionStats, VhostEnd};
 
 use crate::config::{Role, VmConfig};
+use crate::extras::{Attached, PROGRAM};
 use crate::host::Host;
 use crate::paths::TooLong;
 
@@ -36,6 +34,8 @@ pub enum VmError {
     Uds { name: String, cause: std::io::Error },
     #[error("vm {name:?}: the directory of its hybrid socket, {directory}: {cause}")]
     Directory { name: String, directory: PathBuf, cause: std::io::Error },
+    #[error("vm {name:?}: uml_pci = true: a PCI bus of User Mode Linux: {PROGRAM}")]
+    Bus { name: String },
     #[error("vm {name:?}: starting its threads: {cause}")]
     Threads { name: String, cause: std::io::Error },
 }
@@ -51,8 +51,8 @@ pub fn vhost_end(role: Role, path: &Path) -> Result<VhostEnd, ListenError> {
 /// How a PCI function is attached, before there is one: it raises its interrupts here.
 pub enum Attachment {
     VfioUser(Arc<IrqSet>),
-    /// For User Mode Linux. Nothing of it is held for the next daemon.
-    OverVirtio(Arc<Messages>, Arc<RingLines>),
+    /// See [`crate::extras`].
+    Bus(Box<dyn Attached>),
 }
 
 /// The one name of a VM's device: in the log, of its port, and of the threads that serve it.
@@ -76,21 +76,19 @@ pub struct PciSocket<'s> {
 }
 
 impl Attachment {
-    pub fn new(vm: &VmConfig, stats: &Arc<SessionStats>) -> Result<Attachment, VmError> {
+    pub fn new(host: &Host, vm: &VmConfig, stats: &Arc<SessionStats>) -> Result<Attachment, VmError> {
         if !vm.uml_pci {
             return Ok(Attachment::VfioUser(Arc::new(IrqSet::new(stats.clone()))));
         }
-        let lines = RingLines::new(PciOverVirtio::QUEUES).map(Arc::new);
-        let made = lines.and_then(|lines| {
-            Ok(Attachment::OverVirtio(Arc::new(Messages::new(lines.clone(), stats.clone())?), lines))
-        });
-        made.map_err(|cause| VmError::Threads { name: vm.name.clone(), cause })
+        let bus = host.extras.bus.as_ref().ok_or_else(|| VmError::Bus { name: vm.name.clone() })?;
+        let attached = bus.attach(stats.clone());
+        attached.map(Attachment::Bus).map_err(|cause| VmError::Threads { name: vm.name.clone(), cause })
     }
 
     pub fn interrupts(&self) -> Arc<dyn Interrupts> {
         match self {
             Attachment::VfioUser(irqs) => irqs.clone(),
-            Attachment::OverVirtio(messages, _) => messages.clone(),
+            Attachment::Bus(attached) => attached.interrupts(),
         }
     }
 
@@ -99,11 +97,14 @@ impl Attachment {
         self,
         host: &Host,
         socket: &PciSocket<'_>,
-        device: Box<dyn PciDevice>,
+        mut device: Box<dyn PciDevice>,
         stats: Arc<SessionStats>,
         found: &mut Found,
     ) -> Result<(Server, Option<MemoryMap>), VmError> {
         let PciSocket { vm, path, scope, device: name } = *socket;
+        if let Some(faults) = &host.extras.faults {
+            device = faults.function(name, device);
+        }
         let unheard = |cause| VmError::Listen { name: vm.to_owned(), cause };
         let (server, map) = match self {
             Attachment::VfioUser(irqs) => {
@@ -111,10 +112,9 @@ impl Attachment {
                 let map = prepared.as_ref().map(|prepared| prepared.map.clone());
                 (listener.serve_on(name, device, irqs, stats, scope, prepared), map)
             }
-            Attachment::OverVirtio(messages, lines) => {
+            Attachment::Bus(attached) => {
                 let end = vhost_end(Role::Server, path).map_err(unheard)?;
-                let device = PciOverVirtio::new(name, device, messages, lines.clone(), stats.clone());
-                (device.and_then(|device| end.serve(name, Box::new(device), lines, stats)), None)
+                (attached.serve(name, device, end), None)
             }
         };
         let server = server.map_err(|cause| VmError::Threads { name: vm.to_owned(), cause })?;

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use vmlane_mem::MemoryMap;
-use vmlane_port::wrap::Fault;
 use vmlane_state::Found;
 use vmlane_switch::Switch;
 use vmlane_transport::SessionStats;
 
 use crate::config::{Config, VmConfig};
+use crate::extras::Target;
 use crate::faults::FaultRecord;
 use crate::host::Host;
 use crate::hybrid::ServedHybrid;
@@ -129,9 +129,10 @@ impl ServedVm {
         self.vsock.faults() + self.nics.iter().map(|nic| nic.faults(switch)).sum::<u64>()
     }
 
-    /// Makes its device of this kind, as the configuration names it, go wrong. False if it has none that can.
-    pub fn inject(&self, kind: &str, fault: Fault) -> bool {
-        self.kind == kind && self.vsock.inject(fault)
+    /// What of it can go wrong on request.
+    pub fn target(&self, host: &Host) -> Target<'_> {
+        let streams = self.cid().and_then(|cid| host.hypervisor.stream_owner(cid));
+        Target { name: &self.name, streams, virtio: self.vsock.virtio() }
     }
 
     /// Takes its devices out of service, or back into it. Waits for the workers.

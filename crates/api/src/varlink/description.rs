@@ -93,7 +93,7 @@ pub(super) const CALLS: [Described; 21] = [
     ),
     of(
         "debug_move",
-        "For tests, if the configuration has fault_injection: another worker of the switch moves the frames of a NIC.",
+        "For tests: another worker of the switch moves the frames of a NIC.",
         &[VM, AT, ("worker", "int")],
         trace::kind::<Done>,
     ),

@@ -30,7 +30,8 @@ impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let path = vmlane_keeper::socket(&self.runtime_dir);
         let ready = || notify("READY=1");
-        vmlane_keeper::serve(&self.runtime_dir, self.daemon, ready).with_context(|| path.display().to_string())?;
+        vmlane_keeper::serve(&self.runtime_dir, self.daemon, ready)
+            .with_context(|| path.display().to_string())?;
         Ok(ExitCode::SUCCESS)
     }
 }

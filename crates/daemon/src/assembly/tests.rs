@@ -48,7 +48,8 @@ fn daemon(base: &Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>)
     let names = Arc::new(Names::default());
     let uplinks = Uplinks::prepare(&[]).unwrap();
     let (paths, store, found) = (Paths::new(base).unwrap(), names.clone(), Found::default());
-    let daemon = Builder { paths, files, config, uplinks, store, found }.start(channel().0);
+    let daemon =
+        Builder { paths, files, config, uplinks, store, found, extras: Extras::default() }.start(channel().0);
     (daemon.unwrap(), names)
 }
 
