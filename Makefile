@@ -36,8 +36,8 @@ bootstrap:
 	@scripts/bootstrap.sh
 
 build: bootstrap
-	@echo '==> building vmlane (release, static)'
-	@cargo build --release --locked -p vmlane-cli
+	@echo '==> building vmlane (release, static), and what labs with faults or a PCI bus of User Mode Linux need'
+	@cargo build --release --locked -p vmlane-cli -p vmlane-labdaemon
 
 setup: build
 	@echo '==> QEMU, kernels and the guest image (cached after the first time)'

@@ -88,7 +88,6 @@ pub static KILLS: Topology = Topology {
     name: "kills",
     kernels: &["6.12", "6.12", "6.12"],
     devices: &["vmci", "vmxnet3"],
-    config: "[daemon]\nfault_injection = true\n",
     kills: true,
     ..PLAIN
 };

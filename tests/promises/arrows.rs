@@ -63,6 +63,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("host", &["access", "device", "mem", "port", "sock", "stats", "transport", "vsock", "wire"]),
     // A host program's half.
     ("sock", &["mem", "wire"]),
+    // What a process gives up, by the roles of its threads.
+    ("confine", &["access", "mem", "port"]),
+    // What outlives a daemon: it asks the one that runs.
+    ("keeper", &["access", "api", "confine", "state"]),
     // Only the daemon knows everything.
     (
         "daemon",
@@ -70,8 +74,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "access",
             "api",
             "capture",
+            "confine",
             "device",
             "host",
+            "keeper",
             "mem",
             "port",
             "state",
@@ -108,6 +114,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "doctor",
             "experiment",
             "import",
+            "keeper",
             "lab",
             "ovn",
             "preload",
@@ -115,6 +122,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "sock",
         ],
     ),
+    // The product, and what only laboratories need.
+    ("labdaemon", &["api", "cli", "daemon", "device", "mem", "port", "transport", "wire"]),
     // Never in the product.
     ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "testkit", "vsock", "wire"]),
     (
@@ -200,7 +209,7 @@ fn the_product_has_no_synthetic_guest_in_it() {
     {
         reached.insert(next.clone());
     }
-    for kept_out in ["guestsim", "enginebench", "runtests", "testkit"] {
+    for kept_out in ["guestsim", "enginebench", "labdaemon", "runtests", "testkit"] {
         assert!(
             found.contains_key(kept_out) && !reached.contains(kept_out),
             "vmlane is built from {kept_out}"

@@ -210,7 +210,9 @@ for i in range(200):
     echo.wait_for("listening on", PATIENCE).unwrap();
     bed.guest("a").sh(&format!("PYTHONPATH=/t python3 -c \"{connections}\"")).unwrap();
     drop(echo);
-    ["a", "b"].map(|guest| reload_virtio_vsock(&bed.guest(guest)));
+    for guest in ["a", "b"] {
+        reload_virtio_vsock(&bed.guest(guest));
+    }
     streams(bed, refused);
     kept(
         "virtio",

@@ -181,7 +181,7 @@ calls! {
     Admin: DebugPanic { vm: String, at: Option<String> } -> Done;
     /// The same, but it does nothing for so long.
     Admin: DebugStall { vm: String, at: String, milliseconds: u32 } -> Done;
-    /// For tests, if the configuration has fault_injection: another worker of the switch moves the frames of a NIC.
+    /// For tests: another worker of the switch moves the frames of a NIC.
     Admin: DebugMove { vm: String, at: String, worker: u32 } -> Done;
     /// The same, but it makes a system call that it may not make.
     Admin: DebugTrespass { vm: String, at: String } -> Done;

@@ -13,17 +13,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, Dir, FlockOperation, Mode, OFlags, fchmod, fchown, flock, fsync, openat, renameat, unlinkat,
+    AtFlags, Dir, FlockOperation, Mode, OFlags, fchmod, flock, fsync, openat, renameat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::process::{Gid, Uid};
 use vmlane_access::Trust;
 
-use crate::accounts::User;
 use crate::config::ConfigError;
 use crate::config::Sources;
 use crate::config::sources::{Kind, Source, read_from};
-use crate::confine;
 
 /// VMs that are kept.
 pub const MOST_VMS: usize = 1024;
@@ -52,7 +49,7 @@ pub fn state_dir(runtime: &Path, given: Option<&Path>) -> PathBuf {
 
 /// Users beside root and this process's own who may own the directories of a daemon of this configuration.
 pub fn owners(sources: &Sources, runtime: &Path, state: &Path) -> Vec<u32> {
-    confine::users(sources.daemon_user().as_deref(), runtime, &[state, &state.join(NAME)])
+    vmlane_confine::users(sources.daemon_user().as_deref(), runtime, &[state, &state.join(NAME)])
 }
 
 /// The directory, or why there is none.
@@ -98,13 +95,6 @@ impl AddedVms {
     /// The open directory.
     pub fn directory(&self) -> Option<BorrowedFd<'_>> {
         self.directory.as_ref().ok().map(File::as_fd)
-    }
-
-    /// Gives the directory to the user that the daemon becomes. The files stay whose they are: who owns the directory can
-    /// read and replace them.
-    pub fn hand_over(&self, user: &User) -> io::Result<()> {
-        let Some(directory) = self.directory() else { return Ok(()) };
-        Ok(fchown(directory, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?)
     }
 
     /// All VMs that are kept, by name.

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
+use vmlane_access::Accounts;
 
-use crate::accounts::Accounts;
 use crate::added::{self, AddedVms};
 use crate::config::{Config, ConfigError, Owner, Problem, Sources, UplinkKind, VmConfig, Vsock, host_memory};
 use crate::hybrid;

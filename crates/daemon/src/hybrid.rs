@@ -9,13 +9,14 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
+use vmlane_device::vmci::VmSpec;
 use vmlane_host::sockets::HybridVm;
 use vmlane_vsock::Vm;
 
-use crate::config::{Config, VmConfig};
+use crate::config::VmConfig;
+use crate::host::Host;
 use crate::paths::{Paths, TooLong};
-use crate::serve::{Host, VmError};
-use crate::vsock::spec;
+use crate::serve::VmError;
 
 /// Who may write to the directory is for `grants.rs`. Files in it are their makers', who alone may remove them beside the daemon.
 pub const MODE: u32 = 0o1700;
@@ -38,14 +39,13 @@ pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
 impl ServedHybrid {
     /// Makes the VM known. Sockets of its forwards that cannot be made are tried again later: its VMM may be why, and must not
     /// keep the daemon from serving others.
-    pub fn offer(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedHybrid, VmError> {
+    pub fn offer(host: &Host, vm: &VmConfig, spec: VmSpec) -> Result<ServedHybrid, VmError> {
         let name = || vm.name.clone();
-        let path = path(host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
+        let path = path(&host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
         if vm.vsock.hybrid().is_some_and(|hybrid| hybrid.path.is_none()) {
             let directory = host.paths.hybrid_directory(&vm.name);
             make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;
         }
-        let spec = spec(config, vm);
         let policy = spec.vm.clone();
         host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name(), cause })?;
         let mut served = ServedHybrid { cid: vm.cid, path };
@@ -54,13 +54,13 @@ impl ServedHybrid {
     }
 
     /// Forwards, limits or the owner change.
-    pub fn update(&mut self, host: &Host<'_>, vm: &VmConfig, policy: Vm) {
+    pub fn update(&mut self, host: &Host, vm: &VmConfig, policy: Vm) {
         // What is wrong is told by the sockets.
         host.sockets.set_hybrid(HybridVm { vm: policy, path: self.path.clone(), owner: vm.owner });
     }
 
     /// Ends its connections, and removes what was made for it.
-    pub fn withdraw(self, host: &Host<'_>, name: &str) {
+    pub fn withdraw(self, host: &Host, name: &str) {
         host.sockets.remove_hybrid(self.cid);
         host.hypervisor.remove_vm(self.cid);
         // Stays if anything is in it: the VMM's socket is the VMM's.

@@ -7,22 +7,22 @@
 //! | `added.rs` | VMs that were added at run time |
 //! | `check.rs` | what is wrong with a configuration, for `vmlane check` |
 //! | `run.rs` | the process: options, signals, a clean end |
-//! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
+//! | `assembly.rs` | the daemon, built of its parts; the answers to control requests |
+//! | `host.rs` | a part: workers, the router, the hypervisor, the switch |
+//! | `served.rs`, `change.rs` | a part: what is served at this moment; how that changes |
+//! | `containment.rs`, `watchdog.rs`, `faults.rs` | a part: stuck workers, VMs whose devices fail too often |
+//! | `views.rs`, `ports.rs`, `bounds.rs` | what is shown of all parts |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
-//! | `ovn.rs` | NICs that are ports of OVN's: what its helper says, and is told |
+//! | `ovn.rs`, `ovn/` | NICs that are ports of OVN's: what its helper says, and is told |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
-//! | `bounds.rs` | what each VM may use |
 //! | `cpus.rs` | where the workers run |
-//! | `confine/` | user, capabilities, files, system calls |
 //! | `plan.rs` | what a reload does |
-//! | `watchdog.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
+//! | `extras.rs` | where other programs than `vmlane` add what that has not |
 //! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
-//! | `access.rs`, `grants.rs`, `accounts.rs` | who may ask what; who may use which socket; users and groups of the host |
+//! | `access.rs`, `grants.rs` | who may ask what; who may use which socket |
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
-//! | `keeper/` | holds descriptors while no daemon runs |
-//! | `takeover.rs` | whether this program knows the state that another daemon keeps |
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 #![cfg_attr(
     not(test),
@@ -31,22 +31,22 @@
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
 
 mod access;
-pub mod accounts;
 pub mod added;
 pub mod assembly;
 mod bounds;
 mod captures;
+mod change;
 pub mod check;
 pub mod config;
-pub mod confine;
 mod containment;
 pub mod control;
 pub mod cpus;
+pub mod extras;
 mod faults;
 pub mod files;
 mod grants;
+mod host;
 pub mod hybrid;
-pub mod keeper;
 pub mod log;
 mod mirrors;
 mod nic;
@@ -61,8 +61,9 @@ pub mod qemu;
 pub mod run;
 pub mod runtime;
 mod serve;
-pub mod takeover;
+mod served;
 pub mod uplink;
+mod views;
 mod vm;
 pub mod vmm;
 mod vsock;

@@ -7,11 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_api::{NicStats, NicStatus};
-use vmlane_device::pci::{FaultyDevice, PciDevice};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
-use vmlane_port::wrap::{Fault, FaultyFrames, Impairment, Trigger};
 use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
@@ -19,7 +17,8 @@ use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, ovn};
-use crate::serve::{Attachment, Host, PciSocket, VmError, device_name, nic_name, vhost_end};
+use crate::host::Host;
+use crate::serve::{Attachment, PciSocket, VmError, device_name, nic_name, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
 const LINK_DOWN: &str = "down";
@@ -32,13 +31,6 @@ pub struct ServedNic {
     server: Server,
     session: Arc<SessionStats>,
     counters: DeviceCounters,
-    faults: Option<Faults>,
-}
-
-/// What fails on request, where `fault_injection` is on: its registers (a VMXNET3's), its port.
-struct Faults {
-    registers: Option<Arc<Trigger>>,
-    port: Arc<FaultyFrames>,
 }
 
 /// Where a model counts.
@@ -50,7 +42,7 @@ enum DeviceCounters {
 impl ServedNic {
     /// Adds the port and opens the socket of NIC `number` of `vm`.
     pub fn offer(
-        host: &Host<'_>,
+        host: &Host,
         config: &Config,
         vm: &VmConfig,
         (number, nic): (usize, &NicConfig),
@@ -58,7 +50,7 @@ impl ServedNic {
     ) -> Result<ServedNic, VmError> {
         let path = host.paths.nic(&vm.name, number);
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
-        let switch = host.switch;
+        let switch = &host.switch;
         let port = switch.add_port(port_spec(config, vm, (number, nic)));
         let port =
             port.map_err(|full| VmError::Nic { name: vm.name.clone(), number, cause: full.to_string() })?;
@@ -74,7 +66,7 @@ impl ServedNic {
     }
 
     fn serve(
-        host: &Host<'_>,
+        host: &Host,
         path: &Path,
         vm: &VmConfig,
         (number, config): (usize, &NicConfig),
@@ -85,30 +77,23 @@ impl ServedNic {
         let config = config.clone();
         let session = Arc::new(SessionStats::default());
         session.memory.set_limit(all.memory_limit(vm));
+        let device_name = nic_name(&vm.name, number);
         let mut frames: Arc<dyn Frames> = host.switch.clone();
-        let mut faults = None;
-        if all.daemon.fault_injection {
-            let port = Arc::new(FaultyFrames::new(frames));
-            frames = port.clone();
-            let registers = matches!(config.model, NicModel::Vmxnet3).then(Arc::default);
-            faults = Some(Faults { registers, port });
+        if let Some(faults) = &host.extras.faults {
+            frames = faults.frames(&device_name, frames);
         }
         let bad = |cause: String| VmError::Nic { name: name(), number, cause };
         let scope = format!("{}.nic{number}", vm.name);
-        let device_name = nic_name(&vm.name, number);
         let (server, counters) = match config.model {
             NicModel::Vmxnet3 => {
-                let attachment = Attachment::new(vm, &session)?;
+                let attachment = Attachment::new(host, vm, &session)?;
                 let hardware = hardware(&config);
                 let handle = hardware.handle.clone();
                 let device = Vmxnet3Device::new(hardware, frames, port, attachment.interrupts())
                     .map_err(|cause| bad(cause.to_string()))?;
-                let mut device: Box<dyn PciDevice> = Box::new(device);
-                if let Some(trigger) = faults.as_ref().and_then(|faults| faults.registers.as_ref()) {
-                    device = Box::new(FaultyDevice::new(device, trigger.clone()));
-                }
                 let socket = PciSocket { vm: &vm.name, path, scope: &scope, device: &device_name };
-                let (server, _) = attachment.serve(host, &socket, device, session.clone(), found)?;
+                let (server, _) =
+                    attachment.serve(host, &socket, Box::new(device), session.clone(), found)?;
                 (server, DeviceCounters::Vmxnet3(handle))
             }
             NicModel::VirtioNet(virtio) => {
@@ -125,7 +110,7 @@ impl ServedNic {
                 (server, DeviceCounters::Virtio(stats))
             }
         };
-        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters, faults })
+        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters })
     }
 
     /// Ends the session, removes the socket and the port.
@@ -190,7 +175,7 @@ impl ServedNic {
     }
 
     /// the back end of a vhost-user NIC.
-    pub fn set_link(&self, host: &Host<'_>, vm: &str, up: bool) -> bool {
+    pub fn set_link(&self, host: &Host, vm: &str, up: bool) -> bool {
         let name = format!("{vm}.{}/{LINK_DOWN}", self.name);
         if up {
             host.store.remove(&name);
@@ -199,7 +184,7 @@ impl ServedNic {
         {
             tracing::warn!(device = device_name(vm, &self.name), %error, "the link will be up again after the daemon's end");
         }
-        self.apply_link(host.switch, up)
+        self.apply_link(&host.switch, up)
     }
 
     fn apply_link(&self, switch: &Switch, up: bool) -> bool {
@@ -211,21 +196,6 @@ impl ServedNic {
             }
             DeviceCounters::Virtio(_) => false,
         }
-    }
-
-    /// Makes its next register access go wrong, or the worker's next look at its port. False if there is nothing
-    /// active to fail.
-    pub fn inject(&self, fault: Fault, in_worker: bool) -> bool {
-        let Some(Faults { registers, port }) = &self.faults else { return false };
-        if in_worker {
-            return port.arm(fault);
-        }
-        registers.as_ref().inspect(|trigger| trigger.arm(fault)).is_some()
-    }
-
-    /// What happens to frames on their way to it, where `fault_injection` is on.
-    pub fn impair(&self, impairment: Impairment) -> std::io::Result<()> {
-        self.faults.as_ref().map_or(Ok(()), |faults| faults.port.impair(impairment))
     }
 
     pub fn attached(&self) -> bool {

@@ -1,6 +1,8 @@
 //! NICs that are ports of OVN's integration bridge, in the daemon. What they are called there and where, only the helper knows
 //! (`vmlane ovn run`): it asks here which are to be up, and tells what it has found out.
 
+pub mod exchange;
+
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 

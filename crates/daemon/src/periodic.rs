@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vmlane_mem::HugePages;
-use vmlane_switch::Balancer;
+use vmlane_switch::{Balancer, Switch};
 
 use crate::assembly::Daemon;
 use crate::notify::notify;
@@ -65,7 +65,7 @@ pub fn watchdog(daemon: Arc<Daemon>) -> io::Result<PeriodicThread> {
     let systemd_waits = std::env::var_os("WATCHDOG_USEC").is_some();
     let mut checks = 0u32;
     PeriodicThread::start("watchdog", CHECK, move || {
-        let well = daemon.check_health();
+        let well = daemon.health.check(&daemon.host, &daemon.served);
         checks = checks.wrapping_add(1);
         if systemd_waits && well && checks.is_multiple_of(CHECKS_A_SIGN) {
             notify("WATCHDOG=1");
@@ -76,17 +76,42 @@ pub fn watchdog(daemon: Arc<Daemon>) -> io::Result<PeriodicThread> {
 /// Has NICs go to other workers of the switch where that helps. None: there is one worker, or they are to stay where
 /// they are.
 pub fn balance(daemon: Arc<Daemon>) -> io::Result<Option<PeriodicThread>> {
-    if !daemon.balances() {
+    if !daemon.served.lock().config.daemon.balance || daemon.host.switch.heartbeats().len() < 2 {
         return Ok(None);
     }
     let mut balancer = Balancer::default();
-    PeriodicThread::start("balance", BALANCE, move || daemon.balance(&mut balancer, Instant::now())).map(Some)
+    PeriodicThread::start("balance", BALANCE, move || {
+        relieve(&daemon.host.switch, &mut balancer, Instant::now());
+    })
+    .map(Some)
+}
+
+/// Moves NICs to other workers if that helps.
+fn relieve(switch: &Switch, balancer: &mut Balancer, now: Instant) {
+    let Some(relief) = balancer.look(switch, now) else { return };
+    let loads = relief.loads.iter().map(|load| format!("{:.0} %", load * 100.0));
+    let loads = loads.collect::<Vec<_>>().join(", ");
+    for (id, to) in relief.moves {
+        let Some(port) = switch.ports().into_iter().find(|port| port.id == id) else { continue };
+        let (name, from) = (port.spec.name, port.worker);
+        if switch.move_port(id, to) {
+            tracing::info!(
+                port = name,
+                from,
+                to,
+                loads,
+                "its frames are another worker's to move from now on"
+            );
+        } else {
+            tracing::debug!(port = name, from, to, loads, "stays: frames are on their way to or from it");
+        }
+    }
 }
 
 /// Logs which VMs and drivers come and go.
 pub fn presence(daemon: Arc<Daemon>) -> io::Result<PeriodicThread> {
     let mut presence = Presence::default();
-    PeriodicThread::start("presence", PRESENCE, move || presence.log_changes(&daemon))
+    PeriodicThread::start("presence", PRESENCE, move || presence.log_changes(&daemon.host, &daemon.served))
 }
 
 /// Has memory of VMs that the daemon uses much put into huge pages.
@@ -95,7 +120,7 @@ pub fn huge_pages(daemon: Arc<Daemon>, mut pages: HugePages) -> io::Result<Perio
     PeriodicThread::start("huge-pages", HUGE_PAGES, move || {
         let before = pages.made();
         let outcome = pages.step();
-        daemon.faults.huge_pages.add(pages.made() - before);
+        daemon.health.counts.huge_pages.add(pages.made() - before);
         let problem = outcome.err().map(|error| error.to_string());
         if let Some(problem) = problem.filter(|problem| told.as_ref() != Some(problem)) {
             tracing::warn!(

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
-use crate::assembly::Daemon;
+use parking_lot::Mutex;
+
+use crate::host::Host;
 use crate::serve::device_name;
+use crate::served::Served;
 
 /// A guest that sets its devices up again and again gets no more than one line about each in this time.
 const APART: Duration = Duration::from_secs(5);
@@ -44,8 +47,8 @@ impl Presence {
         changes
     }
 
-    pub fn log_changes(&mut self, daemon: &Daemon) {
-        for (name, is_there) in self.changes(&daemon.present(), Instant::now()) {
+    pub fn log_changes(&mut self, host: &Host, served: &Mutex<Served>) {
+        for (name, is_there) in self.changes(&present(host, served), Instant::now()) {
             let is_device = name.contains('/');
             match (is_device, is_there) {
                 (true, true) => tracing::info!(device = name, "the guest's driver is up"),
@@ -57,26 +60,24 @@ impl Presence {
     }
 }
 
-impl Daemon {
-    /// VMs that have a VMM, and devices whose drivers are up. Asks the workers of virtio-vsock devices, if there are any.
-    pub(crate) fn present(&self) -> BTreeSet<String> {
-        let has_virtio = self.state.lock().vms.iter().any(|vm| vm.vsock_kind() == "virtio");
-        let mut ready: HashSet<u32> =
-            self.hypervisor.vms().into_iter().filter(|vm| vm.ready).map(|vm| vm.cid).collect();
-        if has_virtio {
-            let guests = self.vsock_workers.guests();
-            ready.extend(guests.into_iter().filter(|guest| guest.ready).map(|guest| guest.cid));
-        }
-        let ports = self.switch.ports().into_iter().filter(|port| port.attached && !port.spec.uplink);
-        let mut present: BTreeSet<String> = ports.map(|port| port.spec.name).collect();
-        for vm in self.state.lock().vms.iter().filter(|vm| vm.attached()) {
-            present.insert(vm.name().to_owned());
-            if vm.cid().is_some_and(|cid| ready.contains(&cid)) {
-                present.insert(device_name(vm.name(), vm.vsock_kind().replace("virtio", "vsock")));
-            }
-        }
-        present
+/// VMs that have a VMM, and devices whose drivers are up. Asks the workers of virtio-vsock devices, if there are any.
+fn present(host: &Host, served: &Mutex<Served>) -> BTreeSet<String> {
+    let has_virtio = served.lock().vms.iter().any(|vm| vm.vsock_kind() == "virtio");
+    let mut ready: HashSet<u32> =
+        host.hypervisor.vms().into_iter().filter(|vm| vm.ready).map(|vm| vm.cid).collect();
+    if has_virtio {
+        let guests = host.vsock_workers.guests();
+        ready.extend(guests.into_iter().filter(|guest| guest.ready).map(|guest| guest.cid));
     }
+    let ports = host.switch.ports().into_iter().filter(|port| port.attached && !port.spec.uplink);
+    let mut present: BTreeSet<String> = ports.map(|port| port.spec.name).collect();
+    for vm in served.lock().vms.iter().filter(|vm| vm.attached()) {
+        present.insert(vm.name().to_owned());
+        if vm.cid().is_some_and(|cid| ready.contains(&cid)) {
+            present.insert(device_name(vm.name(), vm.vsock_kind().replace("virtio", "vsock")));
+        }
+    }
+    present
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
@@ -12,20 +12,21 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use vmlane_api::{Client, ClientError, call};
+use vmlane_confine::{ConfineError, Directories};
+use vmlane_keeper::{Held, Origin};
 use vmlane_mem::HugePages;
 use vmlane_state::{Found, Store};
 
 use crate::added::{self, AddedVms};
-use crate::assembly::{AssemblyError, Daemon, Event};
-use crate::config::{Config, ConfigError, Sources};
-use crate::confine::{self, ConfineError};
+use crate::assembly::{AssemblyError, Builder, Daemon, Event};
+use crate::config::{Config, ConfigError, Sources, sources};
 use crate::control::{Bounds, ControlServer};
+use crate::extras::Extras;
 use crate::files::Files;
-use crate::keeper::{self, Held, Origin};
-use crate::log::{self, LogError, LogFormat};
+use crate::log::{self, LogError, LogFormat, Throttle};
 use crate::notify::{self, notify};
 use crate::paths::Paths;
-use crate::periodic;
+use crate::periodic::{self, PeriodicThread};
 use crate::runtime::{self, Claim, RuntimeError};
 use crate::uplink::Uplinks;
 
@@ -67,6 +68,9 @@ pub enum RunError {
     Confine(#[from] ConfineError),
     #[error(transparent)]
     Assembly(#[from] AssemblyError),
+    /// The configuration asks for what this program has not.
+    #[error("{0}")]
+    Extras(String),
     #[error("{what}: {cause}")]
     Host { what: String, cause: io::Error },
 }
@@ -76,7 +80,7 @@ impl RunError {
     pub fn is_configuration(&self) -> bool {
         use ConfineError::{NotRoot, UnknownUser, Unreachable};
         match self {
-            RunError::Config(_) | RunError::Log(LogError::Filter { .. }) => true,
+            RunError::Config(_) | RunError::Extras(_) | RunError::Log(LogError::Filter { .. }) => true,
             RunError::Confine(NotRoot { .. } | UnknownUser { .. } | Unreachable { .. }) => true,
             RunError::Log(LogError::Twice | LogError::Thread(_))
             | RunError::Confine(_)
@@ -87,31 +91,19 @@ impl RunError {
     }
 }
 
-/// Serves until told to stop by a signal or through the control socket.
-pub fn run(options: Options) -> Result<(), RunError> {
+/// Serves until a signal or a call at the control socket stops it.
+pub fn run(options: Options, extras: Extras) -> Result<(), RunError> {
     let host = |what: String| move |cause: io::Error| RunError::Host { what, cause };
-    let state_dir = added::state_dir(&options.runtime_dir, options.state_dir.as_deref());
-    let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
-    // Judged before a daemon that is to be replaced is asked to go.
-    let mut sources = Sources::read(&config_path)?;
-    let owners = added::owners(&sources, &options.runtime_dir, &state_dir);
-    if let Some(added) = AddedVms::look(&state_dir, &owners).ok().flatten() {
-        sources = sources.with(added.read()?);
-    }
-    let config = Config::check(&sources)?;
-    let (key, filter) = log::choose(options.log, config.daemon.log.clone());
-    let format = options.log_format.unwrap_or(config.daemon.log_format);
-    let throttle = log::init(key, filter, format)?;
+    let judged = judge(&options, &extras)?;
     raise_descriptor_limit();
-
     let shown = options.runtime_dir.display().to_string();
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
     // Another user's process neither owns what a daemon of this user serves in, nor becomes its user.
-    let owners = if geteuid().is_root() { &owners[..] } else { &[] };
+    let owners = if geteuid().is_root() { &judged.owners[..] } else { &[] };
     let claim = if options.replace { take_place(&paths, owners)? } else { runtime::claim(&paths, owners)? };
-    let added = keep_state(&state_dir, owners, options.state_dir.is_some())?;
+    let added = keep_state(&judged.state_dir, owners, options.state_dir.is_some())?;
     // The daemon that was replaced may have added a VM meanwhile.
-    let (files, config) = Files::load(&config_path, added)?;
+    let (files, config) = Files::load(&judged.main, added)?;
     let mut uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
     notify::prepare();
     if let Err(error) = vmlane_transport::prepare() {
@@ -126,20 +118,11 @@ pub fn run(options: Options) -> Result<(), RunError> {
         0 => None,
         limit => Some(HugePages::open(limit).map_err(host("huge_pages: /proc/self/pagemap".into()))?),
     };
-    let reached = keeper::reach(&keeper::socket(paths.runtime()));
-    if options.confine {
-        uplinks.keep_rights(&config_path, paths.runtime());
-        // Before there is any other thread: what is given up here, is given up for all of them.
-        let user = config.daemon.user.as_deref();
-        let hybrid = config.hybrid_directories();
-        confine::confine(user, (paths.runtime(), claim.directory()), (&config_path, &hybrid), &files.added)?;
-    } else {
-        tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
-        confine::take_back(claim.directory(), &files.added)
-            .map_err(host("taking directories of another user back".into()))?;
-    }
+    let reached = vmlane_keeper::reach(&vmlane_keeper::socket(paths.runtime()));
+    // Before there is any other thread: what is given up here, is given up for all of them.
+    give_rights_up(options.confine, &paths, &claim, (&files, &config), &mut uplinks)?;
     let origin = if options.external_keeper { Origin::Service } else { Origin::Daemon };
-    let Held { store, mut found, keeper } = keeper::connect(paths.runtime(), reached, origin);
+    let Held { store, mut found, keeper } = vmlane_keeper::connect(paths.runtime(), reached, origin);
     hold_user_lock(&*store, &mut found);
     if found.is_empty() {
         runtime::clear(&paths);
@@ -150,24 +133,113 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let (events, inbox) = channel();
     // Before anything is served: a signal during the start must not leave sockets behind.
     forward_signals(events.clone()).map_err(host("signal handlers".into()))?;
-    let daemon = Arc::new(Daemon::start(paths.clone(), files, config, events, (store, found), uplinks)?);
+    let builder = Builder { paths: paths.clone(), files, config, uplinks, store, found, extras };
+    let daemon = Arc::new(builder.start(events)?);
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
         .map_err(host(format!("control socket {}", control.display())))?;
     daemon.open_sockets()?;
-    let watchdog = periodic::watchdog(daemon.clone()).map_err(host("starting the watchdog".into()))?;
-    let balance =
-        periodic::balance(daemon.clone()).map_err(host("starting the thread that moves NICs".into()))?;
-    let huge_pages = huge_pages.map(|pages| periodic::huge_pages(daemon.clone(), pages)).transpose();
-    let huge_pages = huge_pages.map_err(host("starting the thread that makes huge pages".into()))?;
-    let presence = periodic::presence(daemon.clone())
-        .map_err(host("starting the thread that logs who is there".into()))?;
+    let threads = start_threads(&daemon, huge_pages)?;
     tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
     notify("READY=1");
+    wait_for_stop(&daemon, &inbox, &judged.throttle);
+    tracing::info!("stopping");
+    notify("STOPPING=1");
+    drop((control, threads));
+    daemon.stop();
+    if let Some(keeper) = keeper {
+        keeper.end();
+    }
+    Ok(())
+}
 
+/// What is known before anything of the host's is touched.
+struct Judged {
+    /// The configuration's main file.
+    main: PathBuf,
+    state_dir: PathBuf,
+    /// Users beside root and this process's own who may own the daemon's directories.
+    owners: Vec<u32>,
+    throttle: Throttle,
+}
+
+/// Judges the configuration, before a daemon that is to be replaced is asked to go; and starts the log.
+fn judge(options: &Options, extras: &Extras) -> Result<Judged, RunError> {
+    let state_dir = added::state_dir(&options.runtime_dir, options.state_dir.as_deref());
+    let main = std::path::absolute(&options.config).unwrap_or_else(|_| options.config.clone());
+    let mut sources = Sources::read(&main)?;
+    let owners = added::owners(&sources, &options.runtime_dir, &state_dir);
+    if let Some(added) = AddedVms::look(&state_dir, &owners).ok().flatten() {
+        sources = sources.with(added.read()?);
+    }
+    let config = Config::check(&sources)?;
+    if let Some(missing) = extras.missing(&config) {
+        return Err(RunError::Extras(missing));
+    }
+    let (key, filter) = log::choose(options.log.clone(), config.daemon.log);
+    let format = options.log_format.unwrap_or(config.daemon.log_format);
+    let throttle = log::init(key, filter, format)?;
+    Ok(Judged { main, state_dir, owners, throttle })
+}
+
+/// Gives up what the daemon does not need; if it is not to be confined, only what is another user's.
+fn give_rights_up(
+    confined: bool,
+    paths: &Paths,
+    claim: &Claim,
+    (files, config): (&Files, &Config),
+    uplinks: &mut Uplinks,
+) -> Result<(), RunError> {
+    let main = &files.main;
+    let directories = Directories {
+        runtime: paths.runtime(),
+        opened: claim.directory(),
+        config: &[main.parent().unwrap_or(main).to_owned(), sources::directory(main)],
+        added: files.added.directory(),
+        hybrid: &config.hybrid_directories(),
+    };
+    if !confined {
+        tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
+        let what = "taking directories of another user back".into();
+        return vmlane_confine::take_back(&directories).map_err(|cause| RunError::Host { what, cause });
+    }
+    uplinks.keep_rights(main, paths.runtime());
+    vmlane_confine::confine(config.daemon.user.as_deref(), &directories)?;
+    if let Err(error) = Sources::read(main) {
+        tracing::warn!(
+            %error,
+            "the configuration cannot be read any more: `vmlane reload` will fail; make it readable for the daemon's user"
+        );
+    }
+    Ok(())
+}
+
+/// The threads that do something again and again. Dropping them ends them.
+fn start_threads(
+    daemon: &Arc<Daemon>,
+    huge_pages: Option<HugePages>,
+) -> Result<Vec<PeriodicThread>, RunError> {
+    let starting = |what: &str| {
+        let what = format!("starting {what}");
+        move |cause: io::Error| RunError::Host { what, cause }
+    };
+    let mut threads = vec![periodic::watchdog(daemon.clone()).map_err(starting("the watchdog"))?];
+    let balance = periodic::balance(daemon.clone());
+    threads.extend(balance.map_err(starting("the thread that moves NICs"))?);
+    if let Some(pages) = huge_pages {
+        let started = periodic::huge_pages(daemon.clone(), pages);
+        threads.push(started.map_err(starting("the thread that makes huge pages"))?);
+    }
+    let presence = periodic::presence(daemon.clone());
+    threads.push(presence.map_err(starting("the thread that logs who is there"))?);
+    Ok(threads)
+}
+
+/// The main thread's work: events, and what has to be done every few seconds.
+fn wait_for_stop(daemon: &Daemon, inbox: &Receiver<Event>, throttle: &Throttle) {
     loop {
         match inbox.recv_timeout(HOUSEKEEPING) {
-            Ok(Event::Reload) => daemon.contained("reloading", reload),
+            Ok(Event::Reload) => daemon.health.contained("reloading", || reload(daemon)),
             Ok(Event::HandOver) => {
                 tracing::info!("another daemon takes over everything");
                 // The answer to the one that asks leaves meanwhile; traffic still flows.
@@ -175,20 +247,12 @@ pub fn run(options: Options) -> Result<(), RunError> {
                 // Without ending any session: what the other one needs is in the store after every step.
                 std::process::exit(0);
             }
-            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {}
         }
-        daemon.contained("housekeeping", Daemon::housekeeping);
+        daemon.health.contained("housekeeping", || daemon.housekeeping());
         throttle.tell();
     }
-    tracing::info!("stopping");
-    notify("STOPPING=1");
-    drop((control, watchdog, balance, huge_pages, presence));
-    daemon.stop();
-    if let Some(keeper) = keeper {
-        keeper.end();
-    }
-    Ok(())
 }
 
 /// The directory for VMs that are added at run time. Only if it was named (`wanted`) must there be one.
@@ -209,12 +273,12 @@ fn keep_state(state: &Path, owners: &[u32], wanted: bool) -> Result<AddedVms, Ru
 fn hold_user_lock(store: &dyn Store, found: &mut Found) {
     const NAME: &str = "user.lock";
     let left = found.take(NAME);
-    if let Some(lock) = confine::user_lock() {
+    if let Some(lock) = vmlane_confine::user_lock() {
         if let Err(error) = store.put(NAME, lock.as_fd()) {
             tracing::warn!(%error, "the daemon's user is not held for the next one");
         }
     } else if let Some(lock) = left {
-        confine::keep_user_lock(lock.into());
+        vmlane_confine::keep_user_lock(lock.into());
     }
 }
 

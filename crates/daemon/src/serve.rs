@@ -1,4 +1,4 @@
-//! What VMs are served with, and how the socket of a device is opened.
+//! How the socket of a device is opened.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -6,21 +6,16 @@ use std::sync::Arc;
 
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
-use vmlane_device::virtio::vsock::VsockWorkers;
-use vmlane_device::vmci::{AddError, CreateError, Hypervisor};
-use vmlane_host::sockets::HostSockets;
+use vmlane_device::vmci::{AddError, CreateError};
 use vmlane_mem::MemoryMap;
-use vmlane_state::{Found, Scope, Store};
-use vmlane_switch::Switch;
-use vmlane_transport::pci_over_virtio::Messages;
+use vmlane_state::{Found, Scope};
 use vmlane_transport::vfio_user::Prepared;
-use vmlane_transport::{
-    Caller, IrqSet, ListenError, Listener, PciOverVirtio, RingLines, Server, SessionStats, VhostEnd,
-};
-use vmlane_vsock::Router;
+use vmlane_transport::{Caller, IrqSet, ListenError, Listener, Server, SessionStats, VhostEnd};
 
 use crate::config::{Role, VmConfig};
-use crate::paths::{Paths, TooLong};
+use crate::extras::{Attached, PROGRAM};
+use crate::host::Host;
+use crate::paths::TooLong;
 
 /// Why a VM cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -39,19 +34,10 @@ pub enum VmError {
     Uds { name: String, cause: std::io::Error },
     #[error("vm {name:?}: the directory of its hybrid socket, {directory}: {cause}")]
     Directory { name: String, directory: PathBuf, cause: std::io::Error },
+    #[error("vm {name:?}: uml_pci = true: a PCI bus of User Mode Linux: {PROGRAM}")]
+    Bus { name: String },
     #[error("vm {name:?}: starting its threads: {cause}")]
     Threads { name: String, cause: std::io::Error },
-}
-
-/// What VMs are served with.
-pub struct Host<'h> {
-    pub router: &'h Arc<Router>,
-    pub hypervisor: &'h Arc<Hypervisor>,
-    pub switch: &'h Arc<Switch>,
-    pub vsock_workers: &'h Arc<VsockWorkers>,
-    pub paths: &'h Paths,
-    pub sockets: &'h HostSockets,
-    pub store: &'h Arc<dyn Store>,
 }
 
 /// The daemon's end of a vhost-user socket.
@@ -65,8 +51,8 @@ pub fn vhost_end(role: Role, path: &Path) -> Result<VhostEnd, ListenError> {
 /// How a PCI function is attached, before there is one: it raises its interrupts here.
 pub enum Attachment {
     VfioUser(Arc<IrqSet>),
-    /// For User Mode Linux. Nothing of it is held for the next daemon.
-    OverVirtio(Arc<Messages>, Arc<RingLines>),
+    /// See [`crate::extras`].
+    Bus(Box<dyn Attached>),
 }
 
 /// The one name of a VM's device: in the log, of its port, and of the threads that serve it.
@@ -90,34 +76,35 @@ pub struct PciSocket<'s> {
 }
 
 impl Attachment {
-    pub fn new(vm: &VmConfig, stats: &Arc<SessionStats>) -> Result<Attachment, VmError> {
+    pub fn new(host: &Host, vm: &VmConfig, stats: &Arc<SessionStats>) -> Result<Attachment, VmError> {
         if !vm.uml_pci {
             return Ok(Attachment::VfioUser(Arc::new(IrqSet::new(stats.clone()))));
         }
-        let lines = RingLines::new(PciOverVirtio::QUEUES).map(Arc::new);
-        let made = lines.and_then(|lines| {
-            Ok(Attachment::OverVirtio(Arc::new(Messages::new(lines.clone(), stats.clone())?), lines))
-        });
-        made.map_err(|cause| VmError::Threads { name: vm.name.clone(), cause })
+        let bus = host.extras.bus.as_ref().ok_or_else(|| VmError::Bus { name: vm.name.clone() })?;
+        let attached = bus.attach(stats.clone());
+        attached.map(Attachment::Bus).map_err(|cause| VmError::Threads { name: vm.name.clone(), cause })
     }
 
     pub fn interrupts(&self) -> Arc<dyn Interrupts> {
         match self {
             Attachment::VfioUser(irqs) => irqs.clone(),
-            Attachment::OverVirtio(messages, _) => messages.clone(),
+            Attachment::Bus(attached) => attached.interrupts(),
         }
     }
 
     /// Serves `device`; with the memory of a VMM that a previous daemon served.
     pub fn serve(
         self,
-        host: &Host<'_>,
+        host: &Host,
         socket: &PciSocket<'_>,
-        device: Box<dyn PciDevice>,
+        mut device: Box<dyn PciDevice>,
         stats: Arc<SessionStats>,
         found: &mut Found,
     ) -> Result<(Server, Option<MemoryMap>), VmError> {
         let PciSocket { vm, path, scope, device: name } = *socket;
+        if let Some(faults) = &host.extras.faults {
+            device = faults.function(name, device);
+        }
         let unheard = |cause| VmError::Listen { name: vm.to_owned(), cause };
         let (server, map) = match self {
             Attachment::VfioUser(irqs) => {
@@ -125,10 +112,9 @@ impl Attachment {
                 let map = prepared.as_ref().map(|prepared| prepared.map.clone());
                 (listener.serve_on(name, device, irqs, stats, scope, prepared), map)
             }
-            Attachment::OverVirtio(messages, lines) => {
+            Attachment::Bus(attached) => {
                 let end = vhost_end(Role::Server, path).map_err(unheard)?;
-                let device = PciOverVirtio::new(name, device, messages, lines.clone(), stats.clone());
-                (device.and_then(|device| end.serve(name, Box::new(device), lines, stats)), None)
+                (attached.serve(name, device, end), None)
             }
         };
         let server = server.map_err(|cause| VmError::Threads { name: vm.to_owned(), cause })?;
@@ -139,7 +125,7 @@ impl Attachment {
 /// A device's socket and session: a previous daemon's, as far as it left them, and where they are held for
 /// the next daemon.
 fn listen(
-    host: &Host<'_>,
+    host: &Host,
     path: &Path,
     name: &str,
     irqs: &IrqSet,

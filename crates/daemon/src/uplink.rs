@@ -36,7 +36,6 @@ use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch};
 
 use crate::config::{TeamConfig, UplinkConfig};
-use crate::confine;
 use crate::nic::uplink_spec;
 
 use self::attached::Attached;
@@ -175,7 +174,7 @@ impl Uplinks {
     fn take(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Opened, UplinkError> {
         let opened = match self.ready.iter().position(|(ready, _)| ready == uplink) {
             Some(ready) => self.ready.swap_remove(ready).1,
-            None if confine::is_confined() && !uplink.kind.listens_in(&self.runtime) => {
+            None if vmlane_confine::is_confined() && !uplink.kind.listens_in(&self.runtime) => {
                 self.helper.ask(uplink, |helper| helper.open(index, uplink, make))?
             }
             None => uplink.kind.open_patiently(make).map_err(failed(uplink))?,
@@ -309,7 +308,7 @@ impl Uplinks {
         let Some(config) = self.known.get(number).map(|known| known.config.clone()) else { return };
         let seen = if self.helper.is_there() {
             self.helper.ask(&config, |helper| helper.look(index, &config))
-        } else if confine::is_confined() {
+        } else if vmlane_confine::is_confined() {
             return;
         } else {
             config.kind.look().map_err(failed(&config))

@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use vmlane_mem::MemoryMap;
-use vmlane_port::wrap::Fault;
 use vmlane_state::Found;
 use vmlane_switch::Switch;
 use vmlane_transport::SessionStats;
 
 use crate::config::{Config, VmConfig};
+use crate::extras::Target;
 use crate::faults::FaultRecord;
+use crate::host::Host;
 use crate::hybrid::ServedHybrid;
 use crate::nic::ServedNic;
-use crate::serve::{Host, VmError};
+use crate::serve::VmError;
 use crate::vsock::{ServedDevice, ServedVsock, spec};
 
 /// A VM on offer. [`ServedVm::withdraw`] takes it back.
@@ -34,7 +35,7 @@ impl ServedVm {
     /// Makes a VM known to the hypervisor and the switch and opens its sockets.
     /// Also returns the memory that a previous daemon's VMCI device had, by context id.
     pub fn offer(
-        host: &Host<'_>,
+        host: &Host,
         config: &Config,
         vm: &VmConfig,
         found: &mut Found,
@@ -63,7 +64,7 @@ impl ServedVm {
 
     fn fill(
         &mut self,
-        host: &Host<'_>,
+        host: &Host,
         config: &Config,
         vm: &VmConfig,
         found: &mut Found,
@@ -77,7 +78,7 @@ impl ServedVm {
     }
 
     /// Who may connect to its sockets from now on. Their access control lists are for `grants.rs`.
-    fn set_owner(&self, host: &Host<'_>, vm: &VmConfig) {
+    fn set_owner(&self, host: &Host, vm: &VmConfig) {
         if let Some(device) = self.vsock.device() {
             device.server.set_owner(vm.owner);
             host.sockets.set_owner(device.cid, vm.owner);
@@ -92,22 +93,22 @@ impl ServedVm {
     }
 
     /// Ends the sessions, removes the sockets and their directory, forgets the VM.
-    pub fn withdraw(self, host: &Host<'_>) {
+    pub fn withdraw(self, host: &Host) {
         self.vsock.withdraw(host, &self.name);
         // The last one may be a NIC that could not be offered. Each by its whole name: a VM may be called `web.nicX`.
         let nics = 0..=self.nics.len();
-        self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
+        self.nics.into_iter().for_each(|nic| nic.withdraw(&host.switch));
         nics.for_each(|number| host.store.remove_all(&format!("{}.nic{number}/", self.name)));
         // Stays if another process put something else there.
         let _ = std::fs::remove_dir(host.paths.vm(&self.name));
     }
 
     /// What changes without a guest's seeing it.
-    pub fn update(&mut self, host: &Host<'_>, config: &Config, vm: &VmConfig) {
+    pub fn update(&mut self, host: &Host, config: &Config, vm: &VmConfig) {
         self.set_owner(host, vm);
         self.vsock.update(host, vm, spec(config, vm));
         for (served, nic) in self.nics.iter_mut().zip(vm.nics.iter().enumerate()) {
-            served.update(host.switch, config, vm, nic);
+            served.update(&host.switch, config, vm, nic);
         }
     }
 
@@ -128,15 +129,16 @@ impl ServedVm {
         self.vsock.faults() + self.nics.iter().map(|nic| nic.faults(switch)).sum::<u64>()
     }
 
-    /// Makes its device of this kind, as the configuration names it, go wrong. False if it has none that can.
-    pub fn inject(&self, kind: &str, fault: Fault) -> bool {
-        self.kind == kind && self.vsock.inject(fault)
+    /// What of it can go wrong on request.
+    pub fn target(&self, host: &Host) -> Target<'_> {
+        let streams = self.cid().and_then(|cid| host.hypervisor.stream_owner(cid));
+        Target { name: &self.name, streams, virtio: self.vsock.virtio() }
     }
 
     /// Takes its devices out of service, or back into it. Waits for the workers.
-    pub fn set_quarantined(&mut self, host: &Host<'_>, on: bool) {
+    pub fn set_quarantined(&mut self, host: &Host, on: bool) {
         self.vsock.set_quarantined(host, on);
-        self.nics.iter().for_each(|nic| nic.set_quarantined(host.switch, on));
+        self.nics.iter().for_each(|nic| nic.set_quarantined(&host.switch, on));
         self.quarantined = on;
     }
 

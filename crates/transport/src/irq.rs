@@ -215,7 +215,8 @@ impl Interrupts for IrqSet {
     }
 }
 
-pub(crate) fn pack(mode: IrqMode) -> u32 {
+/// A mode as one word.
+pub fn pack(mode: IrqMode) -> u32 {
     match mode {
         IrqMode::Off => 0,
         IrqMode::Intx => 1 << 16,
@@ -224,7 +225,8 @@ pub(crate) fn pack(mode: IrqMode) -> u32 {
     }
 }
 
-pub(crate) fn unpack(word: u32) -> IrqMode {
+/// The mode of a word.
+pub fn unpack(word: u32) -> IrqMode {
     let vectors = (word & 0xffff) as u16;
     match word >> 16 {
         1 => IrqMode::Intx,

@@ -114,6 +114,6 @@ impl SessionStats {
 }
 
 /// One more. Relaxed: counters order nothing.
-pub(crate) fn count(counter: &AtomicU64) {
+pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }

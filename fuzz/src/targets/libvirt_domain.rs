@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use vmlane_daemon::accounts::Accounts;
+use vmlane_access::Accounts;
 use vmlane_daemon::config::Config;
 use vmlane_daemon::paths::Paths;
 use vmlane_daemon::vmm::libvirt::Attach;

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use vmlane_daemon::config;
+use vmlane_daemon::config::{self, Sources};
+use vmlane_daemon::extras::Extras;
 use vmlane_daemon::log::{LogFormat, print_error};
 use vmlane_daemon::run::{Options, run};
-use vmlane_daemon::takeover;
+use vmlane_keeper::takeover;
 
 const EXAMPLES: &str = "Examples:
   vmlane daemon
@@ -84,7 +85,7 @@ pub struct Args {
 }
 
 impl Args {
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self, extras: Extras) -> anyhow::Result<ExitCode> {
         let Args {
             config: file,
             runtime_dir,
@@ -98,10 +99,11 @@ impl Args {
             confine: _,
         } = self;
         if can_replace {
-            println!("{}", takeover::can_replace(&file, &runtime_dir)?);
+            let user = Sources::read(&file).ok().and_then(|sources| sources.daemon_user());
+            println!("{}", takeover::can_replace(user.as_deref(), &runtime_dir)?);
             return Ok(ExitCode::SUCCESS);
         }
-        match run(Options {
+        let options = Options {
             config: file,
             runtime_dir,
             state_dir,
@@ -110,7 +112,8 @@ impl Args {
             replace,
             confine: !no_confine,
             external_keeper,
-        }) {
+        };
+        match run(options, extras) {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_configuration() => {
                 print_error(&error.to_string());

@@ -19,7 +19,7 @@ Parts (--at): vmci (the device's next register access), virtio (the virtio-vsock
 only), stream (the next time a worker serves one of the VM's streams), nicN (the next register access), nicN-port (the next
 time the switch serves the port; active NICs only), control (this request itself).
 
-Needs fault_injection = true in the table [daemon] of the configuration.";
+All but `move` need vmlane-labdaemon in place of vmlane, and fault_injection = true in the table [daemon] of its configuration.";
 
 /// Provokes faults, for tests
 #[derive(Debug, clap::Args)]

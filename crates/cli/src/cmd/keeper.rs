@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use vmlane_daemon::keeper;
+use vmlane_daemon::notify::notify;
 
 const EXAMPLES: &str = "Examples:
   vmlane keeper
@@ -28,8 +28,10 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let path = keeper::socket(&self.runtime_dir);
-        keeper::serve(&self.runtime_dir, self.daemon).with_context(|| path.display().to_string())?;
+        let path = vmlane_keeper::socket(&self.runtime_dir);
+        let ready = || notify("READY=1");
+        vmlane_keeper::serve(&self.runtime_dir, self.daemon, ready)
+            .with_context(|| path.display().to_string())?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use vmlane_access::Accounts;
 use vmlane_api::{Client, VmStatus, call};
-use vmlane_daemon::accounts::Accounts;
 use vmlane_daemon::config::VmConfig;
 use vmlane_daemon::paths::Paths;
 use vmlane_daemon::vmm::libvirt::MOST_BYTES;

@@ -45,6 +45,7 @@ mod vm_peer;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use vmlane_daemon::extras::Extras;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -123,9 +124,9 @@ pub enum Command {
 
 impl Command {
     /// Runs the subcommand. Exit codes: 0 success, 1 the thing failed, 2 usage (clap's own); `daemon` has more.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self, extras: Extras) -> anyhow::Result<ExitCode> {
         match self {
-            Command::Daemon(args) => args.run(),
+            Command::Daemon(args) => args.run(extras),
             Command::Keeper(args) => args.run(),
             Command::UplinkHelper(args) => args.run(),
             Command::QemuArgs(args) => args.run(),

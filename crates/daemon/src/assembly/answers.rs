@@ -1,4 +1,4 @@
-//! What the daemon answers at its control socket: what each call has done.
+//! The daemon answers control calls.
 
 use std::time::Duration;
 
@@ -9,7 +9,12 @@ use vmlane_port::wrap::{Fault, Impairment};
 use super::{Daemon, Event};
 use crate::access::May;
 use crate::captures::Sources;
+use crate::change;
+use crate::containment::release;
 use crate::control::{Answer, Answers, Lasting};
+use crate::extras::Provoked;
+use crate::host::Host;
+use crate::ovn::exchange::exchange;
 
 impl Answers for Daemon {
     fn may(&self, peer: &Peer) -> Option<May> {
@@ -18,44 +23,56 @@ impl Answers for Daemon {
 
     fn answer(&self, call: Call, peer: &Peer) -> Result<Answer, Failure> {
         let view = self.policy.lock().check(&call, peer)?;
+        let host = &self.host;
         let json = match call {
             Call::Ping(call) => call.answer(pong()),
-            Call::Status(call) => call.answer(view.of_status(self.status())),
-            Call::Stats(call) => call.answer(view.of_stats(self.stats())),
-            Call::Ports(call) => call.answer(view.of_ports(self.ports())),
+            Call::Status(call) => call.answer(view.of_status(self.views().status())),
+            Call::Stats(call) => call.answer(view.of_stats(self.views().stats())),
+            Call::Ports(call) => call.answer(view.of_ports(self.views().ports())),
             Call::Reload(call) => call.answer(self.reload()?),
-            Call::VmAdd(call) => call.answer(self.add_vm(&call.description)?),
-            Call::VmRemove(call) => call.answer(self.remove_vm(&call.name, call.force.unwrap_or(false))?),
-            Call::VmList(call) => call.answer(view.of_vms(self.list_vms())),
-            Call::Release(call) => call.answer(self.release(&call.vm)?),
-            Call::Link(call) => call.answer(self.set_link(&call.vm, &call.nic, call.up)?),
-            Call::LinkUplink(call) => call.answer(self.set_uplink_link(&call.uplink, call.up)?),
+            Call::VmAdd(call) => {
+                call.answer(self.change(|served, host| change::add_vm(served, host, &call.description))?)
+            }
+            Call::VmRemove(call) => {
+                let force = call.force.unwrap_or(false);
+                call.answer(self.change(|served, host| change::remove_vm(served, host, &call.name, force))?)
+            }
+            Call::VmList(call) => call.answer(view.of_vms(self.views().vms())),
+            Call::Release(call) => call.answer(release(&mut self.served.lock(), host, &call.vm)?),
+            Call::Link(call) => {
+                call.answer(change::set_link(&self.served.lock(), host, &call.vm, &call.nic, call.up)?)
+            }
+            Call::LinkUplink(call) => {
+                call.answer(change::set_uplink_link(&mut self.served.lock(), host, &call.uplink, call.up)?)
+            }
             Call::MirrorAdd(call) => {
-                let state = &mut *self.state.lock();
-                call.answer(state.mirrors.add(&self.switch, &state.config, &call.mirror)?)
+                let served = &mut *self.served.lock();
+                call.answer(served.mirrors.add(&host.switch, &served.config, &call.mirror)?)
             }
             Call::MirrorRemove(call) => {
-                let state = &mut *self.state.lock();
-                call.answer(state.mirrors.remove(&self.switch, &state.config, &call.name)?)
+                let served = &mut *self.served.lock();
+                call.answer(served.mirrors.remove(&host.switch, &served.config, &call.name)?)
             }
-            Call::Ovn(call) => call.answer(self.ovn(call.reports.clone())?),
+            Call::Ovn(call) => call.answer(exchange(&mut self.served.lock(), host, call.reports.clone())?),
             Call::DebugPanic(call) => {
                 let at = call.at.as_deref().unwrap_or("vmci");
-                call.answer(self.debug_fault(&call.vm, at, Fault::Panic)?)
+                call.answer(self.provoke(&call.vm, at, Provoked::Fault(Fault::Panic))?)
             }
             Call::DebugStall(call) => {
                 let time = Duration::from_millis(call.milliseconds.into());
-                call.answer(self.debug_fault(&call.vm, &call.at, Fault::Stall(time))?)
+                call.answer(self.provoke(&call.vm, &call.at, Provoked::Fault(Fault::Stall(time)))?)
             }
-            Call::DebugMove(call) => call.answer(self.debug_move(&call.vm, &call.at, call.worker)?),
+            Call::DebugMove(call) => {
+                call.answer(change::move_nic(&self.served.lock(), host, &call.vm, &call.at, call.worker)?)
+            }
             Call::DebugTrespass(call) => {
-                call.answer(self.debug_fault(&call.vm, &call.at, Fault::Trespass)?)
+                call.answer(self.provoke(&call.vm, &call.at, Provoked::Fault(Fault::Trespass))?)
             }
             Call::DebugImpair(call) => {
                 let delay = Duration::from_micros(call.delay_us.into());
                 let (loss, reorder, longest) = (call.loss, call.reorder, call.longest.unwrap_or(0));
                 let impairment = Impairment { loss, reorder, delay, longest, seed: call.seed };
-                call.answer(self.debug_impair(&call.vm, &call.at, impairment)?)
+                call.answer(self.provoke(&call.vm, &call.at, Provoked::Impairment(impairment))?)
             }
             Call::Capture(call) => {
                 let (captured, lasting) = self.capture(&call.capture)?;
@@ -74,15 +91,16 @@ fn pong() -> Pong {
 
 impl Daemon {
     fn capture(&self, request: &CaptureRequest) -> Result<(Captured, Lasting), Failure> {
-        let state = self.state.lock();
-        let vms = state.vms.iter().filter_map(|vm| Some((vm.name().to_owned(), vm.cid()?)));
+        let served = self.served.lock();
+        let vms = served.vms.iter().filter_map(|vm| Some((vm.name().to_owned(), vm.cid()?)));
         let vms: Vec<(String, u32)> = vms.collect();
-        drop(state);
+        drop(served);
+        let Host { switch, workers, vsock_workers, router, .. } = &self.host;
         let sources = Sources {
-            switch: self.switch.clone(),
-            workers: self.workers.clone(),
-            vsock_workers: self.vsock_workers.clone(),
-            router: self.router.clone(),
+            switch: switch.clone(),
+            workers: workers.clone(),
+            vsock_workers: vsock_workers.clone(),
+            router: router.clone(),
         };
         self.captures.begin(request, sources, &vms)
     }

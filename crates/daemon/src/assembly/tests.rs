@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use vmlane_port::{Side, StreamId};
 use vmlane_testkit::wait_until;
@@ -39,15 +41,20 @@ impl Names {
 }
 
 /// A daemon in this directory, which serves what this file says, and what it holds for the next one.
-fn daemon(base: &std::path::Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>) {
+fn daemon(base: &Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>) {
     let added = crate::added::AddedVms::open(base, &[]).unwrap();
     let (files, mut config) = Files::load(&base.join("vmlane.toml"), added).unwrap();
     change(&mut config);
     let names = Arc::new(Names::default());
     let uplinks = Uplinks::prepare(&[]).unwrap();
-    let store = (names.clone() as Arc<dyn Store>, Found::default());
-    let daemon = Daemon::start(Paths::new(base).unwrap(), files, config, channel().0, store, uplinks);
+    let (paths, store, found) = (Paths::new(base).unwrap(), names.clone(), Found::default());
+    let daemon =
+        Builder { paths, files, config, uplinks, store, found, extras: Extras::default() }.start(channel().0);
     (daemon.unwrap(), names)
+}
+
+fn add_vm(daemon: &Daemon, text: &str) -> Result<vmlane_api::VmAdded, Failure> {
+    daemon.change(|served, host| change::add_vm(served, host, text))
 }
 
 const NIC: &str = "nic = [{ model = \"vmxnet3\" }]\n";
@@ -80,11 +87,11 @@ fn so_many_vms_are_added_and_no_more() {
             config.places.insert(format!("v{number}"), place);
         }
     });
-    daemon.add_vm("[[vm]]\nname = \"last\"\ncid = 3\n").unwrap();
-    let refused = daemon.add_vm("[[vm]]\nname = \"more\"\ncid = 4\n").unwrap_err().to_string();
+    add_vm(&daemon, "[[vm]]\nname = \"last\"\ncid = 3\n").unwrap();
+    let refused = add_vm(&daemon, "[[vm]]\nname = \"more\"\ncid = 4\n").unwrap_err().to_string();
     assert!(refused.contains("1024 VMs were added already") && refused.contains("remove one"), "{refused}");
-    daemon.remove_vm("last", false).unwrap();
-    daemon.add_vm("[[vm]]\nname = \"more\"\ncid = 4\n").unwrap();
+    daemon.change(|served, host| change::remove_vm(served, host, "last", false)).unwrap();
+    add_vm(&daemon, "[[vm]]\nname = \"more\"\ncid = 4\n").unwrap();
 }
 
 #[test]
@@ -95,11 +102,11 @@ fn a_vm_that_cannot_be_served_is_not_kept() {
     // Something else is in the way of its socket's directory.
     std::fs::create_dir_all(base.path().join("vm")).unwrap();
     std::fs::write(base.path().join("vm/web"), "").unwrap();
-    let refused = daemon.add_vm("[[vm]]\nname = \"web\"\ncid = 3\n").unwrap_err().to_string();
+    let refused = add_vm(&daemon, "[[vm]]\nname = \"web\"\ncid = 3\n").unwrap_err().to_string();
     assert!(refused.contains("vm \"web\""), "{refused}");
-    assert!(daemon.list_vms().vms.is_empty() && !base.path().join("vms.d/web.toml").exists());
+    assert!(daemon.views().vms().vms.is_empty() && !base.path().join("vms.d/web.toml").exists());
     std::fs::remove_file(base.path().join("vm/web")).unwrap();
-    daemon.add_vm("[[vm]]\nname = \"web\"\ncid = 3\n").unwrap();
+    add_vm(&daemon, "[[vm]]\nname = \"web\"\ncid = 3\n").unwrap();
 }
 
 /// A client whose worker waits when it says that nothing comes of a connection.
@@ -128,15 +135,15 @@ fn status_of_a_worker_that_does_not_answer_keeps_no_one_from_the_state() {
     let held = client.gate.lock();
     // No driver is there that would answer.
     let key = Key { client: (2, 1 << 30), server: (3, 1) };
-    daemon.router.open(key, None, client.clone()).unwrap();
+    daemon.host.router.open(key, None, client.clone()).unwrap();
     wait_until("the worker is stuck", || client.entered.load(Ordering::Acquire));
     std::thread::scope(|scope| {
-        let status = scope.spawn(|| daemon.status());
+        let status = scope.spawn(|| daemon.views().status());
         while !status.is_finished() {
             // It takes half a second.
-            let state = daemon.state.try_lock_for(Duration::from_millis(300));
-            assert!(state.is_some(), "the state is locked while a worker is asked");
-            drop(state);
+            let served = daemon.served.try_lock_for(Duration::from_millis(300));
+            assert!(served.is_some(), "the state is locked while a worker is asked");
+            drop(served);
             std::thread::yield_now();
         }
         assert_eq!(status.join().unwrap().vms.len(), 1);

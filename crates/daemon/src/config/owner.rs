@@ -1,12 +1,11 @@
 //! Who owns a VM or an uplink's socket, and who may what at the control socket: users and groups as the configuration names them.
 
 use toml::Spanned;
-use vmlane_access::Owner;
+use vmlane_access::{Accounts, OVERFLOW, Owner};
 
 use super::check::{Checker, IDS};
 use super::raw::{RawControl, RawVm};
 use super::{ControlRule, May, NicModel, Role, VmConfig};
-use crate::accounts::{Accounts, OVERFLOW};
 
 /// Why a user or group cannot be an owner: what is wrong, and the way out.
 fn owner(text: &str, accounts: &Accounts) -> Result<Owner, String> {

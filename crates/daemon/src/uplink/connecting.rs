@@ -14,7 +14,6 @@ use super::error::UplinkError;
 use super::helper::SharedHelper;
 use super::kind::{Listening, OpenError, Opened};
 use crate::config::{UplinkConfig, UplinkKind};
-use crate::confine;
 
 /// An uplink that has a connection whenever it can. It ends when this is dropped, and its socket's name with it.
 pub struct Connecting {
@@ -109,7 +108,7 @@ impl Drop for Connecting {
 
 /// A connected socket; or why there is none, for the log.
 fn reach(uplink: &UplinkConfig, helper: &SharedHelper, index: usize) -> Result<OwnedFd, String> {
-    if confine::is_confined() {
+    if vmlane_confine::is_confined() {
         return match helper.ask(uplink, |helper| helper.open(index, uplink, false)) {
             Ok(Opened::VhostUser(socket)) => Ok(socket),
             Ok(_) => Err(OpenError::Kind.to_string()),

@@ -15,14 +15,13 @@ use super::kind::{Listening, OpenError, Opened};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
 use super::trusted::TrustedFiles;
 use crate::config::{Config, UplinkConfig};
-use crate::confine;
 
 /// Characters of an answer that says why not: it has to fit into a packet.
 const LONGEST: usize = 1000;
 
 /// Serves the daemon behind standard input until it is gone.
 pub fn serve(config: &Path) -> io::Result<()> {
-    confine::keep_network_rights()?;
+    vmlane_confine::keep_network_rights()?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let mut file = Configuration::new(config);
     let mut made = Made::default();

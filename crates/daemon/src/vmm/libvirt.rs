@@ -13,11 +13,12 @@ mod tests;
 
 use std::path::Path;
 
+use vmlane_access::Accounts;
+
 pub use self::document::{MOST_BYTES, XmlError};
 use self::document::{QEMU, escaped, indented};
 pub use self::into::Refused;
 pub use self::label::Label;
-use crate::accounts::Accounts;
 use crate::config::{Config, NicConfig, NicModel, Role, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 use crate::qemu;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -194,10 +194,42 @@ pub fn merge_config(base: &mut Table, more: Table) {
 }
 
 /// The command that runs the daemon.
-pub fn command(plan: &Plan) -> Command {
-    let mut command = Command::new(&plan.vmlane);
+pub fn command(plan: &Plan) -> Result<Command> {
+    let mut command = Command::new(program(plan)?);
     command.arg("daemon").args(paths(plan));
-    command
+    Ok(command)
+}
+
+/// What has faults on request, and a PCI bus for User Mode Linux. It is beside vmlane where it was built, and is not installed.
+const LABDAEMON: &str = "vmlane-labdaemon";
+
+/// vmlane, unless the configuration asks for what only [`LABDAEMON`] has.
+fn program(plan: &Plan) -> Result<PathBuf> {
+    let path = plan.daemon_config();
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let Some(key) = key_of_labdaemon(&text.parse().with_context(|| path.display().to_string())?) else {
+        return Ok(plan.vmlane.clone());
+    };
+    let vmlane = plan.vmlane.canonicalize().unwrap_or_else(|_| plan.vmlane.clone());
+    let program = vmlane.with_file_name(LABDAEMON);
+    if !program.is_file() {
+        bail!(
+            "{key} needs {}, which is missing: build it from vmlane's sources (`cargo build --release -p {LABDAEMON}`) and \
+             use the vmlane beside it; without it, leave {key} out",
+            program.display()
+        );
+    }
+    Ok(program)
+}
+
+/// The first key of a configuration that vmlane itself cannot obey.
+fn key_of_labdaemon(config: &Table) -> Option<&'static str> {
+    let is_on = |table: &Value, key: &str| table.get(key).and_then(Value::as_bool) == Some(true);
+    if config.get("daemon").is_some_and(|daemon| is_on(daemon, "fault_injection")) {
+        return Some("fault_injection = true");
+    }
+    let mut vms = config.get("vm").and_then(Value::as_array).into_iter().flatten();
+    vms.any(|vm| is_on(vm, "uml_pci")).then_some("a VMCI or VMXNET3 device under User Mode Linux")
 }
 
 fn paths(plan: &Plan) -> [String; 4] {
@@ -249,6 +281,9 @@ mod tests {
         let mut config = generate(&spec);
         let more = "[daemon]\nmode = \"poll\"\n[[vm]]\nname = \"b\"\ncid = 9\n";
         merge_config(&mut config, more.parse().unwrap());
+        assert_eq!(key_of_labdaemon(&config), None);
+        merge_config(&mut config, "[daemon]\nfault_injection = true\n".parse().unwrap());
+        assert_eq!(key_of_labdaemon(&config), Some("fault_injection = true"));
         let text = toml::to_string(&config).unwrap();
         let back: Table = text.parse().unwrap();
         assert_eq!(back["daemon"]["mode"].as_str(), Some("poll"));

@@ -167,7 +167,7 @@ impl Supervisor {
         dirs::make(&self.plan.daemon_runtime())?;
         let log = self.plan.daemon_log();
         let sender = self.sender.clone();
-        let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan));
+        let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan)?);
         command.stdin(Stdio::null());
         let handle = spawn(command, &log, move |_, status| {
             let _ = sender.send(Event::DaemonEnded(status));
@@ -212,7 +212,7 @@ impl Supervisor {
             self.daemon = Some(handle);
             return Ok(());
         }
-        let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan));
+        let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan)?);
         command.stdin(Stdio::null());
         let handle = spawn(command, &self.plan.daemon_log(), move |_, status| {
             let _ = sender.send(Event::DaemonEnded(status));

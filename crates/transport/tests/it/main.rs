@@ -9,7 +9,6 @@ mod foreign_vfio_user;
 mod foreign_vhost_user;
 mod foreign_virtio_driver;
 mod hostile_vmm;
-mod pci_over_virtio;
 mod session;
 mod stream;
 mod takeover;

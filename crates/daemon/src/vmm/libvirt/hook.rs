@@ -7,10 +7,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use vmlane_access::Accounts;
+
 use super::document::{Element, XmlError, parse};
 use super::label::{self, Label};
 use super::sockets;
-use crate::accounts::Accounts;
 use crate::config::{Config, NicModel, VmConfig, Vsock};
 use crate::paths::{Paths, TooLong};
 

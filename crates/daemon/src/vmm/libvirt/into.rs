@@ -1,9 +1,10 @@
 //! Puts a VM's devices into an existing domain. What is there already stays as it is, so a second time changes nothing;
 //! what cannot go together is refused.
 
+use vmlane_access::Accounts;
+
 use super::document::{Edits, Element, QEMU, Space, XmlError, parse};
 use super::{Attach, Domain, Interface, command_line, emulator, has_vfio_user, label, seclabel, sockets};
-use crate::accounts::Accounts;
 use crate::config::NicModel;
 use crate::paths::TooLong;
 

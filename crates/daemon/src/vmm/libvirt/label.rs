@@ -1,6 +1,7 @@
 //! The DAC label of a domain: the user and group as whom libvirt runs its QEMU.
 
-use crate::accounts::Accounts;
+use vmlane_access::Accounts;
+
 use crate::config::{Config, VmConfig};
 
 /// As whom a VM's QEMU has to run.

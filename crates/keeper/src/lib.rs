@@ -1,14 +1,20 @@
-//! Descriptors held while no daemon runs, by a process of our own (why not by systemd: docs/decisions/0018-keeper-service.md).
+//! What outlives a daemon: descriptors, held while none runs by a process of our own (why not by systemd: docs/decisions/0018-keeper-service.md).
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `process.rs` | `vmlane keeper`: all of that process |
 //! | `protocol.rs` | what daemon and keeper say to each other |
 //! | `client.rs` | the daemon's side; gets another keeper when one dies |
+//! | `takeover.rs` | whether this program knows the state that another daemon keeps |
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 mod client;
 mod process;
 mod protocol;
+pub mod takeover;
 
 use std::io;
 use std::os::fd::OwnedFd;

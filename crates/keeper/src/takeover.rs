@@ -10,9 +10,9 @@ use vmlane_access::{Trust, TrustError};
 use vmlane_api::{Client, ClientError, call};
 use vmlane_state::{Journal, LAYOUT, Unusable};
 
-use crate::assembly::HYPERVISOR_LOG;
-use crate::config::Sources;
-use crate::{confine, keeper};
+/// The name under which a daemon's keeper holds a half of the hypervisor's journal. It is older than the type's: a next daemon of
+/// another version looks for it.
+pub const HYPERVISOR_LOG: &str = "fabric.log";
 
 /// How long a daemon may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -84,11 +84,11 @@ pub enum TakeoverError {
     State(Unusable),
 }
 
-/// What a daemon of this program would take over in a runtime directory. An error: it could not. `config`: its configuration.
-pub fn can_replace(config: &Path, runtime_dir: &Path) -> Result<Predecessor, TakeoverError> {
+/// What a daemon of this program would take over in a runtime directory. An error: it could not. `user`: whom its configuration
+/// names.
+pub fn can_replace(user: Option<&str>, runtime_dir: &Path) -> Result<Predecessor, TakeoverError> {
     let runtime_dir = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
-    let user = Sources::read(config).ok().and_then(|sources| sources.daemon_user());
-    let owners = confine::users(user.as_deref(), &runtime_dir, &[]);
+    let owners = vmlane_confine::users(user, &runtime_dir, &[]);
     // Without one, no process is asked.
     match (Trust { owners: &owners, ..Trust::default() }).open(&runtime_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -109,8 +109,8 @@ pub fn can_replace(config: &Path, runtime_dir: &Path) -> Result<Predecessor, Tak
         Err(ClientError::NoDaemon { cause, .. })
             if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
         {
-            let path = keeper::socket(&runtime_dir);
-            match keeper::find(&path, HYPERVISOR_LOG) {
+            let path = crate::socket(&runtime_dir);
+            match crate::find(&path, HYPERVISOR_LOG) {
                 Ok(None) => return Ok(Predecessor::None { runtime_dir }),
                 Ok(Some(file)) => {
                     let have = Journal::layout_of(&file).map_err(TakeoverError::State)?;

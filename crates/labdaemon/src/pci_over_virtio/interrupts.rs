@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::virtio::vhost::Lines as _;
+use vmlane_transport::RingLines;
+use vmlane_transport::irq::{pack, unpack};
+use vmlane_transport::stats::{SessionStats, count};
 use vmlane_wire::pci::{MSIX_ENTRY, MsixEntry};
 use vmlane_wire::virtio_pcidev::{INTERRUPTS, Message, Op};
 use zerocopy::IntoBytes;
 
 use super::ring::Ring;
 use super::waker::Waker;
-use crate::irq::{pack, unpack};
-use crate::stats::{SessionStats, count};
-use crate::vhost_user::RingLines;
 
 /// After this time a guest that may sleep through calls is called again, unless it has looked meanwhile.
 pub const AGAIN: Duration = Duration::from_micros(60);

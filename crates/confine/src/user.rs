@@ -15,10 +15,10 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
 };
+use vmlane_access::{Accounts, OVERFLOW, User};
 
-use super::error::ConfineError;
-use super::own_user::{self, OwnUser};
-use crate::accounts::{Accounts, OVERFLOW, User};
+use crate::error::ConfineError;
+use crate::own_user::{self, OwnUser};
 
 /// The user to become when none is configured, if the host has it.
 const DEFAULT: &str = "vmlane";
@@ -136,6 +136,13 @@ pub fn hand_over(directory: &File, user: &User) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Gives an open directory of the daemon's own to the user. The files in it stay whose they are: who owns the directory can
+/// read and replace them.
+pub fn give(directory: Option<BorrowedFd<'_>>, user: &User) -> io::Result<()> {
+    let Some(directory) = directory else { return Ok(()) };
+    Ok(fchown(directory, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?)
 }
 
 /// Who takes an open directory back, in a daemon that stays root: a previous daemon may have become another user. The group that an

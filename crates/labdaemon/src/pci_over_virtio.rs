@@ -25,11 +25,16 @@ use std::thread::JoinHandle;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use vmlane_daemon::extras::{Attached, PciBus};
+use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::queue::{Broken, Taken};
 use vmlane_device::virtio::vhost::{Lines as _, Setup, VhostDevice};
 use vmlane_mem::MemoryMap;
+use vmlane_port::LogLimit;
 use vmlane_port::role::{self, Role};
+use vmlane_transport::stats::{SessionStats, count};
+use vmlane_transport::{RingLines, Server, VhostEnd};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_pcidev::{ACCESSES, INTERRUPTS, Message, Op};
 use zerocopy::FromBytes;
@@ -37,15 +42,41 @@ use zerocopy::FromBytes;
 use self::function::{Function, MAX_DATA};
 pub use self::interrupts::Messages;
 use self::ring::Ring;
-use crate::stats::{SessionStats, count};
-use crate::vhost_user::RingLines;
-use vmlane_port::LogLimit;
 
 /// Accesses carried out before others may use the function.
 const TURN: usize = 256;
 /// Writes completed before the guest is called for them: Linux has 20 buffers for writes, and uses them again when it is called
 /// or reads.
 const UNCALLED: u32 = 10;
+
+/// What the daemon attaches functions by.
+pub struct Bus;
+
+impl PciBus for Bus {
+    fn attach(&self, stats: Arc<SessionStats>) -> io::Result<Box<dyn Attached>> {
+        let lines = Arc::new(RingLines::new(PciOverVirtio::QUEUES)?);
+        let messages = Arc::new(Messages::new(lines.clone(), stats.clone())?);
+        Ok(Box::new(Place { messages, lines, stats }))
+    }
+}
+
+struct Place {
+    messages: Arc<Messages>,
+    lines: Arc<RingLines>,
+    stats: Arc<SessionStats>,
+}
+
+impl Attached for Place {
+    fn interrupts(&self) -> Arc<dyn Interrupts> {
+        self.messages.clone()
+    }
+
+    fn serve(self: Box<Self>, name: &str, function: Box<dyn PciDevice>, end: VhostEnd) -> io::Result<Server> {
+        let Place { messages, lines, stats } = *self;
+        let device = PciOverVirtio::new(name, function, messages, lines.clone(), stats.clone())?;
+        end.serve(name, Box::new(device), lines, stats)
+    }
+}
 
 /// The device that a vhost-user session drives.
 pub struct PciOverVirtio {

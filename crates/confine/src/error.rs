@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::calls::CallsError;
-use super::files::FilesError;
+use crate::calls::CallsError;
+use crate::files::FilesError;
 
 /// Why the daemon could not be confined. It does not serve then.
 #[derive(Debug, thiserror::Error)]

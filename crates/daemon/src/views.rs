@@ -3,17 +3,25 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use vmlane_api::{Connection, CounterList, PeerStatus, Ports, Stats, Status, VmStats, VmStatus};
+use parking_lot::Mutex;
+use vmlane_api::{
+    Connection, CounterList, ListedVm, PeerStatus, Ports, Stats, Status, VmList, VmStats, VmStatus,
+};
 use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
 use vmlane_host::sockets::{HybridView, PeerView};
 use vmlane_stats::Counters;
 use vmlane_switch::PortView;
+use vmlane_vsock::HOST;
 
-use super::{Daemon, State};
 use crate::bounds;
-use crate::confine;
+use crate::captures::Captures;
+use crate::config::Owner;
+use crate::containment::Health;
+use crate::host::Host;
+use crate::ovn::exchange::with_ovn;
 use crate::ports::switch_port;
+use crate::served::Served;
 use crate::uplink::{team_stats, team_status};
 use crate::vm::ServedVm;
 
@@ -42,47 +50,56 @@ impl<'v> Sockets<'v> {
     }
 }
 
-impl Daemon {
+/// The parts of a daemon that there is something to show of.
+pub struct Views<'d> {
+    pub host: &'d Host,
+    pub served: &'d Mutex<Served>,
+    pub health: &'d Health,
+    pub captures: &'d Captures,
+    pub started: Instant,
+}
+
+impl Views<'_> {
     /// Shows the state together with what the devices for sockets tell. These are asked before the state is locked: a worker that
     /// is stuck keeps an operator waiting, and no one else.
-    fn with_sockets<T>(&self, show: impl FnOnce(&State, &AllSockets) -> T) -> T {
+    fn with_sockets<T>(&self, show: impl FnOnce(&Served, &AllSockets) -> T) -> T {
         let all = AllSockets {
-            vmci: self.hypervisor.vms(),
-            virtio: self.vsock_workers.guests(),
-            hybrid: self.sockets.hybrids(),
+            vmci: self.host.hypervisor.vms(),
+            virtio: self.host.vsock_workers.guests(),
+            hybrid: self.host.sockets.hybrids(),
         };
-        show(&self.state.lock(), &all)
+        show(&self.served.lock(), &all)
     }
 
-    pub(super) fn status(&self) -> Status {
-        self.with_sockets(|state, all| self.status_of(state, all))
+    pub fn status(&self) -> Status {
+        self.with_sockets(|served, all| self.status_of(served, all))
     }
 
-    fn status_of(&self, state: &State, all: &AllSockets) -> Status {
-        let daemon = &state.config.daemon;
-        let ports = self.switch.ports();
+    fn status_of(&self, served: &Served, all: &AllSockets) -> Status {
+        let daemon = &served.config.daemon;
+        let ports = self.host.switch.ports();
         Status {
             daemon: env!("CARGO_PKG_VERSION").into(),
             layout: Some(vmlane_state::LAYOUT),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            config: state.files.main.display().to_string(),
-            runtime_dir: self.paths.runtime().display().to_string(),
+            config: served.files.main.display().to_string(),
+            runtime_dir: self.host.paths.runtime().display().to_string(),
             workers: daemon.workers,
             mode: daemon.mode.name().into(),
             spin_us: daemon.spin_us,
             fault_injection: daemon.fault_injection,
-            vms: state
+            vms: served
                 .vms
                 .iter()
-                .map(|vm| state.with_ovn(vm, self.vm_status(vm, &Sockets::of(vm, all), &ports)))
+                .map(|vm| with_ovn(served, vm, self.vm_status(vm, &Sockets::of(vm, all), &ports)))
                 .collect(),
-            confined: confine::state(),
-            watched: self.watchdog.lock().status(Instant::now()),
-            teams: team_status(&self.switch),
-            survival_lost: self.hypervisor.survival_lost(),
-            uplinks: state.uplinks.status(&ports),
-            peers: self.sockets.peers().into_iter().map(peer_status).collect(),
+            confined: vmlane_confine::state(),
+            watched: self.health.status(Instant::now()),
+            teams: team_status(&self.host.switch),
+            survival_lost: self.host.hypervisor.survival_lost(),
+            uplinks: served.uplinks.status(&ports),
+            peers: self.host.sockets.peers().into_iter().map(peer_status).collect(),
         }
     }
 
@@ -106,17 +123,17 @@ impl Daemon {
             connections: opened.unwrap_or(view.map_or(0, |view| view.connections)),
             doorbells: view.map_or(0, |view| view.doorbells),
             inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
-            faults: vm.faults(&self.switch),
+            faults: vm.faults(&self.host.switch),
             quarantined: vm.quarantined,
             nics: vm.nics.iter().map(|nic| nic.status(ports)).collect(),
         }
     }
 
-    pub(super) fn stats(&self) -> Stats {
-        self.with_sockets(|state, all| self.stats_of(state, all))
+    pub fn stats(&self) -> Stats {
+        self.with_sockets(|served, all| self.stats_of(served, all))
     }
 
-    fn stats_of(&self, state: &State, all: &AllSockets) -> Stats {
+    fn stats_of(&self, served: &Served, all: &AllSockets) -> Stats {
         let vm_stats = |vm: &ServedVm| {
             let Sockets { vmci, virtio, hybrid } = Sockets::of(vm, all);
             // The hypervisor knows the other VMs, too, and counts nothing for them.
@@ -129,38 +146,60 @@ impl Daemon {
                 vmci: view.map(|view| view.stats.snapshot().into_iter().collect()).unwrap_or_default(),
                 vsock: vsock.map(|counters| counters.into_iter().collect()).unwrap_or_default(),
                 session: vm.stats().map(|stats| stats.snapshot().into_iter().collect()).unwrap_or_default(),
-                nics: vm.nics.iter().map(|nic| nic.stats(&self.switch)).collect(),
+                nics: vm.nics.iter().map(|nic| nic.stats(&self.host.switch)).collect(),
                 bounds: bounds::of(vm, view, virtio, hybrid),
             }
         };
         Stats {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            workers: self.workers.stats().snapshot().into_iter().collect(),
-            switch: sums(self.switch.worker_stats().map(|stats| stats.snapshot())),
-            vsock: sums(self.vsock_workers.stats().map(|stats| stats.snapshot())),
-            uplinks: state.uplinks.stats(&self.switch),
-            teams: team_stats(&self.switch),
-            mirrors: state.mirrors.show(&self.switch),
+            workers: self.host.workers.stats().snapshot().into_iter().collect(),
+            switch: sums(self.host.switch.worker_stats().map(|stats| stats.snapshot())),
+            vsock: sums(self.host.vsock_workers.stats().map(|stats| stats.snapshot())),
+            uplinks: served.uplinks.stats(&self.host.switch),
+            teams: team_stats(&self.host.switch),
+            mirrors: served.mirrors.show(&self.host.switch),
             captures: self.captures.stats(),
-            daemon: self.faults.snapshot().into_iter().collect(),
-            vms: state.vms.iter().map(vm_stats).collect(),
+            daemon: self.health.counts.snapshot().into_iter().collect(),
+            vms: served.vms.iter().map(vm_stats).collect(),
         }
     }
 
-    pub(super) fn ports(&self) -> Ports {
-        let views = self.hypervisor.vms();
+    /// All VMs, with where they are described.
+    pub fn vms(&self) -> VmList {
+        let served = self.served.lock();
+        let listed = served.config.vms.iter().map(|vm| {
+            let place = served.config.places.get(&vm.name).cloned().unwrap_or_default();
+            ListedVm {
+                name: vm.name.clone(),
+                cid: (vm.cid > HOST).then_some(vm.cid),
+                group: vm.group.clone(),
+                vsock: vm.vsock.name().into(),
+                nics: vm.nics.len(),
+                owner: vm.owner.map(shown),
+                attached: served.attached(&vm.name),
+                added: place.added,
+                file: place.path.display().to_string(),
+                line: place.line,
+            }
+        });
+        VmList { vms: listed.collect() }
+    }
+
+    pub fn ports(&self) -> Ports {
+        let views = self.host.hypervisor.vms();
         let name = |cid: u32| match cid {
             vmlane_wire::vmci::CID_HOST => "host".into(),
             _ => views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone()),
         };
-        let vmci = self.hypervisor.connections();
+        let vmci = self.host.hypervisor.connections();
         let mut connections: BTreeMap<_, _> = self
+            .host
             .vsock_workers
             .connections()
             .iter()
             .map(|one| ((one.client, one.server), one.state()))
             .collect();
-        let hybrid = self.sockets.hybrid_connections();
+        let hybrid = self.host.sockets.hybrid_connections();
         connections.extend(hybrid.iter().map(|one| ((one.client, one.server), one.state())));
         // Both devices know of one between VMs of two kinds; VMCI's states say more.
         connections.extend(vmci.iter().map(|one| ((one.client, one.server), one.state)));
@@ -173,10 +212,19 @@ impl Daemon {
             server_port: server.1,
             state: state.into(),
         });
-        let learned = self.switch.learned();
-        let switch = self.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
-        let mirrors = self.state.lock().mirrors.show(&self.switch);
-        Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.switch) }
+        let learned = self.host.switch.learned();
+        let switch = self.host.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
+        let mirrors = self.served.lock().mirrors.show(&self.host.switch);
+        Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.host.switch) }
+    }
+}
+
+/// As the configuration has it.
+fn shown(owner: Owner) -> String {
+    let number = |id: Option<u32>| id.map(|id| id.to_string()).unwrap_or_default();
+    match owner.gid {
+        Some(gid) => format!("{}:{gid}", number(owner.uid)),
+        None => number(owner.uid),
     }
 }
 

@@ -14,8 +14,11 @@ pub const OVERFLOW: u32 = 65_534;
 /// A user of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
+    /// As the list has it.
     pub name: String,
+    /// Its number.
     pub uid: u32,
+    /// The number of its first group.
     pub gid: u32,
 }
 
@@ -43,7 +46,7 @@ impl Accounts {
         accounts
     }
 
-    #[cfg(test)]
+    /// Those of a host whose files have these texts.
     pub fn of(passwd: &str, group: &str) -> Accounts {
         Accounts { passwd: passwd.into(), group: group.into() }
     }

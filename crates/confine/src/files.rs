@@ -1,15 +1,14 @@
 //! Landlock: which files, sockets and processes the daemon may touch at all from here on.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
+use vmlane_access::accounts;
 
-use crate::accounts;
-use crate::added::AddedVms;
-use crate::config::sources;
+use crate::Directories;
 
 /// The newest version whose rights are spoken of here; older kernels get what they know.
 const KNOWN: ABI = ABI::V6;
@@ -32,17 +31,11 @@ pub enum Enforced {
     Not,
 }
 
-/// Confines this thread, and the threads it starts, to `runtime` (everything but execution), the
-/// directories of `config` (reading: editors replace files, and more come to `conf.d`), that of `added` (files in it), those of `hybrid` (sockets in them), `program` (reading and starting it
-/// again) and the lists of users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
+/// Confines this thread, and the threads it starts, to the runtime directory (everything but execution), those of the
+/// configuration (reading: editors replace files, and more come), that of added VMs (files in it), those of hybrid sockets (sockets
+/// in them), `program` (reading and starting it again) and the lists of users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
 /// process signalled but those that the daemon starts.
-pub fn confine(
-    runtime: &Path,
-    config: &Path,
-    added: &AddedVms,
-    program: &Path,
-    hybrid: &[PathBuf],
-) -> Result<Enforced, FilesError> {
+pub fn confine(directories: &Directories<'_>, program: &Path) -> Result<Enforced, FilesError> {
     let all = AccessFs::from_all(KNOWN);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let ruleset = Ruleset::default()
@@ -52,18 +45,15 @@ pub fn confine(
         .scope(Scope::from_all(KNOWN))?
         .create()?;
     let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::Execute | AccessFs::IoctlDev;
-    let ruleset = allow(ruleset, runtime, all & !devices)?;
-    let mut ruleset = allow(ruleset, config.parent().unwrap_or(config), read)?;
-    let further = sources::directory(config);
-    if further.exists() {
-        // It may be a link to somewhere else.
-        ruleset = allow(ruleset, &further, read)?;
+    let mut ruleset = allow(ruleset, directories.runtime, all & !devices)?;
+    for directory in directories.config.iter().filter(|directory| directory.exists()) {
+        ruleset = allow(ruleset, directory, read)?;
     }
-    if let Some(directory) = added.directory() {
+    if let Some(directory) = directories.added {
         let keep = read | AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
         ruleset = ruleset.add_rule(PathBeneath::new(directory, keep))?;
     }
-    for directory in hybrid.iter().filter(|directory| directory.exists()) {
+    for directory in directories.hybrid.iter().filter(|directory| directory.exists()) {
         ruleset = allow(ruleset, directory, AccessFs::MakeSock | AccessFs::RemoveFile)?;
     }
     let ruleset = allow(ruleset, program, AccessFs::ReadFile | AccessFs::Execute)?;

@@ -4,9 +4,17 @@
 //! | --- | --- |
 //! | `user.rs` | an unprivileged user, no capabilities |
 //! | `own_user.rs` | a user without an account, where the host has none for the daemon |
-//! | `files.rs` | Landlock: the runtime directory, the configuration, itself |
+//! | `files.rs` | Landlock: the directories that it is given, itself |
 //! | `calls.rs` | seccomp: an allow-list for the process, a shorter one for each kind of thread |
 //! | `violation.rs` | what happens when a thread tries more |
+//!
+//! [`confine`] is called once, by the only thread there is: what is given up then, is given up for all later threads. Which
+//! directories a daemon has, its caller knows ([`Directories`]).
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
 
 mod calls;
 mod error;
@@ -17,16 +25,13 @@ mod violation;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::thread::{CapabilitySet, set_no_new_privs};
+use vmlane_access::Accounts;
 use vmlane_port::role::{self, Role};
-
-use crate::accounts::Accounts;
-use crate::added::AddedVms;
-use crate::config::Sources;
 
 pub use self::error::ConfineError;
 use self::files::Enforced;
@@ -67,16 +72,25 @@ pub fn users(configured: Option<&str>, runtime: &Path, state: &[&Path]) -> Vec<u
     user::of_daemons(configured, &absolute(runtime), &state)
 }
 
-/// Confines the calling thread and all threads started from it. `user`: whom to become, if configured; `directory`: the
-/// open runtime directory; `hybrid`: directories elsewhere in which VMMs make hybrid sockets.
-pub fn confine(
-    user: Option<&str>,
-    (runtime, directory): (&Path, &File),
-    (config, hybrid): (&Path, &[PathBuf]),
-    added: &AddedVms,
-) -> Result<(), ConfineError> {
+/// The directories of a daemon. What it may do in each is in `files.rs`.
+#[derive(Debug)]
+pub struct Directories<'d> {
+    /// The runtime directory.
+    pub runtime: &'d Path,
+    /// The same, open.
+    pub opened: &'d File,
+    /// Those of the configuration.
+    pub config: &'d [PathBuf],
+    /// The open one of VMs that were added at run time, if there is one.
+    pub added: Option<BorrowedFd<'d>>,
+    /// Those elsewhere in which VMMs make hybrid sockets.
+    pub hybrid: &'d [PathBuf],
+}
+
+/// Confines the calling thread and all threads started from it. `user`: whom to become, if configured.
+pub fn confine(user: Option<&str>, directories: &Directories<'_>) -> Result<(), ConfineError> {
     let host = |what| move |cause: io::Error| ConfineError::Host { what, cause };
-    let chosen = user::choose(user, runtime, directory)?;
+    let chosen = user::choose(user, directories.runtime, directories.opened)?;
     // Read now, so that owners of VMs are known by name later.
     Accounts::host();
     violation::watch().map_err(host("the handler of SIGSYS"))?;
@@ -84,24 +98,18 @@ pub fn confine(
     vmlane_mem::prepare();
     user::bound_capabilities(CapabilitySet::empty());
     if let Some(user) = chosen.user() {
-        user::hand_over(directory, user).map_err(host("handing the runtime directory over"))?;
-        added.hand_over(user).map_err(host("handing the directory of added VMs over"))?;
+        user::hand_over(directories.opened, user).map_err(host("handing the runtime directory over"))?;
+        user::give(directories.added, user).map_err(host("handing the directory of added VMs over"))?;
         user::become_user(user).map_err(host("becoming another user"))?;
     } else {
-        take_back(directory, added).map_err(host("taking directories of another user back"))?;
+        take_back(directories).map_err(host("taking directories of another user back"))?;
     }
     user::drop_capabilities(CapabilitySet::empty()).map_err(host("dropping capabilities"))?;
     no_core_dumps().map_err(host("giving up core dumps"))?;
     set_no_new_privs(true).map_err(|error| host("no_new_privs")(error.into()))?;
-    let files = files::confine(runtime, config, added, Path::new("/proc/self/exe"), hybrid)?;
+    let files = files::confine(directories, Path::new("/proc/self/exe"))?;
     calls::confine_process()?;
     role::on_enter(enter);
-    if let Err(error) = Sources::read(config) {
-        tracing::warn!(
-            %error,
-            "the configuration cannot be read any more: `vmlane reload` will fail; make it readable for the daemon's user"
-        );
-    }
     let who = match chosen {
         Become::Same => "own user".to_owned(),
         Become::Listed(user) => format!("user {}", user.name),
@@ -122,12 +130,12 @@ pub fn confine(
 }
 
 /// For a daemon that stays who it is. As root it takes back what was another user's.
-pub fn take_back(directory: &File, added: &AddedVms) -> io::Result<()> {
-    if let Some(root) = user::root_of(directory.as_fd())? {
-        user::hand_over(directory, &root)?;
+pub fn take_back(directories: &Directories<'_>) -> io::Result<()> {
+    if let Some(root) = user::root_of(directories.opened.as_fd())? {
+        user::hand_over(directories.opened, &root)?;
     }
-    match added.directory().map(user::root_of).transpose()?.flatten() {
-        Some(root) => added.hand_over(&root),
+    match directories.added.map(user::root_of).transpose()?.flatten() {
+        Some(root) => user::give(directories.added, &root),
         None => Ok(()),
     }
 }

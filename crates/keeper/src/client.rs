@@ -16,8 +16,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmlane_access::Peer;
 use vmlane_state::{Found, Store};
 
-use super::KeeperError;
-use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, receive, send};
+use crate::KeeperError;
+use crate::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, receive, send};
 
 /// How long a keeper may take to start, or the previous keeper's daemon to be gone.
 const PATIENCE: Duration = Duration::from_secs(5);

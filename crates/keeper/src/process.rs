@@ -13,25 +13,26 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, geteuid, getppid, getrlimit, setrlimit};
 use vmlane_access::{Peer, Trust};
 
-use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, Packet, receive, send};
+use crate::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, Packet, receive, send};
 
 /// Descriptors held at most; a daemon of the same host asks for them.
 const MOST: usize = 65_536;
 
 /// Serves in the directory `runtime` until a daemon says that no other follows it. `starter`: the daemon that started the keeper; the first
-/// connection must come from that process. Of later daemons no more is known than their user: root, or the daemon's own.
-pub fn serve(runtime: &Path, mut starter: Option<i32>) -> io::Result<()> {
-    let path = &super::socket(runtime);
-    let owners = crate::confine::users(None, runtime, &[]);
+/// connection must come from that process. Of later daemons no more is known than their user: root, or the daemon's own. `ready` is
+/// called once it can be connected to.
+pub fn serve(runtime: &Path, mut starter: Option<i32>, ready: impl FnOnce()) -> io::Result<()> {
+    let path = &crate::socket(runtime);
+    let owners = vmlane_confine::users(None, runtime, &[]);
     let trust = Trust { owners: if geteuid().is_root() { &owners } else { &[] }, ..Trust::default() };
     trust.open(runtime).map_err(|error| error.about(runtime))?;
     let limit = getrlimit(Resource::Nofile);
     // Fails only where the limit is not ours to change; then it is what it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     // It could map what it holds, though it never does.
-    crate::confine::no_core_dumps()?;
+    vmlane_confine::no_core_dumps()?;
     let listener = listen(path)?;
-    crate::notify::notify("READY=1");
+    ready();
     let mut held: BTreeMap<String, OwnedFd> = BTreeMap::new();
     let mut daemon: Option<OwnedFd> = None;
     loop {
