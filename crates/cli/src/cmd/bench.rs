@@ -76,7 +76,7 @@ Examples:
 /// Measure against a `server`: throughput, round trips, packets, loss, latency under load; compare reports
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct BenchArgs {
     #[command(subcommand)]
     command: Command,
 }
@@ -228,7 +228,7 @@ struct RrArgs {
     histogram: Option<PathBuf>,
 }
 
-impl Args {
+impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let done = match self.command {
             Command::Server(args) => serve(&args),
