@@ -195,23 +195,9 @@ pub fn date() -> String {
 }
 
 fn date_of(seconds: u64) -> String {
-    let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
-    let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
+    let at = time::OffsetDateTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let (year, month, day) = at.to_calendar_date();
+    format!("{year}-{:02}-{day:02} {:02}:{:02} UTC", u8::from(month), at.hour(), at.minute())
 }
 
 #[cfg(test)]
