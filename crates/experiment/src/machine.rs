@@ -66,7 +66,7 @@ pub struct Described {
 
 impl Described {
     /// The file of a directory of results.
-    const FILE: &str = "machine.json";
+    const FILE: &'static str = "machine.json";
 
     /// Keeps it in `dir`, which is there.
     ///
