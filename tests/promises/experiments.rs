@@ -19,7 +19,7 @@ vmlane_tests::tests! {
     }
     long {
         an_interrupted_experiment_is_resumed_and_a_browser_shows_its_report,
-        a_set_of_experiments_is_packed_into_one_file_and_drawn_beside_another,
+        a_set_of_experiments_is_drawn_beside_another,
     }
 }
 
@@ -118,9 +118,9 @@ fn an_invalid_plan_is_refused_with_its_line_and_boots_nothing() {
     assert!(!out.exists() && dir.path().exists());
 }
 
-/// The whole way of a set of experiments on a machine that is unfit for it: refused, forced, packed, drawn
-/// twice over.
-fn a_set_of_experiments_is_packed_into_one_file_and_drawn_beside_another() {
+/// The whole way of a set of experiments on a machine that is unfit for it: refused, forced, drawn twice
+/// over.
+fn a_set_of_experiments_is_drawn_beside_another() {
     let dir = tempfile::tempdir().unwrap();
     let vmlane = |words: &[&str]| {
         let output = vmlane().args(words).current_dir(&dir).output().unwrap();
@@ -141,18 +141,17 @@ fn a_set_of_experiments_is_packed_into_one_file_and_drawn_beside_another() {
     assert!(said.contains("paper: 0 runs in"), "what has a row is not made again: {said}");
     let (code, said) = vmlane(&["lab", "paper", "--force", "--only", "near-native"]);
     assert!(code == Some(1) && said.contains("was begun with 1 runs of 0.3 s"), "{said}");
-    let pack = "out/paper/paper.tar.gz";
-    let (code, said) = vmlane(&["lab", "draw", pack, pack, "--out", "both"]);
+    let set = "out/paper";
+    let (code, said) = vmlane(&["lab", "draw", set, set, "--out", "both"]);
     assert_eq!(code, Some(0), "{said}");
     let page = dir.path().join("both/report.html");
     assert!(std::fs::read_to_string(&page).unwrap().contains("virtio-vsock, 64 KiB buffers, machine B"));
     browse(&page);
-    std::fs::write(dir.path().join("bad.tar.gz"), "no archive").unwrap();
-    let (code, said) = vmlane(&["lab", "draw", "bad.tar.gz"]);
-    assert!(code == Some(1) && said.contains("bad.tar.gz: it is no .tar.gz"), "{said}");
+    let (code, said) = vmlane(&["lab", "draw", set, "both"]);
+    assert!(code == Some(1) && said.contains("there are no rows in both"), "{said}");
     kept(
         "experiments",
-        "a set of experiments is refused on an unfit machine, forced, packed, and drawn beside another",
+        "a set of experiments is refused on an unfit machine, forced, and drawn beside another",
     );
 }
 

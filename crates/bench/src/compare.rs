@@ -308,11 +308,6 @@ impl Side {
 }
 
 impl Comparison {
-    /// One line of JSON.
-    pub fn json(&self) -> String {
-        crate::report::one_line(self)
-    }
-
     /// For people.
     pub fn text(&self) -> String {
         let side = |name: &str, side: &Side| {

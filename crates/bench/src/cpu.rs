@@ -29,11 +29,12 @@ impl Machine {
     }
 }
 
+/// Ticks of all CPUs together since the machine was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Ticks {
-    user: u64,
-    system: u64,
-    steal: u64,
+pub struct Ticks {
+    pub user: u64,
+    pub system: u64,
+    pub steal: u64,
 }
 
 /// None where /proc is missing.
@@ -56,8 +57,8 @@ pub fn between(from: Option<Sample>, to: Option<Sample>) -> Option<Machine> {
     })
 }
 
-/// Columns of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal.
-fn ticks(stat: &str) -> Option<Ticks> {
+/// From a /proc/stat. Columns of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal.
+pub fn ticks(stat: &str) -> Option<Ticks> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
     let sum = |fields: &[usize]| fields.iter().map(|&field| ticks.get(field)).sum::<Option<u64>>();

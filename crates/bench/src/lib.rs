@@ -17,7 +17,7 @@ pub mod compare;
 pub mod confidence;
 #[doc(hidden)]
 pub mod control;
-mod cpu;
+pub mod cpu;
 mod datagrams;
 pub mod error;
 mod load;

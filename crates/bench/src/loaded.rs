@@ -68,11 +68,6 @@ pub fn measure(to: &Target, asks: &Spec, load: &Spec, options: &Options) -> Resu
 }
 
 impl Loaded {
-    /// One line of JSON.
-    pub fn json(&self) -> String {
-        crate::report::one_line(self)
-    }
-
     /// For people.
     pub fn text(&self) -> String {
         let times = |report: &Report| {

@@ -186,11 +186,6 @@ impl Trial {
 }
 
 impl Found {
-    /// One line of JSON.
-    pub fn json(&self) -> String {
-        crate::report::one_line(self)
-    }
-
     /// For people, behind the trials' lines.
     pub fn text(&self) -> String {
         let found = match &self.best {

@@ -2,8 +2,8 @@
 //!
 //! The order of the calls: [`examine()`] reads the [`facts`] of both ends and measures between them, which makes the
 //! [`evidence`]; each of the [`checks`] looks at that and returns [`finding`]s; a [`report`] shows them, the most important
-//! first. The machine at the other end answers [`question`]s through `vmlane bench server --doctor`. The [`guide`] is made
-//! of the checks' own texts. Evidence can be a [`capture`], too: then no machine is asked; or what a
+//! first. The machine at the other end answers [`question`]s through `vmlane bench server --doctor`. docs/guide/slow-network.md
+//! explains the checks. Evidence can be a [`capture`], too: then no machine is asked; or what a
 //! [`host`] knows of its VMs.
 //!
 //! An examination changes nothing: remedies are commands as argument vectors, which are shown. Only a [`proof`] changes
@@ -23,7 +23,6 @@ mod examine;
 pub mod facts;
 pub mod finding;
 mod guests;
-pub mod guide;
 pub mod host;
 mod loopback;
 pub mod proof;

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use vmlane_experiment::summary::Spread;
 
 /// Which builds, which rows, how often.
 #[derive(Clone, Debug)]
@@ -118,9 +119,7 @@ impl Row {
     fn new(name: String, unit: String, ratios: Vec<f64>) -> Row {
         let mut sorted = ratios.clone();
         sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        let even = sorted.len().is_multiple_of(2);
-        let ratio = if even { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] };
+        let ratio = Spread::of(ratios.iter().copied()).map_or(0.0, |spread| spread.median);
         let cut = outside(sorted.len());
         let (low, high) = (sorted[cut], sorted[sorted.len() - 1 - cut]);
         Row { name, unit, ratio, low, high, ratios }

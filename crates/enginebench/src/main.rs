@@ -8,7 +8,6 @@ mod dpdk;
 mod folders;
 mod frames;
 mod host;
-mod model;
 mod pair;
 mod process;
 mod report;
@@ -45,10 +44,6 @@ struct Args {
     /// How many pairs, for --against
     #[arg(long, default_value_t = 20, requires = "against")]
     pairs: usize,
-    /// Print what a model of the switch says of 1 to 32 workers, from these costs in nanoseconds: a 64-byte frame, one
-    /// that another worker delivers (both workers' parts), a round, and a port in it
-    #[arg(long, num_args = 4, value_names = ["FRAME", "HANDED", "ROUND", "PORT"])]
-    model: Option<Vec<f64>>,
     /// Internal: be one guest of a row whose guests are processes
     #[arg(long, hide = true, num_args = 4, value_names = ["SOCKET", "ROLE", "BLOCK", "PEER"])]
     guest: Option<Vec<String>>,
@@ -68,10 +63,6 @@ fn main() -> ExitCode {
 fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(guest) = args.guest {
         return process::be_guest(&guest).map(|()| ExitCode::SUCCESS);
-    }
-    if let Some(&[frame, handed, round, port]) = args.model.as_deref() {
-        print!("{}", model::table(model::Costs { frame, handed, round, port }));
-        return Ok(ExitCode::SUCCESS);
     }
     let only = Only::parse(&args.only);
     if let Some(against) = args.against {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vmlane_experiment::host;
+use vmlane_experiment::summary::Spread;
 
 /// Raised when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
@@ -226,13 +227,13 @@ impl Row {
     /// None: no round brought a sample.
     fn new(bench: &Bench, samples: &Samples) -> Option<Row> {
         let own = samples.get(&bench.name)?;
-        let values: Vec<f64> = own.iter().map(|(_, value)| *value).collect();
+        let spread = Spread::of(own.iter().map(|(_, value)| *value))?;
         let beside = bench.beside.iter().filter_map(|name| Beside::new(name, own, samples.get(name)?));
         Some(Row {
             name: bench.name.clone(),
-            value: median(&values),
-            min: values.iter().copied().fold(f64::INFINITY, f64::min),
-            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            value: spread.median,
+            min: spread.min,
+            max: spread.max,
             unit: bench.unit.to_owned(),
             beside: beside.collect(),
         })
@@ -245,17 +246,10 @@ impl Beside {
         let in_round = |round| other.iter().find(|(of, _)| *of == round).map(|(_, value)| *value);
         let ratios: Vec<f64> =
             own.iter().filter_map(|(round, value)| Some(value / in_round(*round)?)).collect();
-        let values: Vec<f64> = other.iter().map(|(_, value)| *value).collect();
-        let ratio = (!ratios.is_empty()).then(|| median(&ratios))?;
-        Some(Beside { name: name.to_owned(), value: median(&values), ratio, ratios })
+        let value = Spread::of(other.iter().map(|(_, value)| *value))?.median;
+        let ratio = Spread::of(ratios.iter().copied())?.median;
+        Some(Beside { name: name.to_owned(), value, ratio, ratios })
     }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
 }
 
 impl Report {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use vmlane_bench::cpu;
 
 /// CPU seconds of the processes that serve the guests, and of the whole machine, at one moment.
 #[derive(Clone, Debug)]
@@ -36,7 +38,8 @@ impl Cpu {
         for (name, pid) in processes {
             served.push((name.clone(), seconds(all.ticks(*pid)?)));
         }
-        Some(Cpu { served, machine: seconds(machine_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?) })
+        let machine = cpu::ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
+        Some(Cpu { served, machine: seconds(machine.user + machine.system) })
     }
 
     /// CPU seconds since `before`: of each process, and of everything else.
@@ -103,31 +106,11 @@ impl Processes {
     }
 }
 
-/// user, nice, system, irq and softirq of `/proc/stat`; guest time is inside user.
-fn machine_ticks(stat: &str) -> Option<u64> {
-    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    [0, 1, 2, 5, 6].into_iter().map(|at| fields.get(at)).sum()
-}
-
-/// What a hypervisor took.
-fn machine_steal(stat: &str) -> Option<u64> {
-    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    line.split_whitespace().nth(7)?.parse().ok()
-}
-
 /// CPUs that were in use, and that were taken away, for so long.
 pub fn watch(period: Duration) -> (f64, f64) {
-    let ticks = || {
-        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-        (machine_ticks(&stat).unwrap_or(0), machine_steal(&stat).unwrap_or(0))
-    };
-    let (begin, before) = (Instant::now(), ticks());
+    let before = cpu::sample();
     std::thread::sleep(period);
-    let (after, passed) = (ticks(), begin.elapsed().as_secs_f64());
-    let per_second = rustix::param::clock_ticks_per_second() as f64 * passed;
-    let cpus = |before: u64, after: u64| after.saturating_sub(before) as f64 / per_second;
-    (cpus(before.0, after.0), cpus(before.1, after.1))
+    cpu::between(before, cpu::sample()).map_or((0.0, 0.0), |machine| (machine.busy(), machine.steal))
 }
 
 /// The processor's name; with family and model where it has no number.
@@ -195,23 +178,9 @@ pub fn date() -> String {
 }
 
 fn date_of(seconds: u64) -> String {
-    let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
-    let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
+    let at = time::OffsetDateTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let (year, month, day) = at.to_calendar_date();
+    format!("{year}-{:02}-{day:02} {:02}:{:02} UTC", u8::from(month), at.hour(), at.minute())
 }
 
 #[cfg(test)]
@@ -237,12 +206,6 @@ mod tests {
         ];
         let all = Processes(BTreeMap::from(all));
         assert_eq!([7, 8, 10, 11].map(|pid| all.ticks(pid)), [Some(42), Some(32), Some(4), None]);
-    }
-
-    #[test]
-    fn busy_is_neither_idle_nor_stolen() {
-        let stat = "cpu  10 20 30 4000 500 1 2 77 10 0\n";
-        assert_eq!((machine_ticks(stat), machine_steal(stat)), (Some(63), Some(77)));
     }
 
     #[test]

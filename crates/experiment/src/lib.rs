@@ -22,8 +22,7 @@
 //! | `topology.rs`, `pins.rs` | the machine's cores, and which of them runs what |
 //! | `machine.rs` | what a machine is, and what stands in the way of figures to quote |
 //! | `paper.rs` | all plans as the papers ran them |
-//! | `pack.rs` | their results in one file, written and read |
-//! | `side_by_side.rs` | several such files on one page |
+//! | `side_by_side.rs` | the results of several machines on one page |
 //! | `stop.rs` | a signal ends a sweep at its next run |
 //!
 //! [`figure`] and [`report`] draw from the rows alone.
@@ -37,7 +36,6 @@ pub mod figure;
 mod foot;
 pub mod host;
 pub mod machine;
-pub mod pack;
 pub mod paper;
 pub mod pins;
 pub mod plan;

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::host;
@@ -54,6 +55,38 @@ pub struct Finding {
     pub serious: bool,
     pub seen: String,
     pub remedy: String,
+}
+
+/// A machine beside the results that were measured on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Described {
+    pub machine: Machine,
+    pub findings: Vec<Finding>,
+}
+
+impl Described {
+    /// The file of a directory of results.
+    const FILE: &'static str = "machine.json";
+
+    /// Keeps it in `dir`, which is there.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn keep(&self, dir: &Path) -> Result<()> {
+        let path = dir.join(Self::FILE);
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// What is kept in `dir`; none where nothing is.
+    ///
+    /// # Errors
+    /// The file is no such description.
+    pub fn of(dir: &Path) -> Result<Option<Described>> {
+        let path = dir.join(Self::FILE);
+        let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
+        serde_json::from_str(&text).map(Some).with_context(|| path.display().to_string())
+    }
 }
 
 /// Processes that are VMs, by the beginnings of their names (which end at 15 characters).

@@ -12,7 +12,6 @@ use toml::{Spanned, Value};
 use vmlane_bench::confidence::LEAST_RUNS;
 
 use crate::factors::{Factors, NAMES};
-use crate::repeats::Repeats;
 
 /// No plan makes more runs than this.
 const MOST_RUNS: usize = 100_000;
@@ -50,6 +49,15 @@ pub struct Plan {
     /// The text, and whether its `[quick]` part counted.
     pub source: String,
     pub quick: bool,
+}
+
+/// When a combination is measured more often than the plan's `runs`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Repeats {
+    /// Percent of the mean, on either side of it, that the interval of 95 % confidence may reach.
+    pub within: f64,
+    /// No more runs than this.
+    pub most: u32,
 }
 
 /// How repeats become one number.

@@ -11,15 +11,6 @@ use crate::plan::Plan;
 use crate::rows::Row;
 use crate::steps::{Group, Step, round_of_all};
 
-/// When a combination is measured more often than the plan's `runs`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Repeats {
-    /// Percent of the mean, on either side of it, that the interval of 95 % confidence may reach.
-    pub within: f64,
-    /// No more runs than this.
-    pub most: u32,
-}
-
 /// What the runs made so far amount to: by combination, the runs and their results.
 #[derive(Default)]
 pub struct Made(BTreeMap<String, BTreeMap<u32, Option<f64>>>);

@@ -41,17 +41,11 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
     }
     let plan = plan_beside(dir, &rows)?.or_else(|| plan_of(&rows));
     let path = dir.join(FILE);
-    std::fs::write(&path, page(&rows, plan.as_ref()))
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    write(&path, page(&rows, plan.as_ref()).as_bytes())?;
     let figures = dir.join(FIGURES);
     vmlane_lab::dirs::make(&figures)?;
     let charts = named(charts(&rows, plan.as_ref()));
-    for (name, _, svg) in &charts {
-        for (kind, bytes) in [("svg", alone(svg).into_bytes()), ("png", png::png(svg)?)] {
-            let path = figures.join(format!("{name}.{kind}"));
-            std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-    }
+    save(&figures, "", &charts)?;
     draw_readme(&dir.join(readme::FILE), &charts)?;
     if !png::has_fonts() {
         eprintln!(
@@ -61,6 +55,19 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Writes every chart's picture as SVG and as PNG.
+pub(crate) fn save(figures: &Path, prefix: &str, charts: &[(String, Chart, String)]) -> Result<()> {
+    for (name, _, svg) in charts {
+        write(&figures.join(format!("{prefix}{name}.svg")), alone(svg).as_bytes())?;
+        write(&figures.join(format!("{prefix}{name}.png")), &png::png(svg)?)?;
+    }
+    Ok(())
+}
+
 /// Draws the tables of a README, where there is one.
 fn draw_readme(path: &Path, charts: &[(String, Chart, String)]) -> Result<()> {
     let text = match std::fs::read_to_string(path) {
@@ -68,11 +75,7 @@ fn draw_readme(path: &Path, charts: &[(String, Chart, String)]) -> Result<()> {
         text => text.with_context(|| format!("cannot read {}", path.display()))?,
     };
     let drawn = readme::with_tables(&text, charts).with_context(|| path.display().to_string())?;
-    if drawn == text {
-        Ok(())
-    } else {
-        std::fs::write(path, drawn).with_context(|| path.display().to_string())
-    }
+    if drawn == text { Ok(()) } else { write(path, drawn.as_bytes()) }
 }
 
 /// A picture as a file: alone, ink has to say what it is.
@@ -124,7 +127,7 @@ fn plan_beside(dir: &Path, rows: &[Row]) -> Result<Option<Plan>> {
 }
 
 /// The plan that the rows carry; the last one, when a later start had another.
-fn plan_of(rows: &[Row]) -> Option<Plan> {
+pub(crate) fn plan_of(rows: &[Row]) -> Option<Plan> {
     let sources = rows.iter().rev().filter_map(|row| row.plan_source.as_ref());
     sources.filter_map(|source| Plan::parse(&source.text, source.quick).ok()).next()
 }
@@ -145,13 +148,8 @@ pub(crate) fn pictures(drawn: &[Drawn]) -> Vec<Vec<String>> {
     drawn.iter().zip(frames).map(of).collect()
 }
 
-/// The whole page.
-pub fn html(rows: &[Row]) -> String {
-    page(rows, plan_of(rows).as_ref())
-}
-
 /// The style sheet, with the figures' colours in dark mode: on screens only, paper is white.
-pub(crate) fn style() -> String {
+fn style() -> String {
     format!(
         "{}@media screen and (prefers-color-scheme: dark) {{ {} }}\n",
         include_str!("report/style.css"),
@@ -159,16 +157,21 @@ pub(crate) fn style() -> String {
     )
 }
 
-fn page(rows: &[Row], plan: Option<&Plan>) -> String {
-    let title = plan.map_or("An experiment", |plan| plan.title.as_str());
-    let mut page = format!(
+/// A page as far as its title.
+pub(crate) fn begin(title: &str) -> String {
+    format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{0}</title>\n\
          <style>\n{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
         escape(title),
         style()
-    );
+    )
+}
+
+fn page(rows: &[Row], plan: Option<&Plan>) -> String {
+    let title = plan.map_or("An experiment", |plan| plan.title.as_str());
+    let mut page = begin(title);
     let missing = plan.map(|plan| missing(rows, plan)).unwrap_or_default();
     page += &lead(rows, plan, missing.len());
     page += &claims(rows, plan);
@@ -319,6 +322,11 @@ fn distinct(rows: &[Row], of: impl Fn(&Row) -> String) -> String {
     foot::distinct(rows, of).join("; ")
 }
 
+/// Of which build of vmlane a row is.
+pub(crate) fn version(setup: &Setup) -> String {
+    format!("{}, commit {}", setup.vmlane, setup.commit.as_deref().unwrap_or("unknown"))
+}
+
 /// How long a run took, and by which plan.
 fn times(setup: &Setup) -> String {
     format!("{} s after {} s of warm-up (plan {})", setup.seconds, setup.warmup_seconds, setup.plan)
@@ -352,7 +360,7 @@ fn facts(rows: &[Row]) -> String {
         ("Guests' kernel", setup(|s| s.guest_kernel.clone())),
         ("Guests", distinct(rows, |row| row.guests.to_string()).replace(';', ",")),
         ("Each guest", setup(|s| format!("{} CPU, {} MiB", s.guest_cpus, s.guest_memory_mib))),
-        ("vmlane", setup(|s| format!("{}, commit {}", s.vmlane, s.commit.as_deref().unwrap_or("unknown")))),
+        ("vmlane", setup(version)),
         ("Measured with", distinct(rows, |row| row.tool.clone())),
         ("Pinned to CPUs", setup(|s| s.pinned.clone())),
         ("Runs", format!("{} of each, {}", made(rows), setup(times))),

@@ -233,17 +233,12 @@ pub fn read(dir: &Path) -> Result<Vec<Row>> {
 /// Rows from the text of a file; an error names the line. A last line without an end was cut short: it is
 /// left out.
 pub fn parse(text: &str) -> Result<Vec<Row>> {
-    parse_what_is_whole(text).map(|(rows, _)| rows)
-}
-
-/// The same, and whether the last line was cut short.
-pub fn parse_what_is_whole(text: &str) -> Result<(Vec<Row>, bool)> {
     let mut rows = Vec::new();
     let cut_at = if text.ends_with('\n') { usize::MAX } else { text.lines().count() };
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let row: Row = match serde_json::from_str(line) {
             Ok(row) => row,
-            Err(_) if number == cut_at => return Ok((rows, true)),
+            Err(_) if number == cut_at => break,
             Err(error) => return Err(error).with_context(|| format!("line {number}")),
         };
         if row.version != VERSION {
@@ -254,7 +249,7 @@ pub fn parse_what_is_whole(text: &str) -> Result<(Vec<Row>, bool)> {
         }
         rows.push(row);
     }
-    Ok((rows, false))
+    Ok(rows)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What several machines measured, on one page: each figure with a series for each machine, the papers' claims and
 //! all combinations with a column for each.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -8,13 +9,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::data::Data;
 use crate::figure::escape;
-use crate::machine::Finding;
-use crate::pack::{About, Pack};
-use crate::paper::PLANS;
+use crate::machine::{Described, Finding};
 use crate::plan::Plan;
-use crate::png;
-use crate::report::{FIGURES, FILE, alone, named, panels, pictures, said_by, style, tables};
-use crate::rows::Row;
+use crate::report::{FIGURES, FILE, begin, named, panels, pictures, plan_of, said_by, save, tables, write};
+use crate::rows::{self, Row};
 use crate::summary::Spread;
 use crate::units::{number, unit};
 use crate::words::{tick, title};
@@ -25,7 +23,39 @@ pub const MOST: usize = 6;
 const HOST: &str = "host";
 
 /// What the table of machines says of each.
-type Fact<'f> = (&'f str, &'f dyn Fn(&Pack) -> String);
+type Fact<'f> = (&'f str, &'f dyn Fn(&Side) -> String);
+
+/// What one machine measured.
+#[derive(Clone, Debug)]
+pub struct Side {
+    /// None where `lab paper` did not make the directory.
+    about: Option<Described>,
+    /// By the plan's name.
+    results: BTreeMap<String, Vec<Row>>,
+}
+
+impl Side {
+    /// Reads the directory of an experiment, or of several, as `lab paper` makes it.
+    ///
+    /// # Errors
+    /// There are no rows, or a file is none of ours.
+    pub fn read(dir: &Path) -> Result<Side> {
+        let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        let mut side = Side { about: Described::of(dir)?, results: BTreeMap::new() };
+        for dir in entries.flatten().map(|entry| entry.path()).chain([dir.to_owned()]) {
+            if dir.join(rows::FILE).is_file() {
+                let rows = rows::read(&dir)?;
+                side.results.extend(rows.first().map(|row| row.setup.plan.clone()).map(|name| (name, rows)));
+            }
+        }
+        ensure!(!side.results.is_empty(), "there are no rows in {}", dir.display());
+        Ok(side)
+    }
+
+    fn first(&self) -> Option<&Row> {
+        self.results.values().flatten().next()
+    }
+}
 
 /// The rows of one experiment, of all machines.
 struct Experiment {
@@ -33,25 +63,24 @@ struct Experiment {
     rows: Vec<Row>,
 }
 
-/// Draws packs into `DIR/report.html` and `DIR/figures`; returns the page's path.
+/// Draws several machines' results into `DIR/report.html` and `DIR/figures`; returns the page's path.
 ///
 /// # Errors
-/// There are too many packs, or a file cannot be written.
-pub fn draw(packs: &[Pack], dir: &Path) -> Result<PathBuf> {
+/// There are too many machines, or a file cannot be written.
+pub fn draw(sides: &[Side], dir: &Path) -> Result<PathBuf> {
     ensure!(
-        (1..=MOST).contains(&packs.len()),
-        "{} files: from 1 to {MOST} are drawn side by side",
-        packs.len()
+        (1..=MOST).contains(&sides.len()),
+        "{} directories: from 1 to {MOST} are drawn side by side",
+        sides.len()
     );
-    let experiments = experiments(packs)?;
-    ensure!(!experiments.is_empty(), "there are no rows in {}", packs[0].path.display());
+    let experiments = experiments(sides)?;
     let figures = dir.join(FIGURES);
     vmlane_lab::dirs::make(&figures)?;
-    let mut page = top(packs, &experiments);
+    let mut page = top(sides, &experiments);
     for experiment in &experiments {
         let (plan, rows) = (&experiment.plan, &experiment.rows);
         let _ = writeln!(page, "<h2>{}</h2>", escape(&plan.title));
-        page += &claims(experiment, packs.len());
+        page += &claims(experiment, sides.len());
         let data = Data::new(rows, Some(plan));
         let id = plan.name.replace(|c: char| !c.is_ascii_alphanumeric(), "");
         let (mut shown, mut drawn) = (Vec::new(), Vec::new());
@@ -72,21 +101,14 @@ pub fn draw(packs: &[Pack], dir: &Path) -> Result<PathBuf> {
                 escape(&figure.caption)
             );
         }
-        for (name, _, svg) in named(drawn) {
-            for (kind, bytes) in [("svg", alone(&svg).into_bytes()), ("png", png::png(&svg)?)] {
-                write(&figures.join(format!("{}-{name}.{kind}", plan.name)), &bytes)?;
-            }
-        }
-        page += &numbers(experiment, packs.len());
+        // The name came with the rows, which may be anybody's.
+        save(&figures, &format!("{}-", plan.name.replace('/', "_")), &named(drawn))?;
+        page += &numbers(experiment, sides.len());
     }
     page += "</body>\n</html>\n";
     let path = dir.join(FILE);
     write(&path, page.as_bytes())?;
     Ok(path)
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// `A`, `B` ...
@@ -95,66 +117,62 @@ fn letter(number: usize) -> char {
 }
 
 /// The plans that any machine has rows of, with figures that tell the machines apart.
-fn experiments(packs: &[Pack]) -> Result<Vec<Experiment>> {
-    let mut all = Vec::new();
-    for (name, text) in PLANS {
-        let mut plan = Plan::parse(text, false).context(name)?;
+fn experiments(sides: &[Side]) -> Result<Vec<Experiment>> {
+    let names: BTreeSet<&String> = sides.iter().flat_map(|side| side.results.keys()).collect();
+    let of = |name: &String| {
         let mut rows: Vec<Row> = Vec::new();
-        for (machine, pack) in packs.iter().enumerate() {
-            for row in pack.results.get(name).into_iter().flatten() {
+        for (machine, side) in sides.iter().enumerate() {
+            for row in side.results.get(name).into_iter().flatten() {
                 let mut row = row.clone();
                 row.factors.insert(HOST.into(), letter(machine).to_string().into());
                 rows.push(row);
             }
         }
-        if rows.is_empty() {
-            continue;
-        }
-        if packs.len() > 1 {
+        let mut plan = plan_of(&rows)
+            .with_context(|| format!("the rows of {name} carry no plan that this program reads"))?;
+        if sides.len() > 1 {
             plan.named.push(HOST);
             plan.figures.iter_mut().for_each(|figure| figure.series.push(HOST.into()));
         }
-        all.push(Experiment { plan, rows });
-    }
-    Ok(all)
+        Ok(Experiment { plan, rows })
+    };
+    names.into_iter().map(of).collect()
 }
 
-fn top(packs: &[Pack], experiments: &[Experiment]) -> String {
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n\
-         <title>Experiments, side by side</title>\n<style>\n{}</style>\n</head>\n<body>\n\
-         <h1>Experiments, side by side</h1>\n",
-        style()
-    );
+fn top(sides: &[Side], experiments: &[Experiment]) -> String {
+    let mut page = begin("Experiments, side by side");
     page += "<div class=\"scroll\"><table><thead><tr><th class=\"text\"></th>";
-    for machine in 0..packs.len() {
+    for machine in 0..sides.len() {
         let _ = write!(page, "<th class=\"text\">machine {}</th>", letter(machine));
     }
     page += "</tr></thead><tbody>\n";
-    let counts = |pack: &Pack| {
-        let rows = || pack.results.values().flatten();
+    let counts = |side: &Side| {
+        let rows = || side.results.values().flatten();
         format!("{}, {} failed", rows().count(), rows().filter(|row| row.failed.is_some()).count())
     };
+    let of = |side: &Side, of: fn(&Described) -> String| side.about.as_ref().map_or("not known".into(), of);
+    let row = |side: &Side, of: fn(&Row) -> String| side.first().map_or(String::new(), of);
     let facts: [Fact<'_>; 10] = [
-        ("Machine", &|pack| pack.about.machine.name()),
-        ("Microcode", &|pack| pack.about.machine.microcode.clone()),
-        ("System, kernel", &|pack| format!("{}, {}", pack.about.machine.system, pack.about.machine.kernel)),
-        ("Governor", &|pack| {
-            format!("{} {}", pack.about.machine.scaling_driver, pack.about.machine.governor)
+        ("Machine", &|side| match &side.about {
+            Some(about) => about.machine.name(),
+            None => row(side, |row| format!("{}, {} CPUs", row.setup.cpu_model, row.setup.cpus)),
         }),
-        ("Turbo", &|pack| on_off(pack.about.machine.turbo)),
-        ("Cores serve two threads", &|pack| on_off(pack.about.machine.smt)),
-        ("vmlane", &|pack| version(&pack.about)),
-        ("Packed", &|pack| pack.about.date.clone()),
+        ("Microcode", &|side| of(side, |about| about.machine.microcode.clone())),
+        ("System", &|side| of(side, |about| about.machine.system.clone())),
+        ("Kernel", &|side| row(side, |row| row.setup.host_kernel.clone())),
+        ("Governor", &|side| {
+            of(side, |about| format!("{} {}", about.machine.scaling_driver, about.machine.governor))
+        }),
+        ("Turbo", &|side| of(side, |about| on_off(about.machine.turbo))),
+        ("Cores serve two threads", &|side| of(side, |about| on_off(about.machine.smt))),
+        ("vmlane", &|side| row(side, |row| crate::report::version(&row.setup))),
         ("Runs", &counts),
-        ("Found", &|pack| found(&pack.about.findings)),
+        ("Found", &|side| of(side, |about| found(&about.findings))),
     ];
     for (name, fact) in facts {
         let _ = write!(page, "<tr><td class=\"text\">{name}</td>");
-        for pack in packs {
-            let _ = write!(page, "<td class=\"text\">{}</td>", escape(&fact(pack)));
+        for side in sides {
+            let _ = write!(page, "<td class=\"text\">{}</td>", escape(&fact(side)));
         }
         page += "</tr>\n";
     }
@@ -169,11 +187,6 @@ fn on_off(state: Option<bool>) -> String {
         Some(false) => "off".into(),
         None => "not known".into(),
     }
-}
-
-fn version(about: &About) -> String {
-    let commit = about.commit.as_ref().map_or(String::new(), |commit| format!(", commit {commit}"));
-    format!("{}{commit}", about.vmlane)
 }
 
 fn found(findings: &[Finding]) -> String {

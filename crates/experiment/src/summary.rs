@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
+use vmlane_bench::confidence::median;
 
 use crate::rows::Row;
 
@@ -49,13 +50,10 @@ impl Key {
 impl Spread {
     /// None of no values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let (min, max) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median =
-            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
-        Some(Spread { median, min, max, runs: values.len() })
+        let values: Vec<f64> = values.into_iter().collect();
+        let min = values.iter().copied().min_by(f64::total_cmp)?;
+        let max = values.iter().copied().max_by(f64::total_cmp)?;
+        Some(Spread { median: median(&values), min, max, runs: values.len() })
     }
 }
 

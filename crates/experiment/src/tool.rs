@@ -132,15 +132,6 @@ fn iperf3(factors: &Factors, plan: &Plan, host: &str, place: usize) -> Vec<Strin
     argv
 }
 
-/// What a client that failed has to say.
-pub fn complaint(stdout: &str, stderr: &str) -> String {
-    let json = serde_json::from_str::<Value>(stdout).ok();
-    // iperf3 puts its error into its report.
-    let error = json.as_ref().and_then(|report| report["error"].as_str());
-    let said = error.unwrap_or(if stderr.trim().is_empty() { stdout } else { stderr });
-    said.trim().chars().take(1000).collect()
-}
-
 /// One client's numbers.
 pub fn read(factors: &Factors, output: &str) -> Result<Measured> {
     let measured = match factors.tool {
@@ -257,8 +248,6 @@ mod tests {
         let iperf3 = factors(&[("device", "vmxnet3"), ("tool", "iperf3")]);
         let end = r#"{"end":{"sum_received":{"bits_per_second":2e9}}}"#;
         assert_eq!(read(&iperf3, end).unwrap().throughput_bps, Some(2e9));
-        assert_eq!(complaint(r#"{"error":"no route"}"#, ""), "no route");
-        assert_eq!(complaint("x", " y\n"), "y");
         assert!(read(&iperf3, r#"{"error":"no route"}"#).unwrap_err().to_string().contains("no route"));
         let both = sum(vec![read_it.clone(), read_it]);
         assert_eq!((both.throughput_bps, both.report.as_array().map(Vec::len)), (Some(1883e6), Some(2)));

@@ -71,11 +71,6 @@ impl Topology {
         distinct(self.cores.iter().map(|core| core.node))
     }
 
-    /// Whether any core serves two CPUs.
-    pub fn has_siblings(&self) -> bool {
-        self.cores.iter().any(|core| core.cpus.len() > 1)
-    }
-
     /// The first CPUs of the cores of one node, the one that has most of them.
     pub fn largest_node(&self) -> (u32, Vec<usize>) {
         let mut nodes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
@@ -147,7 +142,6 @@ pub(crate) mod tests {
             (8, 16, 2, 2)
         );
         assert_eq!(topology.cores[5], Core { cpus: vec![5, 13], socket: 1, node: 1 });
-        assert!(topology.has_siblings());
         assert_eq!(topology.largest_node(), (0, vec![0, 1, 2, 3]));
         let some = Topology::read_below(dir.path(), &|cpu| cpu > 1);
         // Of cores 0 and 1 only the siblings are left.

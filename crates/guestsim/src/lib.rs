@@ -17,7 +17,7 @@
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `endless.rs` | one end of a stream that always has bytes to send |
-//! | `vfio_user.rs`, `vhost_user.rs`, `attached.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
+//! | `vfio_user.rs`, `vhost_user.rs`, `attached.rs`, `events.rs`, `fds.rs` | a VMM that attaches a guest to a device of another process |
 //! | `vhost_user_peer.rs` | the peer of an uplink that is a vhost-user front end |
 //! | `restart.rs` | a daemon that is killed under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
@@ -31,6 +31,7 @@ mod dispatch;
 mod driver;
 pub mod endless;
 mod events;
+mod fds;
 mod guest;
 mod handshake;
 mod lines;

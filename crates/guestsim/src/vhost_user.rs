@@ -1,18 +1,12 @@
 //! A vhost-user front end, small and synchronous, for synthetic drivers. It trusts the back end.
 
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::Ram;
-use rustix::io::retry_on_intr;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+use crate::{Ram, fds};
 use vmlane_device::virtio::vhost::RingSetup;
 use vmlane_wire::vhost_user::{
     HEADER, Header, InflightArea, MemoryRegion, RingAddress, RingState, protocol, request,
@@ -60,17 +54,7 @@ impl Front {
 
     fn message(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>], answered: bool) -> io::Result<()> {
         let header = Header::request(code, payload.len(), answered);
-        let bytes = [header.as_bytes(), payload].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        // Fuzzers have timers.
-        let sent = retry_on_intr(|| {
-            sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
-        })?;
-        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        fds::send(&self.socket, &[header.as_bytes(), payload].concat(), fds)
     }
 
     /// A request that is not answered.
@@ -79,25 +63,11 @@ impl Front {
     }
 
     fn reply(&mut self) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
-        let mut bytes = [0; HEADER];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        let got = retry_on_intr(|| recvmsg(&self.socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC))?;
-        let mut file = None;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                file = fds.last();
-            }
-        }
-        if got.bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.socket.read_exact(&mut bytes[got.bytes..])?;
+        let (bytes, mut files) = fds::receive::<HEADER>(&self.socket)?;
         let header = Header::read_from_bytes(&bytes).map_err(|_| io::ErrorKind::InvalidData)?;
         let mut payload = vec![0; header.size.get() as usize];
         self.socket.read_exact(&mut payload)?;
-        Ok((payload, file))
+        Ok((payload, files.pop()))
     }
 
     /// A request whose success is answered. Back ends without REPLY_ACK answer the next question when it is

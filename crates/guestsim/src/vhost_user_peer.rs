@@ -1,19 +1,16 @@
 //! The other end of an uplink that is a vhost-user front end: a back end whose every answer and every word in the rings is
 //! chosen.
 
-use std::io::{IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use vmlane_mem::Window;
 use vmlane_wire::vhost_user::{HEADER, Header, MemoryRegion, MemoryTable, RingAddress, protocol, request};
 use vmlane_wire::virtio::feature;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::PATIENCE;
+use crate::{PATIENCE, fds};
 
 /// Bytes of the header in front of a frame.
 pub const VNET: usize = 12;
@@ -49,27 +46,12 @@ pub fn accept(listener: &UnixListener) -> UnixStream {
 
 /// A message and its descriptors; None: the connection is closed.
 pub fn receive(socket: &mut UnixStream) -> Option<(Header, Vec<u8>, Vec<OwnedFd>)> {
-    let mut bytes = [0; HEADER];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(&mut bytes)];
-    let got = loop {
-        match recvmsg(&*socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::CONNRESET) => return None,
-            Err(Errno::INTR) => {}
-            received => break received.expect("a message, or the end").bytes,
+    let (bytes, fds) = match fds::receive::<HEADER>(socket) {
+        Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
+            return None;
         }
+        received => received.expect("a message, or the end"),
     };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(some) = message {
-            fds.extend(some);
-        }
-    }
-    if got == 0 {
-        return None;
-    }
-    assert_eq!(got, HEADER, "headers come in one piece");
     let header = Header::read_from_bytes(&bytes).unwrap();
     assert!(header.is_request());
     let mut payload = vec![0; header.size.get() as usize];

@@ -8,14 +8,13 @@ use std::fmt::Write as _;
 use vmlane_wire::ethernet::Mac;
 
 use crate::esxi::PortGroup;
-use crate::machine::{Machine, Nic, Note, Reach};
-use crate::names::Names;
+use crate::machine::{MOST_NICS, Machine, Nic, Note, Reach};
+use crate::names::{Names, quoted};
 use networks::Networks;
 
 /// vmlane takes so many queues and no more.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=32;
 const MTUS: std::ops::RangeInclusive<u16> = 1280..=9190;
-const MOST_NICS: usize = 10;
 
 /// What the description does not say.
 #[derive(Clone, Debug, Default)]
@@ -92,22 +91,6 @@ struct Writer<'a> {
     kept: BTreeSet<u32>,
     /// Addresses, and the cards that have them.
     macs: BTreeMap<Mac, String>,
-}
-
-/// A string as TOML has it: JSON's escapes are TOML's.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for letter in text.chars() {
-        match letter {
-            '"' => out += "\\\"",
-            '\\' => out += "\\\\",
-            control if control.is_control() => {
-                let _ = write!(out, "\\u{:04X}", u32::from(control));
-            }
-            plain => out.push(plain),
-        }
-    }
-    out + "\""
 }
 
 impl Writer<'_> {

@@ -8,6 +8,9 @@ use crate::image::{Image, is_outside};
 use crate::network::{Network, Tagging};
 use crate::text::has_escapes;
 
+/// Cards that vmlane serves of a VM.
+pub(crate) const MOST_NICS: usize = 10;
+
 /// A VM as it was, in words of no one system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {

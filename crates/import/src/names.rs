@@ -1,6 +1,7 @@
-//! Names that vmlane takes: up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first.
+//! Names that vmlane takes: up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first; and strings as its configuration has them.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 
 const LONGEST: usize = 64;
 
@@ -52,6 +53,22 @@ fn tidy(name: &str) -> String {
     good.truncate(LONGEST);
     good.truncate(good.trim_end_matches('-').len());
     good
+}
+
+/// A string as TOML has it: JSON's escapes are TOML's.
+pub fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' => out += "\\\"",
+            '\\' => out += "\\\\",
+            control if control.is_control() => {
+                let _ = write!(out, "\\u{:04X}", u32::from(control));
+            }
+            plain => out.push(plain),
+        }
+    }
+    out + "\""
 }
 
 #[cfg(test)]

@@ -5,35 +5,30 @@
 mod frames;
 mod line;
 mod peers;
+mod state;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use vmlane_port::{Budget, Distinct, LogLimit};
-use vmlane_wire::route::Refusal;
+use vmlane_port::{Budget, Distinct};
 use vmlane_worker::AdaptiveSpin;
 
-use crate::admission::Admission;
+use self::state::{CONTROL, Entry, FIRST, LINE, LISTENER, Logs, PROGRAM, Stage};
+pub use self::state::{Helper, Load};
 use crate::buffer::Buffer;
 use crate::daemon::Line;
 use crate::frame::Frame;
 use crate::link::{self, BATCH, Link, Phase, Token};
 use crate::settings::Settings;
 use crate::status::{PeerState, Status};
-use crate::stream::{Stream, Turn};
+use crate::stream::Turn;
 use crate::tls::{FilesError, Identity};
 
-const CONTROL: Token = 0;
-const LISTENER: Token = 1;
-const LINE: Token = 2;
-const FIRST: Token = 3;
-/// In a stream's token: its program's socket, not the daemon's.
-const PROGRAM: Token = 1 << 63;
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(200);
 /// Events that are asked for at once.
@@ -64,70 +59,6 @@ impl From<Errno> for StartError {
     fn from(error: Errno) -> StartError {
         StartError::Io(error.into())
     }
-}
-
-/// How far a stream has come.
-enum Stage {
-    /// The peer was asked, on behalf of the daemon's call of this number.
-    Calling(u64),
-    /// The daemon was asked for a ring; `accepts`: for a call of its own, which the peer has accepted. What the peer said meanwhile.
-    Asking {
-        socket: OwnedFd,
-        accepts: bool,
-        early: Vec<Frame>,
-    },
-    Streaming(Box<Stream>),
-}
-
-/// One stream.
-struct Entry {
-    link: Token,
-    number: u32,
-    stage: Stage,
-}
-
-/// Limits on lines that strangers, programs and peers can cause.
-#[derive(Default)]
-struct Logs {
-    accepting: LogLimit,
-    strangers: LogLimit,
-    rings: LogLimit,
-}
-
-/// Reads the configuration.
-pub type Load = Box<dyn FnMut() -> Result<Settings, String> + Send>;
-
-/// See the module's text.
-pub struct Helper {
-    settings: Settings,
-    load: Load,
-    identity: Identity,
-    epoll: Arc<OwnedFd>,
-    control: OwnedFd,
-    listener: Option<OwnedFd>,
-    /// Accepting has failed: it is tried again at the next tick.
-    accepts_later: bool,
-    line: Line,
-    links: HashMap<Token, Link>,
-    /// What windows of all streams may take.
-    windows: Arc<Budget>,
-    /// Connections that have not proved a name.
-    unproved: Admission,
-    entries: HashMap<Token, Entry>,
-    /// Calls of the daemon's that a peer was asked for.
-    calls: HashMap<u64, Token>,
-    peers: BTreeMap<String, PeerState>,
-    /// Of connections that proved no peer's name.
-    strangers: Status,
-    strangers_told: Option<Status>,
-    /// What is read goes here where the link it is read from holds nothing: a thousand links that are silent hold no memory.
-    spare: Buffer,
-    /// Links that have something to do.
-    busy: Distinct<Token>,
-    logs: Logs,
-    last: Token,
-    ticked: Instant,
-    spin: AdaptiveSpin,
 }
 
 impl Helper {
@@ -179,15 +110,6 @@ impl Helper {
         Ok(())
     }
 
-    fn watch(&self, socket: impl AsFd, token: Token, flags: epoll::EventFlags) -> io::Result<()> {
-        Ok(epoll::add(&*self.epoll, socket, epoll::EventData::new_u64(token), flags)?)
-    }
-
-    fn token(&mut self) -> Token {
-        self.last += 1;
-        self.last
-    }
-
     /// Runs until it is told to stop.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS);
@@ -202,7 +124,11 @@ impl Helper {
                         _ => {}
                     },
                     LISTENER => self.accept(),
-                    LINE => self.line_event(),
+                    LINE => {
+                        if self.line_event() {
+                            self.tell_daemon();
+                        }
+                    }
                     token if self.links.contains_key(&token) => self.link_event(token, event.flags),
                     token => self.entry_event(token),
                 }
@@ -305,35 +231,6 @@ impl Helper {
         }
     }
 
-    /// A stream has its turn once its link has.
-    fn wake(&mut self, link: Token, stream: Token) {
-        if let Some(link) = self.links.get_mut(&link) {
-            link.lane.ready.push(stream);
-            let token = link.lane.token;
-            self.again(token);
-        }
-    }
-
-    /// A link has something to do.
-    fn again(&mut self, link: Token) {
-        self.busy.push(link);
-    }
-
-    /// Forgets a stream; its peer is told so, if there is something to tell.
-    fn drop_stream(&mut self, token: Token, tell: Option<&dyn Fn(u32) -> Frame>) {
-        let Some(entry) = self.entries.remove(&token) else { return };
-        if let Stage::Calling(number) = entry.stage {
-            self.calls.remove(&number);
-        }
-        if let Some(link) = self.links.get_mut(&entry.link) {
-            link.lane.forget(entry.number);
-            if let Some(tell) = tell {
-                link.lane.say(&tell(entry.number));
-                self.again(entry.link);
-            }
-        }
-    }
-
     /// A peer's turn: what it says, then what there is to say to it.
     fn serve(&mut self, token: Token) {
         let Some(mut link) = self.links.remove(&token) else { return };
@@ -405,16 +302,5 @@ impl Helper {
                 link.lane.forget(number);
             }
         }
-    }
-}
-
-/// What a peer is told, and the daemon. An error may have no number: that of a daemon that has ended, say.
-fn refusal(error: &io::Error) -> Refusal {
-    match Errno::from_io_error(error) {
-        Some(Errno::TIMEDOUT) => Refusal::Gone,
-        Some(Errno::NODEV) => Refusal::Absent,
-        Some(Errno::ACCESS) => Refusal::Forbidden,
-        Some(Errno::NOBUFS | Errno::AGAIN) => Refusal::Full,
-        _ => Refusal::Refused,
     }
 }

@@ -7,6 +7,9 @@ use serde_json::Value;
 
 use crate::Result;
 
+/// The one crate whose documentation has examples that run.
+pub const WITH_EXAMPLES: &str = "vmlane-sock";
+
 /// A test binary.
 #[derive(Clone, Debug)]
 pub struct Binary {
@@ -80,7 +83,7 @@ impl Built {
 
     /// Whether a crate is there whose documentation has examples that run.
     pub fn has_examples(&self) -> bool {
-        self.binaries.iter().any(|binary| binary.package == crate::job::WITH_EXAMPLES)
+        self.binaries.iter().any(|binary| binary.package == WITH_EXAMPLES)
     }
 
     /// The program under test.

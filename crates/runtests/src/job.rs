@@ -8,17 +8,14 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use crate::Result;
-use crate::built::Binary;
-use crate::report::Report;
+use crate::built::{Binary, WITH_EXAMPLES};
+use crate::report::{Counts, Ended, Report};
 
 /// Of the tests in `tests/promises`: `VMLANE_TESTS`, and what the harness says of a test that has this form.
 pub type Form = &'static str;
 pub const PLAIN: Form = "plain";
 pub const GUESTS: Form = "guests";
 pub const FULL: Form = "full";
-
-/// The one crate whose documentation has examples that run.
-pub const WITH_EXAMPLES: &str = "vmlane-sock";
 
 /// More failed jobs than this, and none is repeated.
 const MOST_REPEATED: usize = 4;
@@ -34,24 +31,6 @@ pub struct Job {
     pub log: PathBuf,
     /// How many tests it has.
     pub tests: usize,
-}
-
-/// What a job did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub passed: usize,
-    pub failed: usize,
-    /// Ignored by their form, or by what the machine lacks: names with reasons.
-    pub skipped: Vec<String>,
-}
-
-/// How a job ended.
-#[derive(Debug)]
-pub struct Ended {
-    pub counts: Counts,
-    pub seconds: f64,
-    /// Names of failed tests, or the job's own if it ended without a result.
-    pub failures: Vec<String>,
 }
 
 impl Job {
@@ -260,7 +239,7 @@ pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize) -> Result<
         report.explain(&job.name, &kept);
         for test in failures {
             let repeated = if many { None } else { Some(repeat(&job, &test)?) };
-            report.failure(&job, &test, repeated.as_ref());
+            report.failure(&job.name, &job.log, &test, repeated.as_ref());
         }
     }
     Ok(())

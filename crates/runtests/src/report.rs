@@ -5,13 +5,30 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::Result;
-use crate::job::{Ended, Job};
 use crate::times::{Seconds, Times};
 
 /// Slowest jobs that are listed.
 const SLOWEST: usize = 10;
 /// Lines of a log that are printed where a test failed twice, for a reader who has no access to this machine's files.
 const TAIL: usize = 400;
+
+/// What a job did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub passed: usize,
+    pub failed: usize,
+    /// Ignored by their form, or by what the machine lacks: names with reasons.
+    pub skipped: Vec<String>,
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub counts: Counts,
+    pub seconds: f64,
+    /// Names of failed tests, or the job's own if it ended without a result.
+    pub failures: Vec<String>,
+}
 
 /// The counts and times of a run so far.
 #[derive(Debug)]
@@ -103,16 +120,16 @@ impl Report {
     }
 
     /// A test that failed, and how it went when it was repeated alone.
-    pub fn failure(&mut self, job: &Job, test: &str, repeated: Option<&Ended>) {
+    pub fn failure(&mut self, job: &str, log: &Path, test: &str, repeated: Option<&Ended>) {
         if let Some(ended) = repeated.filter(|ended| ended.failures.is_empty()) {
             self.unsteady.push(test.to_owned());
             self.passed += ended.counts.passed;
             return;
         }
         self.failures.push(test.to_owned());
-        self.failed_jobs.push(job.name.clone());
+        self.failed_jobs.push(job.to_owned());
         if repeated.is_some() {
-            let text = String::from_utf8_lossy(&fs::read(&job.log).unwrap_or_default()).into_owned();
+            let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
             let lines: Vec<&str> = text.lines().collect();
             lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("{}", clipped(line)));
         }

@@ -352,11 +352,6 @@ impl Report {
         self.round_trips.as_ref().map(text::percentiles)
     }
 
-    /// One line of JSON.
-    pub fn json(&self) -> String {
-        one_line(self)
-    }
-
     /// The table for people.
     pub fn text(&self) -> String {
         text::table(self)
@@ -374,9 +369,9 @@ impl PerSession {
     }
 }
 
-/// A result as JSON; an empty object for what has none, and there is no such result.
-pub(crate) fn one_line(result: &impl Serialize) -> String {
-    serde_json::to_string(result).unwrap_or_else(|_| "{}".into())
+/// A result as a line of JSON; an empty object for what has none, and there is no such result.
+pub fn one_line(result: &impl Serialize) -> String {
+    serde_json::to_string(result).unwrap_or_else(|_| "{}".into()) + "\n"
 }
 
 /// A session of a two-way test.
@@ -460,7 +455,7 @@ pub(crate) fn of_anything(remote: &Outcome) {
             started_at_ns: 0,
         };
         if let Ok(report) = Report::new(&to, &spec, &local, remote) {
-            let _ = (report.json(), report.text(), report.csv());
+            let _ = (one_line(&report), report.text(), report.csv());
         }
     }
 }

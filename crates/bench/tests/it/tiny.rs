@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use vmlane_bench::{Address, Hooks, Options, Server, Spec, Test};
+use vmlane_bench::{Address, Hooks, Options, Server, Spec, Test, confidence};
 use vmlane_testkit::Process;
 
 const SIZES: [u64; 3] = [512, 4096, 65536];
@@ -72,9 +72,7 @@ fn bench(to: &Address, size: u64, seconds: f64) -> Sample {
 }
 
 fn median(samples: &[Sample], of: fn(&Sample) -> f64) -> f64 {
-    let mut values: Vec<f64> = samples.iter().map(of).collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    confidence::median(&samples.iter().map(of).collect::<Vec<_>>())
 }
 
 /// A TCP port of loopback that was free a moment ago.

@@ -13,7 +13,7 @@ use clap::Subcommand;
 use vmlane_bench::IpVersion;
 use vmlane_bench::address::DEFAULT_PORT;
 use vmlane_bench::confidence::{ConfidenceTarget, LEAST_RUNS, MOST_RUNS};
-use vmlane_bench::report::interval;
+use vmlane_bench::report::{interval, one_line};
 use vmlane_bench::server::ServerLimits;
 use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
 use vmlane_bench::spec::{DATAGRAM, Limits};
@@ -76,7 +76,7 @@ Examples:
 /// Measure against a `server`: throughput, round trips, packets, loss, latency under load; compare reports
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct BenchArgs {
     #[command(subcommand)]
     command: Command,
 }
@@ -135,39 +135,74 @@ struct ServerArgs {
     max_memory: u64,
 }
 
-/// What all tests take: a field for each flag.
+/// How a server is reached.
 #[derive(Debug, clap::Args)]
-struct CommonArgs {
-    /// Where the server is: tcp:, udp:HOST[:PORT], vsock:, vsock-dgram:CID[:PORT] or unix:PATH
-    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>())]
-    to: Target,
-    /// How long to measure, in seconds
-    #[arg(short = 'l', long = "seconds", value_name = "SECONDS", default_value_t = 10.0)]
-    seconds: f64,
-    /// How long to run before measuring, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
-    warmup: f64,
-    /// How long to continue after measuring, in seconds, so that many sessions end under the same load
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    cooldown: f64,
-    /// Connections at once, a thread each at both ends
-    #[arg(short = 'n', long = "sessions", value_name = "COUNT", default_value_t = 1)]
-    sessions: u32,
-    /// Socket buffers here, in bytes [default: the kernel's]
-    #[arg(short = 's', long = "local-buffer", value_name = "SIZE", value_parser = parse_size)]
-    local_buffer: Option<u64>,
-    /// Socket buffers at the server, in bytes [default: the kernel's]
-    #[arg(short = 'S', long = "remote-buffer", value_name = "SIZE", value_parser = parse_size)]
-    remote_buffer: Option<u64>,
-    /// Send small TCP segments at once (no effect on vsock and Unix sockets, which never wait)
-    #[arg(short = 'D', long)]
-    nodelay: bool,
+pub struct Reach {
+    /// The secret that the server asks for
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
     /// Use IPv4 only, where a name has addresses of both kinds
     #[arg(short = '4', conflicts_with = "v6")]
     v4: bool,
     /// Use IPv6 only
     #[arg(short = '6')]
     v6: bool,
+}
+
+impl Reach {
+    pub fn options(&self) -> Result<Options, Error> {
+        let ip = match (self.v4, self.v6) {
+            (true, _) => Some(IpVersion::V4),
+            (_, true) => Some(IpVersion::V6),
+            _ => None,
+        };
+        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip, until: None })
+    }
+}
+
+/// What all tests and searches take.
+#[derive(Debug, clap::Args)]
+struct ServerChoice {
+    /// Where the server is: tcp:, udp:HOST[:PORT], vsock:, vsock-dgram:CID[:PORT] or unix:PATH
+    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>())]
+    to: Target,
+    /// How long to run before measuring, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    warmup: f64,
+    /// Socket buffers here, in bytes [default: the kernel's]
+    #[arg(short = 's', long = "local-buffer", value_name = "SIZE", value_parser = parse_size)]
+    local_buffer: Option<u64>,
+    /// Socket buffers at the server, in bytes [default: the kernel's]
+    #[arg(short = 'S', long = "remote-buffer", value_name = "SIZE", value_parser = parse_size)]
+    remote_buffer: Option<u64>,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+impl ServerChoice {
+    fn spec(&self, test: Test) -> Spec {
+        let (local_buffer, remote_buffer) = (self.local_buffer, self.remote_buffer);
+        Spec { warmup: self.warmup, local_buffer, remote_buffer, ..Spec::new(test) }
+    }
+}
+
+/// What all tests take beside the server: a field for each flag.
+#[derive(Debug, clap::Args)]
+struct CommonArgs {
+    #[command(flatten)]
+    server: ServerChoice,
+    /// How long to measure, in seconds
+    #[arg(short = 'l', long = "seconds", value_name = "SECONDS", default_value_t = 10.0)]
+    seconds: f64,
+    /// How long to continue after measuring, in seconds, so that many sessions end under the same load
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    cooldown: f64,
+    /// Connections at once, a thread each at both ends
+    #[arg(short = 'n', long = "sessions", value_name = "COUNT", default_value_t = 1)]
+    sessions: u32,
+    /// Send small TCP segments at once (no effect on vsock and Unix sockets, which never wait)
+    #[arg(short = 'D', long)]
+    nodelay: bool,
     /// Print what moved, every so many seconds
     #[arg(short = 'i', long, value_name = "SECONDS")]
     interval: Option<f64>,
@@ -184,9 +219,6 @@ struct CommonArgs {
     /// answered with this machine's clock instead, and "go N" starts when that clock shows N nanoseconds
     #[arg(long)]
     barrier: bool,
-    /// The secret that the server asks for
-    #[arg(long, value_name = "FILE")]
-    secret_file: Option<PathBuf>,
     /// The server's port for the data connections, where a firewall must know it [default: any free one]
     #[arg(short = 'P', long = "data-port", value_name = "PORT")]
     data_port: Option<u32>,
@@ -228,7 +260,7 @@ struct RrArgs {
     histogram: Option<PathBuf>,
 }
 
-impl Args {
+impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let done = match self.command {
             Command::Server(args) => serve(&args),
@@ -269,14 +301,14 @@ fn usual_message(to: &Target) -> u64 {
 
 impl StreamArgs {
     fn measure(&self, test: Test) -> Result<(), Error> {
-        self.measure_with(test, self.message.unwrap_or_else(|| usual_message(&self.common.to)))
+        self.measure_with(test, self.message.unwrap_or_else(|| usual_message(&self.common.server.to)))
     }
 
     fn count_packets(&self) -> Result<(), Error> {
-        if !self.common.to.datagrams {
+        if !self.common.server.to.datagrams {
             return Err(Error::Usage(format!(
                 "--to {}: a stream has no packets of its own: use udp:HOST or vsock-dgram:CID",
-                self.common.to
+                self.common.server.to
             )));
         }
         self.measure_with(Test::Stream, self.message.unwrap_or(DATAGRAM.0))
@@ -306,14 +338,11 @@ impl CommonArgs {
     fn spec(&self, test: Test) -> Spec {
         Spec {
             seconds: self.seconds,
-            warmup: self.warmup,
             cooldown: self.cooldown,
             sessions: self.sessions,
             nodelay: self.nodelay,
-            local_buffer: self.local_buffer,
-            remote_buffer: self.remote_buffer,
             data_port: self.data_port,
-            ..Spec::new(test)
+            ..self.server.spec(test)
         }
     }
 
@@ -323,7 +352,7 @@ impl CommonArgs {
             None => self.once(spec, true)?,
         };
         let text = match () {
-            () if self.json => report.json() + "\n",
+            () if self.json => one_line(&report),
             () if self.csv => Report::csv_header() + "\n" + &report.csv() + "\n",
             () => report.text(),
         };
@@ -355,12 +384,7 @@ impl CommonArgs {
     }
 
     fn once(&self, spec: &Spec, first: bool) -> Result<Report, Error> {
-        let ip = match (self.v4, self.v6) {
-            (true, _) => Some(IpVersion::V4),
-            (_, true) => Some(IpVersion::V6),
-            _ => None,
-        };
-        let secret = self.secret_file.as_deref().map(Secret::read).transpose()?;
+        let options = self.server.reach.options()?;
         let mut hooks = Hooks::default();
         if first && (self.barrier || self.start_at.is_some()) {
             hooks.before_start = Some(Box::new(|| self.wait_for_others()));
@@ -380,7 +404,7 @@ impl CommonArgs {
                 }),
             ));
         }
-        vmlane_bench::run(&self.to, spec, &Options { secret, ip, until: None }, &mut hooks)
+        vmlane_bench::run(&self.server.to, spec, &options, &mut hooks)
     }
 
     /// Returns when the test shall start.

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use vmlane_bench::{Address, Error, IpVersion, Options, Secret, Target};
+use vmlane_bench::{Address, Error, Target};
 use vmlane_doctor::{Diagnosis, Plan, examine, proof};
 
+use super::bench::Reach;
 use super::control::Where;
 
 mod captures;
@@ -77,15 +78,8 @@ pub struct Args {
     /// Make a proof's changes and take them back (started by the doctor)
     #[arg(long, hide = true, conflicts_with_all = ["to", "quick", "prove", "json", "undo"])]
     guard: bool,
-    /// The secret that the server asks for
-    #[arg(long, value_name = "FILE")]
-    secret_file: Option<PathBuf>,
-    /// Use IPv4 only, where a name has addresses of both kinds
-    #[arg(short = '4', conflicts_with = "v6")]
-    v4: bool,
-    /// Use IPv6 only
-    #[arg(short = '6')]
-    v6: bool,
+    #[command(flatten)]
+    reach: Reach,
     /// Print one line of JSON
     #[arg(long)]
     json: bool,
@@ -137,15 +131,6 @@ impl Args {
         self.to.as_ref().ok_or_else(|| Error::Usage("--to is missing".to_owned()))
     }
 
-    fn options(&self) -> Result<Options, Error> {
-        let ip = match (self.v4, self.v6) {
-            (true, _) => Some(IpVersion::V4),
-            (_, true) => Some(IpVersion::V6),
-            _ => None,
-        };
-        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip, until: None })
-    }
-
     /// Tells a terminal what is being done.
     fn say(&self) -> impl Fn(&str) + use<> {
         let is_seen = std::io::stderr().is_terminal() && !self.json;
@@ -162,7 +147,7 @@ impl Args {
         if to.datagrams || !known {
             return Err(Error::Usage(format!("address \"{to}\": write tcp:HOST[:PORT] or vsock:CID[:PORT]")));
         }
-        let options = self.options()?;
+        let options = self.reach.options()?;
         let plan = if self.quick { Plan::quick() } else { Plan::full() };
         let began = Instant::now();
         let evidence = examine(&to.control, &options, plan, &self.say())?;

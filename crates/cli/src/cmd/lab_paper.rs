@@ -1,15 +1,14 @@
-//! `vmlane lab paper`: all experiments as the papers ran them, on a machine that was looked at first, in one file.
+//! `vmlane lab paper`: all experiments as the papers ran them, on a machine that was looked at first.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use vmlane_experiment::machine::{Finding, Machine};
-use vmlane_experiment::pack::{self, About};
+use anyhow::Result;
+use vmlane_experiment::machine::{Described, Finding, Machine};
 use vmlane_experiment::paper::{Settings, dir_of};
 use vmlane_experiment::topology::Topology;
-use vmlane_experiment::{Plan, Row, Runner, Writer, host, report, stop};
+use vmlane_experiment::{Plan, Row, Runner, Writer, report, stop};
 
 use super::run::seconds;
 use crate::cmd::progress::{Screen, minutes};
@@ -19,25 +18,24 @@ Examples:
   sudo vmlane lab paper --check                 what stands in the way, where everything would run, how long it takes
   sudo vmlane lab paper                         all of it, into out/paper; Ctrl-C, and the same again goes on
   sudo vmlane lab paper --only vmci-sockets-2009 --out out/vmci
-  vmlane lab draw a/paper.tar.gz b/paper.tar.gz    two machines side by side
+  vmlane lab draw a/paper b/paper               two machines side by side
 
 Three runs of 60 s of every combination, of 120 s where several sessions or VMs send, on a host with KVM. vCPUs and the \
 daemon's workers get CPUs of their own, one of each core, on one NUMA node where that is enough.
 
-DIR/paper.tar.gz has the rows and reports of all experiments and a description of the machine. It holds no host or user \
-names, no paths, no MAC addresses and no logs; its README.txt says what it holds.
+DIR has a directory for each experiment, and in machine.json a description of the machine. Rows of failed runs quote error \
+messages and the ends of logs: look into them before you send them to others.
 
-Exit code 1: a run failed, or the machine was found unfit (--force measures all the same; the file says what was found).";
+Exit code 1: a run failed, or the machine was found unfit (--force measures all the same; machine.json says what was found).";
 
 /// How long the machine is watched before it is judged.
 const WATCH: Duration = Duration::from_secs(3);
-const FILE: &str = "paper.tar.gz";
 
-/// Run all experiments as the papers did, for a host with KVM, and pack the results into one file
+/// Run all experiments as the papers did, for a host with KVM
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where the experiments' directories and paper.tar.gz go
+    /// Where the experiments' directories go
     #[arg(long, value_name = "DIR", default_value = "out/paper")]
     out: PathBuf,
     /// Only these experiments
@@ -96,9 +94,8 @@ impl Args {
             return Ok(ExitCode::from(u8::from(!fit)));
         }
         settings.keep(&self.out)?;
-        let program = std::env::current_exe()?;
-        let about = About::new(settings, machine, host::commit(&program));
-        self.measure(&tasks, &topology, &about)
+        Described { machine, findings }.keep(&self.out)?;
+        self.measure(&tasks, &topology)
     }
 
     fn settings(&self) -> Settings {
@@ -141,7 +138,7 @@ impl Args {
         plans.into_iter().map(one).collect()
     }
 
-    fn measure(&self, tasks: &[Task], topology: &Topology, about: &About) -> Result<ExitCode> {
+    fn measure(&self, tasks: &[Task], topology: &Topology) -> Result<ExitCode> {
         let program = std::env::current_exe()?;
         let name = format!("paper-{}", std::process::id());
         let (begin, stop) = (Instant::now(), stop::on_signals()?);
@@ -170,11 +167,8 @@ impl Args {
                 report::draw(dir)?;
             }
         }
-        let results: Vec<_> = tasks.iter().map(|task| (task.plan.name.clone(), task.dir.clone())).collect();
-        let path = self.out.join(FILE);
-        pack::write(&path, about, &results).context("the results cannot be packed")?;
         say(&format!("{made} runs in {}, {failed} failed", minutes(begin.elapsed())));
-        say(&format!("{}: rows, reports and a description of this machine, to be sent", path.display()));
+        say(&format!("{}: rows, reports and a description of this machine", self.out.display()));
         if let Some(code) = stop.exit_code() {
             say("ended early; run the same command to continue");
             return Ok(ExitCode::from(code));

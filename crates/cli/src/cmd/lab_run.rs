@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use vmlane_experiment::{Plan, Row, Runner, Writer, pack, report, rows, side_by_side, stop};
+use vmlane_experiment::side_by_side::{self, Side};
+use vmlane_experiment::{Plan, Row, Runner, Writer, report, rows, stop};
 
 use crate::cmd::progress::{Screen, minutes};
 
@@ -120,17 +121,17 @@ impl Args {
 /// DIR/report.html and DIR/figures are drawn from DIR/results.jsonl; figures, captions and claims are those of the plan
 /// in the rows, or of DIR/plan.toml where that is the same plan in later words.
 ///
-/// Files that `lab paper` packed are drawn on one page: a series for each machine in every figure, a column for each in
-/// the tables. What a file says is not trusted, and nothing of it is unpacked.
+/// Several directories, of an experiment each or as `lab paper` makes them, are drawn on one page: a series for each
+/// machine in every figure, a column for each in the tables.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   vmlane lab draw out/demo
-  vmlane lab draw a.tar.gz b.tar.gz --out out/both")]
+  vmlane lab draw a/paper b/paper --out out/both")]
 pub struct Draw {
-    /// The directory with the rows, or up to six files that `lab paper` packed
-    #[arg(required = true, value_name = "DIR|FILE")]
+    /// The directory with the rows, or up to six
+    #[arg(required = true, value_name = "DIR")]
     from: Vec<PathBuf>,
-    /// Where the page of several files goes
+    /// Where the page of several machines goes
     #[arg(long, value_name = "DIR", default_value = "out/side-by-side")]
     out: PathBuf,
 }
@@ -138,14 +139,10 @@ pub struct Draw {
 impl Draw {
     pub fn run(self) -> Result<()> {
         let path = match &self.from[..] {
-            [dir] if dir.is_dir() => report::draw(dir)?,
-            files => {
-                if let Some(dir) = files.iter().find(|path| path.is_dir()) {
-                    bail!("{} is a directory: those are drawn one at a time", dir.display());
-                }
-                let packs: Vec<pack::Pack> =
-                    files.iter().map(|path| pack::read(path)).collect::<Result<_>>()?;
-                side_by_side::draw(&packs, &self.out)?
+            [dir] => report::draw(dir)?,
+            dirs => {
+                let sides: Vec<Side> = dirs.iter().map(|dir| Side::read(dir)).collect::<Result<_>>()?;
+                side_by_side::draw(&sides, &self.out)?
             }
         };
         println!("{}", path.display());

@@ -69,7 +69,7 @@ pub enum Command {
     /// Print the part of Firecracker's configuration that attaches a VM of the configuration
     FirecrackerConfig(firecracker_config::Args),
     /// Convert another program's configuration into one for vmlane
-    Import(import::Args),
+    Import(import::ImportArgs),
     /// Show the daemon and its VMs
     Status(status::Args),
     /// Show live traffic per VM
@@ -87,7 +87,7 @@ pub enum Command {
     /// Judge a configuration without applying it
     Check(check::Args),
     /// Add, remove and list VMs while the daemon runs
-    Vm(vm::Args),
+    Vm(vm::VmArgs),
     /// Take a VM's devices back into service after a quarantine
     Release(release::Args),
     /// Carry streams to other hosts, and say how it stands with them
@@ -108,7 +108,7 @@ pub enum Command {
     /// Run an unmodified program whose AF_VSOCK sockets reach VMs
     Run(run::Args),
     /// Measure throughput and round trips over TCP, vsock and Unix sockets
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
     /// Find what makes the network between two machines slow or broken
     Doctor(doctor::Args),
     /// Boot real VMs on this host, run commands in them, take them down

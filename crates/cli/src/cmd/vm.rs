@@ -37,7 +37,7 @@ says which VM that is, and where it is described.";
 /// Adds, removes and lists VMs while the daemon runs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct VmArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -114,7 +114,7 @@ struct ListArgs {
 /// How long the daemon may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-impl Args {
+impl VmArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.what {
             What::Add(args) => args.run(),

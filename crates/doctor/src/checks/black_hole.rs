@@ -1,26 +1,12 @@
 //! In captures: large segments that never arrive while small ones do.
 
-use super::{Check, Threshold, captured, super_frames};
+use super::{Check, captured, super_frames};
 use crate::capture::Way;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "black-hole",
-    title: "Large segments vanish",
-    text: "A connection opens, the first small messages go through, and then it hangs: segments above some size never arrive, and \
-           no error comes back. A link on the way has a smaller MTU, and the router before it does not tell (ICMP is filtered), or it does \
-           tell and the sender does not listen (a firewall of its own drops the message).",
-    reads: "in captures: segments that are sent again at one size and never acknowledged at it, the largest that were acknowledged, and \
-            ICMP messages that a packet was too big",
-    thresholds: &[Threshold {
-        limit: "a segment sent again at least three times at a size of which none was ever acknowledged, while smaller ones were; two \
-                packets above the MTU that a router has told",
-        source: "RFC 2923, RFC 4821, RFC 1191",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "black-hole", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     captured::each(evidence, of)

@@ -1,24 +1,12 @@
 //! Queues so long that everything behind a transfer waits.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
 
-pub const CHECK: Check = Check {
-    name: "bufferbloat",
-    title: "A transfer makes everything else wait",
-    text: "A queue in front of a slow link that holds seconds of data keeps the link busy and all others waiting: a login, a name, \
-           an acknowledgement stand behind the transfer's frames. A queue needs no more than what is in flight; a discipline that \
-           drops or marks early (fq_codel, cake), or the limit itself where the data comes from, keeps it short.",
-    reads: "round trips with nothing else under way, beside a transfer, and those of the transfer itself (TCP_INFO)",
-    thresholds: &[Threshold {
-        limit: "50 ms and ten times the round trip at rest",
-        source: "RFC 8290 (fq_codel) aims at 5 ms of waiting; people notice 100 ms of two ways",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "bufferbloat", examine };
 
 const LONG_US: f64 = 50_000.0;
 

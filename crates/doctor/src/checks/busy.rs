@@ -1,22 +1,11 @@
 //! A program that uses the CPU.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "busy-cpu",
-    title: "A program uses the CPU",
-    text: "Network traffic is work for the CPU. A program that runs unseen, a backup, an indexer, a loop that never ends, takes it \
-           away from the network stack, most of all in a machine with one or two CPUs.",
-    reads: "how busy the CPUs are before anything is measured, and which programs use them (/proc)",
-    thresholds: &[Threshold {
-        limit: "a program that uses 0.4 of a CPU, or all CPUs more than 70 % busy at rest",
-        source: "comment 22 of the article of 2013: the network was slow because of a program that no one had looked for",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "busy-cpu", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.ends().filter_map(|(end, facts)| {

@@ -1,27 +1,13 @@
 //! In captures: small writes that wait for a delayed acknowledgement.
 
-use super::{Check, Threshold, captured};
+use super::{Check, captured};
 use crate::capture::Way;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
 
-pub const CHECK: Check = Check {
-    name: "delayed-ack",
-    title: "Small writes wait for delayed acknowledgements",
-    text: "A program that writes a message in two pieces meets two rules that do not fit: the sender holds back the second piece \
-           until the first one is acknowledged (Nagle), and the receiver waits with the acknowledgement for an answer to send it \
-           with (40 ms in Linux, 200 ms in Windows). Each message then takes that long, on any network. It is the program that must \
-           change: write a message at once, or set TCP_NODELAY.",
-    reads: "in captures: a small segment alone under way, an empty acknowledgement that comes 35 ms or more later than a round trip takes, and data \
-            right behind it",
-    thresholds: &[Threshold {
-        limit: "at least five times, and more than 5 % of the connection's time",
-        source: "RFC 896 (Nagle) and RFC 9293, section 3.8.6.3 (delayed acknowledgements)",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "delayed-ack", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     captured::each(evidence, of)

@@ -1,29 +1,13 @@
 //! Addresses that both ends have.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::capture::Capture;
 use crate::evidence::Evidence;
 use crate::facts::{Facts, Interface};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "duplicate-address",
-    title: "Both machines have the same MAC or IP address",
-    text: "A copied VM that kept its addresses takes turns with the original: switches learn the address here and there, neighbours \
-           ask and believe the last answer, and connections break at random. A switch with a policy against forged addresses \
-           drops all of one of them.",
-    reads: "the MAC and IP addresses of all interfaces of both ends; in captures: who answers for which address (ARP), and frames whose \
-            two ends have one MAC address",
-    thresholds: &[
-        Threshold { limit: "any address of a card that both have", source: "RFC 5227" },
-        Threshold {
-            limit: "in captures: two cards that claim one address in turn, there and back; once is a machine that was replaced",
-            source: "RFC 5227, section 2.4",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "duplicate-address", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found: Vec<Finding> = evidence.captures.iter().flat_map(of_capture).collect();

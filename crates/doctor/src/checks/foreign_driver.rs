@@ -1,23 +1,11 @@
 //! A driver that was not built with this kernel.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "foreign-driver",
-    title: "The card's driver is not this kernel's",
-    text: "A module from outside of the kernel, of an installer or of a vendor's package, may be the build for another system: \
-           its commands are accepted and do nothing. In one case of 2013 an installer chose the driver of an older release, and \
-           jumbo frames could be switched on without any effect.",
-    reads: "the taint of the driver's module in /sys/module, and the version that `ethtool -i` shows",
-    thresholds: &[Threshold {
-        limit: "the taint O: built outside of the kernel's tree",
-        source: "the kernel's Documentation/admin-guide/tainted-kernels",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "foreign-driver", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.interfaces().filter(|(_, _, card)| card.is_foreign_module).map(|(end, facts, card)| {

@@ -2,24 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::change::Change;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "interrupts",
-    title: "All interrupts go to one CPU",
-    text: "Queues spread the work only if their interrupts go to different CPUs. A script that pins them, or no program that spreads them, \
-           leaves all of them with the first CPU, which then is the limit.",
-    reads: "smp_affinity_list and effective_affinity_list of the queues' interrupts in /proc/irq",
-    thresholds: &[Threshold {
-        limit: "two or more queues, two or more CPUs, and all interrupts allowed on one and the same CPU only",
-        source: "the kernel's Documentation/networking/scaling",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "interrupts", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.interfaces().filter_map(|(end, facts, card)| {

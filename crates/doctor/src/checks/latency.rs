@@ -1,25 +1,12 @@
 //! Round trips that a network of this kind should not need.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
 
-pub const CHECK: Check = Check {
-    name: "latency",
-    title: "Neighbours are far apart",
-    text: "Between neighbours in one network a round trip takes less than a millisecond, between VMs of one host less than a tenth of \
-           that. More is a delay that somebody has put there (netem, a shaper, a tunnel), a machine that does not get its CPU in \
-           time, or a network that only looks like one: stretched over a distance. Windows and buffers must be larger in \
-           proportion.",
-    reads: "round trips of one byte with nothing else under way, and whether the other end is in the interface's own network",
-    thresholds: &[Threshold {
-        limit: "10 ms in the median between neighbours; 30 ms where a machine is emulated",
-        source: "a fibre of 1000 km takes 10 ms for a round trip",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "latency", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let Some(run) = evidence.runs(Kind::RoundTrips).next() else { return Vec::new() };

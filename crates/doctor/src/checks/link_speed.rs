@@ -1,24 +1,12 @@
 //! A link's speed that is a label, and no limit.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{Evidence, Kind, Run};
 use crate::facts::Interface;
 use crate::finding::{Cost, Finding, Severity};
 use crate::text::rate;
 
-pub const CHECK: Check = Check {
-    name: "link-speed",
-    title: "The link's speed is a label",
-    text: "A virtual card has no cable. The speed that it tells (ethtool, the status of the connection in Windows) is a number that its driver \
-           or its device makes up: between two VMs of one host more gets through, or less. Where the measured rate is near that number or above \
-           it, this is said, so that the number is not taken for the limit. It is no fault, and there is nothing to set.",
-    reads: "the speed that the driver tells (/sys/class/net/*/speed), the driver, and the throughput of both directions",
-    thresholds: &[Threshold {
-        limit: "more throughput than the speed and a twentieth; of a paravirtual card half of the speed",
-        source: "the article of 2013: 18.3 Gbit/s over cards that say 10; drivers vmxnet3 (10 Gbit/s whatever it runs on), virtio_net, hv_netvsc",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "link-speed", examine };
 
 /// Drivers of cards that are nothing but an agreement with the host.
 const PARAVIRTUAL: [&str; 5] = ["vmxnet3", "virtio_net", "hv_netvsc", "xen_netfront", "veth"];

@@ -1,23 +1,11 @@
 //! The machine as the limit: no network cause.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::text::rate;
 
-pub const CHECK: Check = Check {
-    name: "machine-limit",
-    title: "The machine is the limit, not the network",
-    text: "What a machine sends to itself passes no card and no switch. If that is not faster than the network, the network is not \
-           what holds it up: the CPU, the program or the size of its messages is. Measure the loopback before anything else.",
-    reads: "throughput over each machine's own loopback, and between the two",
-    thresholds: &[Threshold {
-        limit: "the network reaches half of the slower loopback",
-        source: "comment 14 of the article of 2013: a guest that reached 0.64 Gbit/s over its own loopback; a path between two \
-                 machines does the sender's and the receiver's half of that work at once",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "machine-limit", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     // The loopback was measured over TCP.

@@ -1,25 +1,12 @@
 //! Frames that are lost, duplicated or overtaken, at whatever rate.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence, Run};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
 
-pub const CHECK: Check = Check {
-    name: "loss",
-    title: "Frames are lost, duplicated or overtaken on the way",
-    text: "A few datagrams a millisecond, far below what the path can carry, should all arrive, once and in order. If they do not, \
-           TCP sends slower and slower: its rate falls with the square root of the loss. Frames that overtake others look like \
-           losses to it, too.",
-    reads: "datagrams of the MTU at a low rate, each direction alone, and what TCP sent again meanwhile",
-    thresholds: &[Threshold {
-        limit: "more than 0.5 % of at least 40 datagrams, and at least two",
-        source: "Mathis and others, \"The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm\" (1997): with 0.5 % of \
-                 1448 bytes lost and 1 ms, at most 200 Mbit/s",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "loss", examine };
 
 /// Datagrams of a probe below which a share says little.
 const FEW: u64 = 40;

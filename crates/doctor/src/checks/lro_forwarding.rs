@@ -1,24 +1,12 @@
 //! LRO in a machine that forwards.
 
+use super::Check;
 use super::merging::forwards;
-use super::{Check, Threshold};
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "lro-forwarding",
-    title: "LRO is on in a machine that forwards",
-    text: "LRO merges segments for the machine that they are meant for. One that forwards them, as a router, a bridge or a container \
-           host does, holds a frame above every MTU, which cannot be cut as it was: it is dropped or sent with wrong lengths. \
-           Linux switches LRO off when forwarding is switched on, but not when LRO is switched on later. GRO has no such trouble.",
-    reads: "rx-lro of all cards that are up (ethtool -k), net.ipv4.ip_forward, and the forwarding settings of the interface",
-    thresholds: &[Threshold {
-        limit: "both on",
-        source: "the kernel's Documentation/networking; VMware's knowledge base says the same of vmxnet3 in routers",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "lro-forwarding", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = Vec::new();

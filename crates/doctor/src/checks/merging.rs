@@ -1,25 +1,12 @@
 //! Received segments that are not merged.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::facts::{Facts, Interface};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "receive-merging",
-    title: "Received segments are not merged (LRO, GRO)",
-    text: "A receiver handles up to 64 KiB at once if the card (LRO) or the kernel (GRO) merges the segments of a connection. For a \
-           VM, LRO means that a neighbour's super-frame arrives as it was sent. Without it each segment passes the stack alone, and \
-           the receiver's CPU is the limit. A machine that forwards must not have LRO; all others should.",
-    reads: "rx-lro, rx-gro-hw and rx-gro of both interfaces (ethtool -k), and net.ipv4.ip_forward",
-    thresholds: &[Threshold {
-        limit: "off although it could be on, in a machine that does not forward; LRO for vmxnet3, GRO in hardware for virtio, whose \
-                defaults are on",
-        source: "vSphere 4.1 Networking Performance (2011): Linux VMs with LRO receive 27 Gbit/s, Windows VMs without it far less",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "receive-merging", examine };
 
 /// Whether a machine passes on what it receives.
 pub fn forwards(facts: &Facts, card: &Interface) -> bool {

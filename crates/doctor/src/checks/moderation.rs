@@ -1,24 +1,13 @@
 //! Interrupts that wait for too long.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::change::Change;
 use crate::evidence::{Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
 
-pub const CHECK: Check = Check {
-    name: "interrupt-moderation",
-    title: "Interrupts are moderated at the cost of latency",
-    text: "A card may wait before it interrupts, so that one interrupt serves many frames. A transfer gains by it; a request that \
-           waits for its answer pays the time on each way.",
-    reads: "rx-usecs of both interfaces (ethtool -c) and the round trips",
-    thresholds: &[Threshold {
-        limit: "200 us or more without adaptive moderation",
-        source: "drivers' defaults are below 130 us; a round trip between VMs of one host takes 20 to 100 us",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "interrupt-moderation", examine };
 
 const LONG: u32 = 200;
 

@@ -2,33 +2,13 @@
 
 use std::cmp::Ordering;
 
-use super::{Check, Threshold, captured};
+use super::{Check, captured};
 use crate::capture::{Opening, Way};
 use crate::evidence::{Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "small-segments",
-    title: "TCP's segments are too small",
-    text: "TCP's segments should fill the MTU. If they do not, a route says so (advmss), a firewall or tunnel on the way has \
-           rewritten what the ends agreed on (MSS clamping), or the kernel has tried the path and given up (MTU probing after \
-           losses). Each segment costs the same, whatever is in it.",
-    reads: "the segment size of the measured connection (TCP_INFO) and the MTU of both interfaces; in captures: what both ends' first \
-            segments say",
-    thresholds: &[
-        Threshold {
-            limit: "in captures: segments below 1200 bytes on a connection that carries at least 100 KB, or sizes of both ends that differ \
-                    by more than 100",
-            source: "RFC 8200: every link carries packets of 1280 bytes; tunnels take up to 100",
-        },
-        Threshold {
-            limit: "below three quarters of the smaller MTU less 40 bytes of headers",
-            source: "RFC 9293, section 3.7.1; options take up to 40 bytes, timestamps 12",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "small-segments", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut captured = captured::each(evidence, of_capture);

@@ -1,20 +1,11 @@
 //! Two neighbours with different MTUs.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "mtu-mismatch",
-    title: "The two ends have different MTUs",
-    text: "Machines in one network must have one MTU. The end with the larger one sends frames that the other one drops without a \
-           word, because no router is there to say so. TCP agrees on the smaller segment and so hides it; large datagrams, NFS over \
-           UDP and tunnels are lost. And the jumbo frames that one end was given are of no use.",
-    reads: "the MTU of both interfaces in /sys/class/net, and datagrams with the don't-fragment bit of the larger size",
-    thresholds: &[Threshold { limit: "any difference between two neighbours", source: "RFC 2923, RFC 4821" }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "mtu-mismatch", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let ends: Vec<_> = evidence.interfaces().collect();

@@ -1,26 +1,12 @@
 //! A card that imitates old hardware, or an old revision of a fast one.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::facts::{Facts, Interface};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "nic-model",
-    title: "The VM has the wrong network card",
-    text: "Cards such as the E1000 imitate hardware of the nineties: each frame costs exits from the VM, there is no or little \
-           offload, and most have no jumbo frames. VMXNET3 and virtio were made for VMs. A VMXNET3 of revision 1 or 2, as QEMU's \
-           own is, lacks what newer revisions have: moderation of interrupts, receive-side scaling of UDP, tunnel offloads.",
-    reads: "the driver and the PCI ids of the interface in /sys/class/net, CPUID, and whether the card answers `ethtool -c` \
-            (VMXNET3 has it from revision 3 on)",
-    thresholds: &[Threshold {
-        limit: "any of e1000, e1000e (82574L), 8139, pcnet32, ne2k, tulip in a VM; vmxnet3 below revision 3",
-        source: "one VM with an E1000: 1.36 Gbit/s, with VMXNET3 2.31 and, well set, 12 and 18 Gbit/s (\"Improving VM to VM \
-                 network throughput on an ESXi platform\", 2013)",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "nic-model", examine };
 
 /// Drivers of cards that VMMs imitate.
 const IMITATIONS: [&str; 8] =

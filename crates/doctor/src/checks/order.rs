@@ -1,25 +1,12 @@
 //! In captures: frames that overtake each other, and frames that come twice.
 
-use super::{Check, Threshold, captured};
+use super::{Check, captured};
 use crate::capture::{self, Way};
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "frame-order",
-    title: "Frames overtake each other, or come twice",
-    text: "Frames of one connection should take one path and one queue, so that they stay in order. Frames that come late look like \
-           losses to TCP, which then sends again what has arrived. Frames that come twice cost capacity, and point to a loop, to a \
-           mirror that sends back, or to two links that both deliver.",
-    reads: "in captures: sequence numbers and IPv4 identifications",
-    thresholds: &[Threshold {
-        limit: "at least 10 frames and more than 0.5 %, within 3 ms; not if a third of all came twice: then the capture was made on \
-                several interfaces at once",
-        source: "RFC 4737 for what overtaking is; RFC 9293: three duplicate acknowledgements are taken for a loss",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "frame-order", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, |way| of(way, way.seen.overtaken, "overtaken by later ones"));

@@ -1,25 +1,11 @@
 //! Frames that the path does not carry although both ends may send them.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "path-mtu",
-    title: "The path loses large frames",
-    text: "Both ends may send large frames, but something between them drops those: a switch or a port group that has no jumbo \
-           frames, a tunnel that needs room for its own headers, or a driver on which the MTU was set without effect. If a router \
-           does it without telling the sender by ICMP, or a firewall drops what it tells, the path is a black hole: connections \
-           open and then hang. A ping proves nothing unless it is as large as the MTU and must not be fragmented.",
-    reads: "datagrams with the don't-fragment bit, as large as the sender's MTU allows, each direction alone; smaller ones if none \
-            arrives; what the kernel believes of the path (IP_MTU)",
-    thresholds: &[Threshold {
-        limit: "all datagrams of the MTU are lost and smaller ones arrive",
-        source: "RFC 2923, RFC 4821; a ping for an MTU of 9000 needs 8972 bytes and the don't-fragment bit",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "path-mtu", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found: Vec<Finding> =

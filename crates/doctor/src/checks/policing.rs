@@ -1,37 +1,13 @@
 //! A limit that drops what exceeds it.
 
-use super::{Check, Threshold, black_hole, captured, loss, super_frames};
+use super::{Check, black_hole, captured, loss, super_frames};
 use crate::capture::Way;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
 
-pub const CHECK: Check = Check {
-    name: "policing",
-    title: "A rate limit drops frames",
-    text: "A policer lets frames through up to a rate and drops the rest; a queue that overflows does the same. At a low rate all \
-           is well, and a transfer loses segments without end. A shaper, which delays instead of dropping, lets TCP find its rate \
-           without losses.",
-    reads: "what TCP lost during a transfer (sent again, and not received twice: TcpExt.TCPDSACKRecvSegs), against datagrams of the \
-            same direction at a low rate; in captures: what was acknowledged and lost in the course of a connection",
-    thresholds: &[
-        Threshold {
-            limit: "in captures: more than 1 % of the segments lost, at least 20, several in a row, over at least one second, at a rate that \
-                    differs by less than 15 % of its mean, with losses in most pieces of the time",
-            source: "a policer's rate is the same all the time; a queue that overflows now and then makes a saw, and chance loses \
-                     single segments",
-        },
-        Threshold {
-            limit: "more than 1 % of the segments lost, at least 20, with less than 0.5 % of slow datagrams lost, and less than a fifth \
-                of the throughput of the other direction, or of a tenth of the loopback; not if datagrams arrive at one and a half times \
-                the transfer's rate; in a full examination",
-            source: "Flach and others, \"An Internet-Wide Analysis of Traffic Policing\" (2016): losses of 20 % and more in policed \
-                 connections, against 1 to 4 % in others",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "policing", examine };
 
 /// Seconds of a transfer.
 const LONG: f64 = 1.0;

@@ -1,23 +1,12 @@
 //! One queue where there could be one for each CPU.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::change::Change;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "queues",
-    title: "The card uses fewer queues than it could",
-    text: "All frames of a queue are handled on one CPU. With one queue, a machine of many CPUs receives at the speed of one of them, \
-           however many connections there are.",
-    reads: "the queues in use and the most that there can be (ethtool -l), and the number of CPUs",
-    thresholds: &[Threshold {
-        limit: "fewer than the smaller of the CPUs and the most queues",
-        source: "the kernel's Documentation/networking/scaling: a queue for each CPU",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "queues", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.interfaces().filter_map(|(end, facts, card)| {

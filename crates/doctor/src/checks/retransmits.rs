@@ -1,6 +1,6 @@
 //! Segments that are sent again, by cause.
 
-use super::{Check, Threshold, black_hole, captured, policing, super_frames};
+use super::{Check, black_hole, captured, policing, super_frames};
 use crate::capture::Way;
 use crate::evidence::{End, Evidence, Kind};
 use crate::facts::Interface;
@@ -8,29 +8,7 @@ use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
 
-pub const CHECK: Check = Check {
-    name: "retransmits",
-    title: "Segments are sent again",
-    text: "Why a segment was sent again tells where to look. After duplicate or selective acknowledgements (fast retransmit), single \
-           frames are lost and others arrive: a full ring or queue, a bad cable. After a time-out, nothing arrived any more: a burst \
-           was lost as a whole, or the end of one. Spurious ones had arrived: frames overtook each other, acknowledgements were \
-           lost, or the round trip jumped, as in a VM that gets no CPU for a while.",
-    reads: "in captures: what was sent twice, what had been acknowledged by then, and for how long nothing had moved; between machines: \
-            TcpExt.TCPFastRetrans, TCPSlowStartRetrans, TCPTimeouts, TCPLossProbes and TCPDSACKRecvSegs during a transfer",
-    thresholds: &[
-        Threshold {
-            limit: "in captures: at least 10 segments and more than 0.5 % lost, or three time-outs; more than half of at least 20 sent \
-                    again although they had arrived",
-            source: "Mathis and others (1997), as for losses; RFC 2883 for those that came twice",
-        },
-        Threshold {
-            limit: "between machines, in a full examination: at least 50 and more than 2 % of the segments, where no other check names \
-                    the cause; over an interface that is no card only if half of them were lost",
-            source: "a healthy transfer into a slow receiver loses some at its start; between CPUs of one host, frames overtake each other",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "retransmits", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);

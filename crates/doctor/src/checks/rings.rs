@@ -1,33 +1,13 @@
 //! Rings of descriptors that are too small, or full.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::change::{Change, Ring};
 use crate::evidence::{End, Evidence, Kind};
 use crate::facts::{Interface, Rings};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "rings",
-    title: "The card's rings are too small, or full",
-    text: "A ring holds the buffers that the card may fill, or the frames that it shall send. A receiver that the scheduler keeps \
-           waiting for a moment needs room for what arrives meanwhile; if the ring is full, frames are dropped, and TCP slows down. \
-           Larger is not always better: a ring that does not fit the cache costs CPU.",
-    reads: "the rings in use and their largest size (ethtool -g), and counters of drops while data was received (ethtool -S, \
-            /sys/class/net)",
-    thresholds: &[
-        Threshold {
-            limit: "fewer than 256 receive descriptors, or 128 for sending, where there could be more",
-            source: "the smallest default of the drivers: 256 for virtio and for the VMXNET3 of 2009 (\"Performance Evaluation of \
-                     VMXNET3\"), 1024 and 512 for vmxnet3 in Linux",
-        },
-        Threshold {
-            limit: "more than one frame in 1000 dropped for want of buffers",
-            source: "TCP halves its rate at each loss",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "rings", examine };
 
 const RX: u32 = 256;
 const TX: u32 = 128;

@@ -1,24 +1,12 @@
 //! A table of RSS that leads to one queue of several.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::change::Change;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "rss-table",
-    title: "The card spreads nothing over its queues",
-    text: "A card with several queues takes a hash of each connection, looks it up in a table (receive-side scaling, RSS), and finds \
-           the queue there. If all entries name the same queue, the others stay empty, and one CPU receives for all connections. A \
-           script that kept CPUs free, or a change of the number of queues, can leave such a table behind.",
-    reads: "the table (ethtool -x), the queues in use (ethtool -l), and the number of CPUs",
-    thresholds: &[Threshold {
-        limit: "two or more queues, two or more CPUs, and all entries with the same queue",
-        source: "the kernel's Documentation/networking/scaling: by default the entries name all queues in turn",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "rss-table", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.interfaces().filter_map(|(end, facts, card)| {

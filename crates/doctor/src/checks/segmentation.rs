@@ -1,23 +1,11 @@
 //! Segmentation offload that is switched off.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "segmentation-offload",
-    title: "Segmentation offload is off",
-    text: "With segmentation offload the stack handles up to 64 KiB at once, and the card, or for a VM mostly no one at all, cuts it \
-           into segments. Without it every segment of 1448 bytes passes the whole stack by itself. It is switched off by scripts \
-           against old bugs, and with anything that it needs: scatter-gather, checksum offload.",
-    reads: "tx-tcp-segmentation, tx-generic-segmentation and tx-scatter-gather of both interfaces (ethtool -k)",
-    thresholds: &[Threshold {
-        limit: "off although it could be on",
-        source: "the drivers' own default is on; 45 segments of 1448 bytes make 64 KiB",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "segmentation-offload", examine };
 
 const FEATURES: [(&str, &str, &str, &str, f64); 3] = [
     ("tx-tcp-segmentation", "tso", "TCPSegmentationOffload", "Lso", 0.5),

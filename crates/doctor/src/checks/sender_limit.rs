@@ -1,35 +1,13 @@
 //! A sender that is itself the limit: no network cause.
 
-use super::{Check, Threshold, captured};
+use super::{Check, captured};
 use crate::capture::Way;
 use crate::evidence::{Evidence, Kind, Run};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::{rate, time};
 
-pub const CHECK: Check = Check {
-    name: "sender-limit",
-    title: "The sender is the limit, not the network",
-    text: "If nothing is lost, the receiver's window is open and acknowledgements come at once, but segments leave at even, long \
-           intervals, then the network waits for the sender: its CPU, its driver, its program. No setting of the network makes it \
-           faster. A healthy sender of today leaves 1 to 2 us between full segments.",
-    reads: "in captures of the sender's end: the time between full segments while at most half of the window is in use; of a \
-            measured transfer: for how long the sender's connection had anything to send, and waited for the receiver's window or for room \
-            in its buffer (TCP_INFO)",
-    thresholds: &[
-        Threshold {
-            limit: "4 to 100 us in the median, the quickest tenth above half of that, of at least 500 segments; less than one segment in 1000 \
-                lost; round trips below twice the shortest; not within 7 % of the rate of a network card",
-            source: "comment 17 of the article of 2013: 4.47 Gbit/s that no setting moved, segments of 8948 bytes every 7 to 10 us",
-        },
-        Threshold {
-            limit: "a measured transfer whose sender had something to send for less than half of the time, with less than one segment in 1000 \
-                    sent again and a tenth of that time waited for the receiver or the buffer; told apart from findings",
-            source: "the kernel's tcp_info: tcpi_busy_time counts while data waits to be sent or acknowledged",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "sender-limit", examine };
 
 /// Rates of cards, in bits a second: evenly spaced segments at such a rate are the card's pace.
 const CARDS: [f64; 10] = [1e7, 1e8, 1e9, 2.5e9, 5e9, 1e10, 2.5e10, 4e10, 5e10, 1e11];

@@ -1,6 +1,6 @@
 //! A far end that takes questions and does not answer them in time.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -13,21 +13,7 @@ const LOSSY: f64 = 0.005;
 /// So does a queue on the path, or a long way: microseconds of a round trip that TCP has measured.
 const FAR_US: f64 = 200_000.0;
 
-pub const CHECK: Check = Check {
-    name: "slow-answers",
-    title: "The other end does not answer in time",
-    text: "The connection opens, because the kernel accepts it, and then the program at the other end says nothing, or only seconds \
-           later. It is stopped (SIGSTOP, a debugger, a frozen control group, a paused VM), waits for its disk because memory is short, or \
-           gets no CPU. A measurement over such an end says little of the network.",
-    reads: "how long the other end's doctor takes to answer each question, and to begin and end each measurement, beside the time that those \
-            need; whether segments were lost meanwhile, and TCP_INFO's round trips",
-    thresholds: &[Threshold {
-        limit: "2 s without any answer, or 3 s of delays above 1 s, where no more than 0.5 % of the segments were sent again, and TCP's own \
-                round trips stay below 200 ms",
-        source: "a question is answered within milliseconds; an emulated machine needs tenths of a second",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "slow-answers", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let silent = evidence.waits.iter().filter(|wait| !wait.answered && wait.seconds >= NONE);

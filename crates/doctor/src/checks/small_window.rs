@@ -2,28 +2,14 @@
 
 use std::net::IpAddr;
 
-use super::{Check, Threshold, captured};
+use super::{Check, captured};
 use crate::capture::Way;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::{rate, size, time};
 
-pub const CHECK: Check = Check {
-    name: "small-window",
-    title: "The window is smaller than the path",
-    text: "No more than one window can be under way, so a connection carries one window for each round trip, whatever the network \
-           could do. In a capture this shows as a sender that always fills the window and then waits for an acknowledgement. Without \
-           window scaling in the first segments of both ends, the window ends at 64 KiB; whoever answers may only offer it if the one \
-           that opens the connection has.",
-    reads: "in captures: the windows and the options of both ends' first segments, data under way, round trips",
-    thresholds: &[Threshold {
-        limit: "of at least 50 frames: for more than half of the time the sender waits with the window full, which is as large as ever, \
-                and round trips stay below twice the shortest: nothing queues up",
-        source: "RFC 7323, section 1: the bandwidth-delay product",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "small-window", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     captured::each(evidence, of)

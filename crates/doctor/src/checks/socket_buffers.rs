@@ -1,33 +1,12 @@
 //! TCP's buffers against what is in flight.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::{rate, size, time};
 
-pub const CHECK: Check = Check {
-    name: "socket-buffers",
-    title: "TCP's buffers are too small for what is in flight",
-    text: "A connection carries at most one window for each round trip: 64 KiB in 1 ms are 0.5 Gbit/s. The receiver's buffer limits \
-           the window, the sender's buffer what may be in flight. Linux lets both grow by itself, up to the third number of \
-           tcp_rmem and tcp_wmem; guides of twenty years ago say numbers that hold it down. The two directions are separate: the \
-           receiver's buffer counts, so one direction may be well and the other one slow.",
-    reads: "net.ipv4.tcp_rmem of the receiver and tcp_wmem of the sender, and how long the transfer waited for the window and for \
-            its buffer (TCP_INFO)",
-    thresholds: &[
-        Threshold {
-            limit: "the third number below 1 MiB",
-            source: "Linux: 6 MiB to receive and 4 MiB to send, on machines of 512 MiB and more; the case of 2013: 3.74 Gbit/s, with \
-                     4 MiB 18.3 Gbit/s",
-        },
-        Threshold {
-            limit: "half of the third number over the round trip: what one connection can reach",
-            source: "RFC 7323; Linux counts about as much overhead as data (tcp_adv_win_scale)",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "socket-buffers", examine };
 
 const LEAST: u64 = 1 << 20;
 

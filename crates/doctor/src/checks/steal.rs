@@ -1,21 +1,10 @@
 //! CPU time that a hypervisor gives to others.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 
-pub const CHECK: Check = Check {
-    name: "steal",
-    title: "The hypervisor gives the CPU to others",
-    text: "Steal is time in which a virtual CPU had work and the host ran something else: more virtual CPUs than cores, or a limit. \
-           The network inside the VM cannot mend that; its frames wait.",
-    reads: "the column steal of /proc/stat while data was transferred",
-    thresholds: &[Threshold {
-        limit: "more than 10 % of the machine's CPUs",
-        source: "a VM that waits a tenth of its time misses the arrival of frames for milliseconds",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "steal", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.ends().filter_map(|(end, facts)| {

@@ -1,38 +1,13 @@
 //! Segmentation offload that loses what it should cut.
 
-use super::{Check, Threshold, captured};
+use super::{Check, captured};
 use crate::capture::Way;
 use crate::evidence::{End, Evidence, Kind, Run};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
 
-pub const CHECK: Check = Check {
-    name: "super-frames-lost",
-    title: "Segmentation offload is broken",
-    text: "With TCP segmentation offload the stack hands down frames of up to 64 KiB, and the card or the switch cuts them. Where \
-           that is broken, such super-frames never arrive. After a time-out TCP sends the data again in single segments, which \
-           arrive; then it tries a super-frame again. Pings, logins and small requests work, and a transfer crawls at a few hundred \
-           kilobits a second. A capture in the sending VM shows packets above the MTU that are sent again in pieces.",
-    reads: "requests of one segment against requests of many over one connection, time-outs (TcpExt.TCPTimeouts), single segments and \
-            pairs of them at a low rate, datagrams of the MTU, and whether tx-tcp-segmentation is on; in captures of the sender's end: frames larger than a segment, and whether \
-            they are sent again in pieces",
-    thresholds: &[
-        Threshold {
-            limit: "in captures: at least three frames above a segment of which nothing arrived, and more than half of all such frames",
-            source: "the case of 2013: a capture with a frame of 16 KB above an MTU of 9000, sent again in pieces after each time-out",
-        },
-        Threshold {
-            limit: "requests of 32 KiB below a twentieth of those of 1000 bytes, with time-outs, or below 6 a second beside at least ten \
-                of 1000 bytes, or below a fifth, with two fifths of their segments sent again and none of the others', unless pairs of segments arrive; or at least four segments of pairs sent again, one for eight pairs, \
-                and of single segments one in twenty at most (pairs and single segments at a quarter of a transfer's rate, in a full \
-                examination); while datagrams of the MTU arrive",
-            source: "RFC 6298: a time-out takes at least 200 ms in Linux, a round trip in a network below 1 ms; the case of 2013: \
-                 168 KB in 1.3 s, with offload off 12.1 Gbit/s",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "super-frames-lost", examine };
 
 /// Requests a second that wait for time-outs of 200 ms and more.
 const SLOW: f64 = 6.0;

@@ -1,24 +1,12 @@
 //! On the host: frames that the switch drops, by reason.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::host::{Nic, Vm};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "switch-drops",
-    title: "The switch drops a VM's frames",
-    text: "vmlane's switch counts each frame that it drops, at the port whose doing it was, by reason: the guest had no buffers, its frames \
-           have an address or a VLAN that its port group does not allow, they are too long for the receiver, or there are more \
-           broadcasts than a card may send. The guest sees none of that.",
-    reads: "the daemon's counters of the VM's cards (vmlane stats), twice",
-    thresholds: &[Threshold {
-        limit: "ten frames and one in 1000 since the daemon was started, or three in two seconds",
-        source: "no healthy VM has any of these but for single frames while a guest starts or ends",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "switch-drops", examine };
 
 /// A reason of the switch, and what it means for the VM.
 struct Reason {

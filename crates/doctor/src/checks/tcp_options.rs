@@ -1,23 +1,11 @@
 //! Options of TCP that are switched off.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "tcp-options",
-    title: "Options of TCP are switched off",
-    text: "Window scaling lets a window be larger than 64 KiB; one end without it is enough to hold down both directions. Selective \
-           acknowledgement (SACK) lets TCP send again only what was lost. Autotuning (tcp_moderate_rcvbuf) lets the window grow with \
-           the connection. They are switched off by guides for hardening and by old firewalls.",
-    reads: "net.ipv4.tcp_window_scaling, tcp_sack and tcp_moderate_rcvbuf of both ends",
-    thresholds: &[Threshold {
-        limit: "0",
-        source: "RFC 7323: without scaling a window has at most 65535 bytes, and 2 Gbit/s need round trips below 0.26 ms; RFC 2018",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "tcp-options", examine };
 
 const OPTIONS: [(&str, &str, f64, &str); 3] = [
     ("net.ipv4.tcp_window_scaling", "Window scaling", 0.7, "windows of at most 64 KiB, in both directions"),

@@ -1,23 +1,11 @@
 //! Offload of tunnels on cards that corrupt them.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "tunnel-offload",
-    title: "A tunnel's offload may corrupt its packets",
-    text: "VMXNET3 of revision 4 and later can cut the packets inside of VXLAN and Geneve tunnels and complete their checksums. With tunnels \
-           on other ports than the ones that the host knows, inner packets have left with wrong checksums: small packets pass, and \
-           connections through the tunnel hang. Overlay networks of containers are the usual place.",
-    reads: "interfaces that are tunnels, and whether tx-udp_tnl-segmentation of a vmxnet3 card is on (ethtool -k)",
-    thresholds: &[Threshold {
-        limit: "a tunnel that is up, and a vmxnet3 card with the offload; advice, as nothing was measured inside of the tunnel",
-        source: "reports about overlay networks on vmxnet3, whose cure is ethtool -K tx-udp_tnl-segmentation off",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "tunnel-offload", examine };
 
 const FEATURE: &str = "tx-udp_tnl-segmentation";
 

@@ -1,27 +1,12 @@
 //! On the host: how the VMM was started, and where it runs.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::host::{Host, Vm, Vmm};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "vmm-settings",
-    title: "The VMM was started without what its devices need",
-    text: "The daemon copies from and to the guest's memory, so QEMU must share it (memory-backend-memfd, share=on). A VMCI device must not \
-           have posted writes: a guest would go on before its command was carried out. QEMU gives a device up that does not answer \
-           within its time-out, 5 s by default, which a suspended host exceeds. Emulation instead of KVM, more virtual CPUs than cores, a \
-           governor that saves power and memory in small pages make all slower; they are told apart, as the machine's own.",
-    reads: "QEMU's command line and the threads of QEMU and of the daemon in /proc, cpufreq's governor, and shmem_enabled of transparent \
-            huge pages",
-    thresholds: &[Threshold {
-        limit: "memory that is not shared; posted writes at a VMCI device; a time-out below 30 s; a virtual CPU and a worker that may both \
-                run on the same CPU only",
-        source: "vmlane qemu-args; QEMU's documentation of vfio-user",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "vmm-settings", examine };
 
 /// Milliseconds of a device's time-out: QEMU's default, and the least that is no fault.
 const DEFAULT: u64 = 5000;

@@ -1,31 +1,12 @@
 //! vsock addresses that do not lead where they seem to.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence};
 use crate::facts::Facts;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "vsock-address",
-    title: "A vsock address leads elsewhere, or nowhere",
-    text: "The kernel chooses by the CID which device a vsock connection takes. CID 1 (VMADDR_CID_LOCAL) is the machine itself, but only with \
-           the module vsock_loopback; without it, the connection goes to the host. From Linux 7.1 on, a connection to a CID above 2 takes a VMCI \
-           device only if the program sets VMADDR_FLAG_TO_HOST; others get ENODEV (`vmlane bench` and the doctor set it). The same \
-           happens before 7.1 in a VM that has loaded vhost_vsock for VMs of its own.",
-    reads: "the address that was asked for and whether a server answered, the kernel's version, the loaded modules, and the vsock devices",
-    thresholds: &[
-        Threshold {
-            limit: "CID 1, or a virtio-vsock VM's own CID, where no server answers and vsock_loopback is not loaded",
-            source: "the kernel's net/vmw_vsock/af_vsock.c, vsock_use_local_transport",
-        },
-        Threshold {
-            limit: "told apart, over vsock only: a VMCI device alone and kernel 7.1 or later; vhost_vsock in a VM with a kernel from 5.10 to 7.0",
-            source: "af_vsock.c; seen: a plain connect works in 6.1 and 6.12, and gives ENODEV in 7.2",
-        },
-    ],
-    examine,
-};
+pub const CHECK: Check = Check { name: "vsock-address", examine };
 
 /// `VMADDR_CID_LOCAL`.
 const LOCAL: u32 = 1;

@@ -1,24 +1,12 @@
 //! vsock without the module that it needs, or with two of them.
 
-use super::{Check, Threshold};
+use super::Check;
 use crate::evidence::{End, Evidence};
 use crate::facts::Vsock;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
-pub const CHECK: Check = Check {
-    name: "vsock-transport",
-    title: "vsock lacks its transport, or has two",
-    text: "The address family needs a transport for the device that the VM has: vmw_vsock_vmci_transport for VMCI, \
-           vmw_vsock_virtio_transport for virtio-vsock. Nothing loads the first one by itself. With devices of both kinds, the \
-           transport that was loaded first has all connections to other machines, and the other device is of no use.",
-    reads: "whether a socket of the family can be made, /dev/vsock, the loaded modules, and the devices on the PCI and virtio buses",
-    thresholds: &[Threshold {
-        limit: "a device without its module; two devices",
-        source: "the kernel's net/vmw_vsock/af_vsock.c: one transport from guest to host",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "vsock-transport", examine };
 
 const VMCI: &str = "vmw_vsock_vmci_transport";
 const VIRTIO: &str = "vmw_vsock_virtio_transport";

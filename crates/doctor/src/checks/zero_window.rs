@@ -1,28 +1,13 @@
 //! A receiver that does not take what arrives.
 
-use super::{Check, Threshold, captured};
+use super::{Check, captured};
 use crate::capture::Way;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
 
-pub const CHECK: Check = Check {
-    name: "zero-window",
-    title: "The receiver closes its window",
-    text: "A window of zero says: the program at this end has not read what arrived, and its buffer is full. The network is not the \
-           cause: the program, its CPU or its disk is. The sender may go on when the window opens again, or after it has asked for \
-           it, which takes longer each time.",
-    reads: "in captures: windows of zero and how long they last; between machines: TcpExt.TCPToZeroWindowAdv of the receiving end \
-            while a bench, which only reads, receives",
-    thresholds: &[Threshold {
-        limit: "in captures: closed for more than 2 % of the connection's time, at least three times or for 200 ms; between machines: at \
-                least 20 times a second, with more than half of the sender's time spent waiting for the window, below a quarter of \
-                the slower loopback",
-        source: "RFC 9293, section 3.8.6.1: the sender asks after a time-out, 200 ms and more",
-    }],
-    examine,
-};
+pub const CHECK: Check = Check { name: "zero-window", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use vmlane_bench::cpu;
 
 use super::files;
 
@@ -23,12 +24,9 @@ impl CpuTime {
         files::text("/proc/stat").map_or_else(CpuTime::default, |text| CpuTime::parse(&text))
     }
 
-    /// Columns of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal.
     fn parse(text: &str) -> CpuTime {
-        let line = text.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
-        let ticks: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
-        let at = |column: usize| ticks.get(column).copied().unwrap_or(0);
-        CpuTime { busy: at(0) + at(1) + at(2) + at(5) + at(6), steal: at(7) }
+        let ticks = cpu::ticks(text).unwrap_or_default();
+        CpuTime { busy: ticks.user + ticks.system, steal: ticks.steal }
     }
 }
 

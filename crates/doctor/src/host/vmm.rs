@@ -259,7 +259,8 @@ mod tests {
             vmlane_testkit::Process(command.spawn().unwrap())
         };
         let (qemu, other) = (named("qemu-system-x86_64"), named("firecracker"));
-        let vmm = of_process(qemu.id()).unwrap();
+        // For a moment after it was started, a process has no arguments.
+        let vmm = vmlane_testkit::eventually("it has its arguments", || of_process(qemu.id()).ok());
         assert_eq!((vmm.pid, vmm.vcpus), (qemu.id(), 1));
         assert!(of_process(other.id()).unwrap_err().contains("is no QEMU"));
         assert!(of_process(u32::MAX).unwrap_err().contains("/proc/4294967295/cmdline"));

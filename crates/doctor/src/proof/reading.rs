@@ -1,6 +1,7 @@
 //! What measurements without and with a remedy say of it.
 
 use serde::Serialize;
+use vmlane_bench::confidence::median;
 
 use super::gauge::Gauge;
 
@@ -55,15 +56,6 @@ fn is_clear(small: &[f64], large: &[f64]) -> bool {
     let larger = small.iter().flat_map(|one| large.iter().filter(move |other| *other > one)).count();
     let clear = if small.len().min(large.len()) < MANY { CLEAR } else { CLEAR_OF_MANY };
     pairs > 0.0 && larger as f64 / pairs >= clear && median(large) >= median(small) * WORTH
-}
-
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    let upper = sorted.get(middle).copied().unwrap_or(0.0);
-    let lower = middle.checked_sub(1).and_then(|below| sorted.get(below).copied());
-    if sorted.len() % 2 == 1 { upper } else { lower.map_or(upper, |lower| f64::midpoint(lower, upper)) }
 }
 
 /// What all gauges together say of a remedy.

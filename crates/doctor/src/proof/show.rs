@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
+use vmlane_bench::confidence::median;
 
-use super::reading::{Reading, Verdict, median};
+use super::reading::{Reading, Verdict};
 use super::{Proven, Trial};
 use crate::evidence::Evidence;
 use crate::remedy;

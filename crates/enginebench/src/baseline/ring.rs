@@ -1,10 +1,11 @@
-//! Two threads and a bare ring in shared memory, both spinning, each on a CPU of its own: no system call,
+//! Two threads and a bare ring of bytes between them, both spinning, each on a CPU of its own: no system call,
 //! no wake-up, no device.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::memory::{Consumer, Producer, ring};
+use rtrb::{Consumer, Producer, RingBuffer};
+
 use super::one_way::{RING, one_way};
 use super::place::Cpus;
 use crate::report::Sample;
@@ -37,22 +38,25 @@ fn gone() -> io::Error {
     io::ErrorKind::BrokenPipe.into()
 }
 
-fn write_all(producer: &mut Producer, mut bytes: &[u8], wait: Wait) -> io::Result<()> {
+fn write_all(producer: &mut Producer<u8>, mut bytes: &[u8], wait: Wait) -> io::Result<()> {
     while !bytes.is_empty() {
-        match producer.write(bytes) {
-            0 if producer.is_closed() => return Err(gone()),
-            0 => wait.once(),
-            count => bytes = &bytes[count..],
+        let (written, rest) = producer.push_partial_slice(bytes);
+        if written.is_empty() {
+            if producer.is_abandoned() {
+                return Err(gone());
+            }
+            wait.once();
         }
+        bytes = rest;
     }
     Ok(())
 }
 
 /// Waits for bytes; 0 when the producer is gone and everything is read.
-fn read(consumer: &mut Consumer, buffer: &mut [u8], wait: Wait) -> usize {
+fn read(consumer: &mut Consumer<u8>, buffer: &mut [u8], wait: Wait) -> usize {
     loop {
-        match consumer.read(buffer) {
-            0 if consumer.is_closed() => return consumer.read(buffer),
+        match consumer.pop_partial_slice(buffer).0.len() {
+            0 if consumer.is_abandoned() => return consumer.pop_partial_slice(buffer).0.len(),
             0 => wait.once(),
             count => return count,
         }
@@ -63,7 +67,7 @@ fn read(consumer: &mut Consumer, buffer: &mut [u8], wait: Wait) -> usize {
 pub fn ring_stream(message: usize, length: Duration) -> io::Result<Sample> {
     let cpus = Cpus::allowed();
     let (wait, _sender) = (Wait::on(&cpus), cpus.pin(0));
-    let (mut producer, mut consumer) = ring(RING)?;
+    let (mut producer, mut consumer) = RingBuffer::new(RING);
     let bytes = vec![0xa5; message];
     let batch = (RING / message).max(1);
     let send = move || (0..batch).try_for_each(|_| write_all(&mut producer, &bytes, wait));
@@ -84,8 +88,8 @@ pub fn ring_stream(message: usize, length: Duration) -> io::Result<Sample> {
 pub fn ring_round_trips(length: Duration) -> io::Result<Sample> {
     let cpus = Cpus::allowed();
     let (wait, _asker) = (Wait::on(&cpus), cpus.pin(0));
-    let (mut ask, mut asked) = ring(RING)?;
-    let (mut answer, mut answered) = ring(RING)?;
+    let (mut ask, mut asked) = RingBuffer::new(RING);
+    let (mut answer, mut answered) = RingBuffer::new(RING);
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let _answerer = cpus.pin(1);

@@ -34,7 +34,6 @@ fn medians_and_ratios() {
     let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
     assert_eq!((&json["version"], &json["rows"][0]["unit"]), (&1.into(), &"Gbit/s".into()));
     assert!(report.table().contains("0.500 x copy, 2.000 x ring"), "{}", report.table());
-    assert_eq!((median(&[1.0, 2.0]), median(&[3.0])), (1.5, 3.0));
     assert!(report.made.cpus > 0 && json["made"]["cpu_model"].as_str().is_some_and(|name| !name.is_empty()));
     let where_and_when = report.made.to_string();
     assert!(where_and_when.contains(&report.made.kernel) && report.table().starts_with(&where_and_when));

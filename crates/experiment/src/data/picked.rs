@@ -1,6 +1,6 @@
 //! The rows of one figure: which marks they make, and how these look.
 
-use crate::data::{Data, over};
+use super::base::{Data, over};
 use crate::figure::{Style, Value, hue};
 use crate::plan::{Figure, Kind, Measure};
 use crate::rows::Row;

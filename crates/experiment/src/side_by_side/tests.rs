@@ -1,16 +1,16 @@
 //! Two machines on one page.
 
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::machine::Machine;
 use crate::paper::Settings;
+use crate::rows::PlanSource;
 
-/// What a machine of this speed would send; no files are needed.
-fn pack(name: &str, speed: f64, plans: &[&str]) -> Pack {
+/// What a machine of this speed would have measured; no files are needed.
+fn side(name: &str, speed: f64, plans: &[&str]) -> Side {
     let machine =
         Machine { cpu_model: name.into(), cores: 8, governor: "powersave".into(), ..Machine::default() };
-    let mut results = BTreeMap::new();
+    let findings = machine.judge();
+    let mut side = Side { about: Some(Described { machine, findings }), results: BTreeMap::new() };
     for plan in plans {
         let plan = Settings::default().plans(&[(*plan).to_owned()]).unwrap().remove(0);
         let mut rows: Vec<Row> = Vec::new();
@@ -30,20 +30,20 @@ fn pack(name: &str, speed: f64, plans: &[&str]) -> Pack {
                 rows.push(row);
             }
         }
-        results.insert(plan.name, rows);
+        rows[0].plan_source = Some(PlanSource { text: plan.source, quick: false });
+        side.results.insert(plan.name, rows);
     }
-    let about = About::new(Settings::default(), machine, None);
-    Pack { path: PathBuf::from(format!("{name}.tar.gz")), about, results }
+    side
 }
 
 #[test]
 fn each_figure_has_a_series_for_each_machine() {
-    let packs = [
-        pack("Fast <CPU>", 2.0, &["vmci-sockets-2009", "esxi-throughput-2013"]),
-        pack("Slow CPU", 1.0, &["vmci-sockets-2009"]),
+    let sides = [
+        side("Fast <CPU>", 2.0, &["vmci-sockets-2009", "esxi-throughput-2013"]),
+        side("Slow CPU", 1.0, &["vmci-sockets-2009"]),
     ];
     let dir = tempfile::tempdir().unwrap();
-    let page = std::fs::read_to_string(draw(&packs, dir.path()).unwrap()).unwrap();
+    let page = std::fs::read_to_string(draw(&sides, dir.path()).unwrap()).unwrap();
     for part in [
         "Fast &lt;CPU&gt;, 8 cores",
         "Slow CPU, 8 cores",
@@ -72,8 +72,8 @@ fn each_figure_has_a_series_for_each_machine() {
 
 #[test]
 fn ratios_are_taken_within_one_machine() {
-    let packs = [pack("x", 2.0, &["vmci-sockets-2009"]), pack("y", 1.0, &["vmci-sockets-2009"])];
-    let experiment = &experiments(&packs).unwrap()[0];
+    let sides = [side("x", 2.0, &["vmci-sockets-2009"]), side("y", 1.0, &["vmci-sockets-2009"])];
+    let experiment = &experiments(&sides).unwrap()[0];
     let data = Data::new(&experiment.rows, Some(&experiment.plan));
     let ratio = experiment
         .plan
@@ -90,13 +90,32 @@ fn ratios_are_taken_within_one_machine() {
 }
 
 #[test]
-fn one_pack_is_drawn_and_too_many_are_refused() {
+fn one_machine_is_drawn_and_too_many_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let one = pack("x", 1.0, &["vsock-siblings"]);
+    let one = side("x", 1.0, &["vsock-siblings"]);
     let page = std::fs::read_to_string(draw(std::slice::from_ref(&one), dir.path()).unwrap()).unwrap();
     assert!(!page.contains("machine B") && page.contains("machine A"));
     let error = draw(&vec![one; 7], dir.path()).unwrap_err().to_string();
-    assert!(error.contains("7 files"), "{error}");
-    let none = Pack { results: BTreeMap::new(), ..pack("x", 1.0, &[]) };
-    assert!(draw(&[none], dir.path()).unwrap_err().to_string().contains("no rows in x.tar.gz"));
+    assert!(error.contains("7 directories"), "{error}");
+}
+
+#[test]
+fn the_directory_of_one_experiment_and_that_of_a_set_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = side("x", 1.0, &["vsock-siblings", "esxi-throughput-2013"]);
+    set.about.as_ref().unwrap().keep(dir.path()).unwrap();
+    for (name, rows) in &set.results {
+        let mut file = rows::Writer::create(&dir.path().join(name)).unwrap();
+        rows.iter().for_each(|row| file.add(row).unwrap());
+    }
+    let read = Side::read(dir.path()).unwrap();
+    assert_eq!((&read.results, &read.about), (&set.results, &set.about));
+    let one = Side::read(&dir.path().join("vsock-siblings")).unwrap();
+    assert!(one.about.is_none() && one.results.len() == 1);
+    let page = std::fs::read_to_string(draw(&[read, one], &dir.path().join("both")).unwrap()).unwrap();
+    assert!(page.contains("<td class=\"text\">x, 0 CPUs</td>"), "what the rows say of a machine is shown");
+    std::fs::write(dir.path().join("machine.json"), "[]").unwrap();
+    assert!(format!("{:#}", Side::read(dir.path()).unwrap_err()).contains("machine.json"));
+    let empty = tempfile::tempdir().unwrap();
+    assert!(Side::read(empty.path()).unwrap_err().to_string().contains("no rows in"));
 }

@@ -1,19 +1,13 @@
 //! Messages over a socket, as the VMM's side sends and receives them.
 
-use std::io::{self, IoSlice, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
 use vmlane_wire::vfio_user::{HEADER, Header};
 use zerocopy::FromBytes;
 
-/// The most descriptors of one message; QEMU announces 8.
-const MAX_FDS: usize = 16;
+use crate::fds;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -42,38 +36,14 @@ pub struct Answer {
     pub fd: Option<OwnedFd>,
 }
 
-/// Sends bytes in one piece, descriptors with their first byte.
+/// Sends bytes, descriptors with their first one.
 pub(super) fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
-    let sent = sent.map_err(io::Error::from)?;
-    if sent < bytes.len() {
-        io::Write::write_all(&mut &*stream, &bytes[sent..])?;
-    }
-    Ok(())
+    Ok(fds::send(stream, bytes, fds)?)
 }
 
 /// Receives one message, whatever it is.
 pub(super) fn receive(mut stream: &UnixStream) -> Result<(Header, Answer), ClientError> {
-    let mut head = [0; HEADER];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut iov = [io::IoSliceMut::new(&mut head)];
-    let got = recvmsg(stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC).map_err(io::Error::from)?;
-    let mut fd = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            fd = fds.last().or(fd);
-        }
-    }
-    if got.bytes == 0 {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-    }
-    stream.read_exact(&mut head[got.bytes..])?;
+    let (head, mut fds) = fds::receive::<HEADER>(stream)?;
     let header =
         Header::read_from_bytes(&head).map_err(|_| ClientError::Answer { command: 0, what: "no header" })?;
     let size = header.size.get() as usize;
@@ -82,5 +52,5 @@ pub(super) fn receive(mut stream: &UnixStream) -> Result<(Header, Answer), Clien
         size.checked_sub(HEADER).ok_or(ClientError::Answer { command, what: "size below the header's" })?;
     let mut payload = vec![0; len];
     stream.read_exact(&mut payload)?;
-    Ok((header, Answer { payload, fd }))
+    Ok((header, Answer { payload, fd: fds.pop() }))
 }

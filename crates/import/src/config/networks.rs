@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::quoted;
 use crate::esxi::{PortGroup, Vlan};
-use crate::machine::{Machine, Nic, Note, joined};
-use crate::names::Names;
+use crate::machine::{MOST_NICS, Machine, Nic, Note, joined};
+use crate::names::{Names, quoted};
 use crate::network::{Network, Tagging};
 
 /// VLANs for networks whose own is not known: first these, then all below.
@@ -124,7 +123,7 @@ impl Networks {
         let mut keys: Vec<(Key, String)> = Vec::new();
         let mut seen = BTreeSet::new();
         for (number, (machine, name)) in machines.iter().zip(names).enumerate() {
-            for (card, nic) in machine.nics.iter().enumerate().take(super::MOST_NICS) {
+            for (card, nic) in machine.nics.iter().enumerate().take(MOST_NICS) {
                 let key = Key::of(number, card, nic);
                 if seen.insert(key.clone()) {
                     keys.push((key, format!("{name}: {}", nic.place)));

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::spec::LabSpec;
-use crate::supervisor::net::ip;
+use crate::supervisor::spawn::ip;
 use crate::test_host::{MOST, count, ipv4, ipv6, namespace, tap};
 
 /// The bridge that joins QEMU's own cards of a network to the test host.

@@ -4,16 +4,16 @@ use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::device::{Backend, Device};
 use crate::plan::Plan;
 use crate::spec::GuestSpec;
 use crate::supervisor::host;
+use crate::supervisor::spawn::ip;
 use crate::test_host::tag;
 
 /// The frames a slow guest may have waiting in the hub; more are dropped, as by a switch.
@@ -121,14 +121,6 @@ pub fn remove(lab: &str) {
             let _ = ip(&["link", "delete", &name]);
         }
     }
-}
-
-pub(super) fn ip(args: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(args).output().context("cannot run ip (iproute2)")?;
-    if !output.status.success() {
-        bail!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
 }
 
 /// Where frames for one guest go.

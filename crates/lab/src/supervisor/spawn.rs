@@ -1,10 +1,10 @@
-//! Starts the processes of a lab, each watched by a thread.
+//! Starts the processes of a lab, each watched by a thread, and calls `ip`.
 
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::child::Handle;
 
@@ -25,4 +25,13 @@ pub fn spawn(
         }
     });
     Ok(handle)
+}
+
+/// Runs `ip` with these arguments.
+pub fn ip(args: &[&str]) -> Result<()> {
+    let output = Command::new("ip").args(args).output().context("cannot run ip (iproute2)")?;
+    if !output.status.success() {
+        bail!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
 }

@@ -1,12 +1,17 @@
-//! What a peer says.
+//! What a peer sends, and what the daemon answers about the streams that it is of.
 
 use std::io;
 
 use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_RING, FLAG_TRUSTED, Op, Record};
 
-use super::{Entry, Helper, Stage, refusal};
+use super::state::{Entry, Helper, PROGRAM, Stage, refusal};
+use crate::credit::Window;
+use crate::daemon;
 use crate::frame::{Frame, Piece, VERSION, Violation};
 use crate::link::{Lane, Link, LinkError, Phase, Token};
+use crate::program::Program;
+use crate::ring::Ring;
+use crate::stream::Stream;
 use crate::tls::Ready;
 
 /// Frames that a peer may send of a stream whose ring is not there yet.
@@ -174,8 +179,67 @@ impl Helper {
         Ok(())
     }
 
+    /// The daemon says something about the ring of a stream.
+    pub(super) fn daemon_answers(&mut self, token: Token) {
+        let Some(Entry { stage: Stage::Asking { socket, accepts, .. }, .. }) = self.entries.get(&token)
+        else {
+            return;
+        };
+        let accepts = *accepts;
+        let refuse = |this: &mut Helper, error: &io::Error| {
+            let why = refusal(error);
+            match accepts {
+                true => this.drop_stream(token, Some(&|stream| Frame::Reset { stream })),
+                false => this.drop_stream(token, Some(&|stream| Frame::Refuse { stream, why })),
+            }
+        };
+        let answer = match daemon::answer(socket) {
+            Ok(None) => return,
+            Ok(Some((reply, fds))) => match reply.error.get() {
+                0 => Ok(fds.into_iter()),
+                errno => Err(io::Error::from_raw_os_error(errno)),
+            },
+            Err(error) => Err(error),
+        };
+        let mut files = match answer {
+            Ok(files) => files,
+            Err(error) => return refuse(self, &error),
+        };
+        let Some(memory) = files.next() else { return refuse(self, &io::ErrorKind::InvalidData.into()) };
+        let Some(entry) = self.entries.remove(&token) else { return };
+        let Entry { link, number, stage: Stage::Asking { socket, early, .. } } = entry else { return };
+        let peers = self.links.get(&link).map(|link| link.lane.windows.clone());
+        let Some(peers) = peers else { return };
+        let window = Window::new([peers, self.windows.clone()]);
+        let ring = match files.next() {
+            None => Ring::of_daemon(memory),
+            // A program's own, and the daemon's end of its socket.
+            Some(program) => Program::new(program, self.epoll.clone(), token | PROGRAM)
+                .and_then(|program| Ring::of_program(memory, program)),
+        };
+        let stream = match ring {
+            Ok(ring) => Stream::new(number, socket, ring, window),
+            Err(error) => {
+                if let Some(held_back) = self.logs.rings.allow() {
+                    tracing::error!(%error, held_back, "the ring of a stream");
+                }
+                self.entries.insert(token, Entry { link, number, stage: Stage::Calling(0) });
+                return refuse(self, &error);
+            }
+        };
+        let stage = Stage::Streaming(Box::new(stream));
+        self.entries.insert(token, Entry { link, number, stage });
+        if !accepts && let Some(link) = self.links.get_mut(&link) {
+            link.lane.say(&Frame::Accept { stream: number });
+        }
+        self.wake(link, token);
+        for frame in early {
+            self.stream_frame(token, &frame);
+        }
+    }
+
     /// A frame that came before the stream's ring.
-    pub(super) fn stream_frame(&mut self, token: Token, frame: &Frame) {
+    fn stream_frame(&mut self, token: Token, frame: &Frame) {
         let Some(Entry { stage: Stage::Streaming(open), .. }) = self.entries.get_mut(&token) else { return };
         match apply(open, frame, "FIN") {
             Ok(false) => {}
@@ -217,7 +281,7 @@ fn turn(kind: &'static str, stream: u32) -> Violation {
 }
 
 /// A frame for an open stream. True: it is over.
-fn apply(open: &mut crate::stream::Stream, frame: &Frame, kind: &'static str) -> Result<bool, Violation> {
+fn apply(open: &mut Stream, frame: &Frame, kind: &'static str) -> Result<bool, Violation> {
     match *frame {
         Frame::Credit { stream, bytes } => {
             if open.add_credit(bytes) {

@@ -1,4 +1,4 @@
-//! The daemon's side: the line, calls, and rings for streams.
+//! The daemon's side: the line, and its calls.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,14 +7,10 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use vmlane_wire::route::{FLAG_RING, Op, Record, Refusal};
 
-use super::{Entry, Helper, LINE, PROGRAM, Stage, refusal};
-use crate::credit::Window;
+use super::state::{Entry, Helper, LINE, Stage};
 use crate::daemon::{self, Line};
 use crate::frame::Frame;
 use crate::link::{Phase, Token};
-use crate::program::Program;
-use crate::ring::Ring;
-use crate::stream::Stream;
 
 /// Between attempts to reach the daemon.
 const RETRY: Duration = Duration::from_millis(300);
@@ -60,11 +56,13 @@ impl Helper {
         self.strangers_told = None;
     }
 
-    pub(super) fn line_event(&mut self) {
+    /// Something happened at the line. True: the daemon is there from now on, and knows nothing of the peers yet.
+    pub(super) fn line_event(&mut self) -> bool {
+        let was_up = matches!(self.line, Line::Up { .. });
         let outcome = match &self.line {
-            Line::Down { .. } => return,
+            Line::Down { .. } => return false,
             Line::Asking(socket) => match daemon::answer(socket) {
-                Ok(None) => return,
+                Ok(None) => return false,
                 Ok(Some((reply, mut fds))) => match (reply.error.get(), fds.pop()) {
                     (0, Some(line)) => self.line_up(line),
                     (0, None) => Err(io::ErrorKind::InvalidData.into()),
@@ -77,6 +75,7 @@ impl Helper {
         if let Err(error) = outcome {
             self.line_down(&error);
         }
+        !was_up && matches!(self.line, Line::Up { .. })
     }
 
     fn line_up(&mut self, line: OwnedFd) -> io::Result<()> {
@@ -85,7 +84,6 @@ impl Helper {
         let Line::Asking(asked) = std::mem::replace(&mut self.line, none) else { return Ok(()) };
         tracing::info!("the daemon is there");
         self.line = Line::Up { _asked: asked, line };
-        self.tell_daemon();
         Ok(())
     }
 
@@ -163,64 +161,5 @@ impl Helper {
         let socket = daemon::ask(&self.settings.socket, message)?;
         self.watch(&socket, token, epoll::EventFlags::IN)?;
         Ok(Stage::Asking { socket, accepts, early: Vec::new() })
-    }
-
-    /// The daemon says something about the ring of a stream.
-    pub(super) fn daemon_answers(&mut self, token: Token) {
-        let Some(Entry { stage: Stage::Asking { socket, accepts, .. }, .. }) = self.entries.get(&token)
-        else {
-            return;
-        };
-        let accepts = *accepts;
-        let refuse = |this: &mut Helper, error: &io::Error| {
-            let why = refusal(error);
-            match accepts {
-                true => this.drop_stream(token, Some(&|stream| Frame::Reset { stream })),
-                false => this.drop_stream(token, Some(&|stream| Frame::Refuse { stream, why })),
-            }
-        };
-        let answer = match daemon::answer(socket) {
-            Ok(None) => return,
-            Ok(Some((reply, fds))) => match reply.error.get() {
-                0 => Ok(fds.into_iter()),
-                errno => Err(io::Error::from_raw_os_error(errno)),
-            },
-            Err(error) => Err(error),
-        };
-        let mut files = match answer {
-            Ok(files) => files,
-            Err(error) => return refuse(self, &error),
-        };
-        let Some(memory) = files.next() else { return refuse(self, &io::ErrorKind::InvalidData.into()) };
-        let Some(entry) = self.entries.remove(&token) else { return };
-        let Entry { link, number, stage: Stage::Asking { socket, early, .. } } = entry else { return };
-        let peers = self.links.get(&link).map(|link| link.lane.windows.clone());
-        let Some(peers) = peers else { return };
-        let window = Window::new([peers, self.windows.clone()]);
-        let ring = match files.next() {
-            None => Ring::of_daemon(memory),
-            // A program's own, and the daemon's end of its socket.
-            Some(program) => Program::new(program, self.epoll.clone(), token | PROGRAM)
-                .and_then(|program| Ring::of_program(memory, program)),
-        };
-        let stream = match ring {
-            Ok(ring) => Stream::new(number, socket, ring, window),
-            Err(error) => {
-                if let Some(held_back) = self.logs.rings.allow() {
-                    tracing::error!(%error, held_back, "the ring of a stream");
-                }
-                self.entries.insert(token, Entry { link, number, stage: Stage::Calling(0) });
-                return refuse(self, &error);
-            }
-        };
-        let stage = Stage::Streaming(Box::new(stream));
-        self.entries.insert(token, Entry { link, number, stage });
-        if !accepts && let Some(link) = self.links.get_mut(&link) {
-            link.lane.say(&Frame::Accept { stream: number });
-        }
-        self.wake(link, token);
-        for frame in early {
-            self.stream_frame(token, &frame);
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use vmlane_wire::route::{Op, Record, Refusal};
 
-use super::{Entry, Helper, LISTENER, Stage};
+use super::state::{Entry, Helper, LISTENER, Stage};
 use crate::admission::Admission;
 use crate::frame::{Frame, VERSION};
 use crate::link::{self, Lane, Link, LinkError, Phase, Token, Wire};

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use vmlane_bench::Error;
 use vmlane_bench::compare::{Value, Verdict, compare, read};
 use vmlane_bench::confidence::Level;
+use vmlane_bench::report::one_line;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,7 +66,7 @@ impl Args {
     pub fn run(&self) -> Result<ExitCode, Error> {
         let (before, after) = (read(&self.before)?, read(&self.after)?);
         let told = compare((&before, &after), self.value, self.level, self.tolerate)?;
-        super::print(&if self.json { told.json() + "\n" } else { told.text() })?;
+        super::print(&if self.json { one_line(&told) } else { told.text() })?;
         Ok(ExitCode::from(u8::from(told.verdict == Verdict::Worse)))
     }
 }

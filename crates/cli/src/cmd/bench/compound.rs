@@ -1,9 +1,11 @@
 //! Tests of several measurements: `lossless` searches for a rate, `latency` measures round trips beside streams.
 
 use vmlane_bench::lossless::{Wanted, search};
+use vmlane_bench::report::one_line;
 use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
-use vmlane_bench::{Error, IpVersion, Options, Secret, Spec, Target, Test, loaded};
+use vmlane_bench::{Error, Spec, Test, loaded};
 
+use super::ServerChoice;
 use super::compare::percent;
 
 const LOSSLESS_EXAMPLES: &str = "\
@@ -22,57 +24,15 @@ Examples:
   --to vsock:4 -n 4 -m 16k        beside four streams of 16 KiB messages
   --to tcp:10.77.0.2 --json       the three reports, and what the load adds";
 
-/// What both take.
-#[derive(Debug, clap::Args)]
-struct Common {
-    /// Where the server is
-    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>())]
-    to: Target,
-    /// How long to run before measuring, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
-    warmup: f64,
-    /// Socket buffers here, in bytes [default: the kernel's]
-    #[arg(short = 's', long = "local-buffer", value_name = "SIZE", value_parser = parse_size)]
-    local_buffer: Option<u64>,
-    /// Socket buffers at the server, in bytes [default: the kernel's]
-    #[arg(short = 'S', long = "remote-buffer", value_name = "SIZE", value_parser = parse_size)]
-    remote_buffer: Option<u64>,
-    /// Use IPv4 only, where a name has addresses of both kinds
-    #[arg(short = '4', conflicts_with = "v6")]
-    v4: bool,
-    /// Use IPv6 only
-    #[arg(short = '6')]
-    v6: bool,
-    /// The secret that the server asks for
-    #[arg(long, value_name = "FILE")]
-    secret_file: Option<std::path::PathBuf>,
-    /// Print one line of JSON
-    #[arg(long)]
-    json: bool,
-}
-
-impl Common {
-    fn options(&self) -> Result<Options, Error> {
-        let ip = match (self.v4, self.v6) {
-            (true, _) => Some(IpVersion::V4),
-            (_, true) => Some(IpVersion::V6),
-            _ => None,
-        };
-        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip, until: None })
-    }
-
-    fn spec(&self, test: Test) -> Spec {
-        let (local_buffer, remote_buffer) = (self.local_buffer, self.remote_buffer);
-        Spec { warmup: self.warmup, local_buffer, remote_buffer, ..Spec::new(test) }
-    }
-}
-
 /// The highest rate of datagrams that nothing is lost at (RFC 2544's throughput)
 #[derive(Debug, clap::Args)]
 #[command(after_help = LOSSLESS_EXAMPLES)]
 pub struct LosslessArgs {
     #[command(flatten)]
-    common: Common,
+    server: ServerChoice,
+    /// Print one line of JSON
+    #[arg(long)]
+    json: bool,
     /// How long each trial measures, in seconds
     #[arg(short = 'l', long = "seconds", value_name = "SECONDS", default_value_t = 2.0)]
     seconds: f64,
@@ -95,27 +55,27 @@ pub struct LosslessArgs {
 
 impl LosslessArgs {
     pub fn run(&self) -> Result<(), Error> {
-        let usual = if self.common.to.transport() == "vsock-dgram" { 16 << 10 } else { 1472 };
+        let usual = if self.server.to.transport() == "vsock-dgram" { 16 << 10 } else { 1472 };
         let message_bytes = self.message.unwrap_or(usual);
         let spec = Spec {
             seconds: self.seconds,
             sessions: self.sessions,
             message_bytes,
             receive_bytes: message_bytes,
-            ..self.common.spec(Test::Stream)
+            ..self.server.spec(Test::Stream)
         };
         let wanted = Wanted {
             loss_percent: self.loss,
             resolution_percent: self.resolution,
             highest_bps: self.highest,
         };
-        let json = self.common.json;
-        let found = search(&self.common.to, &spec, &wanted, &self.common.options()?, &mut |trial| {
+        let json = self.json;
+        let found = search(&self.server.to, &spec, &wanted, &self.server.reach.options()?, &mut |trial| {
             if !json {
                 eprintln!("{}", trial.text());
             }
         })?;
-        super::print(&if json { found.json() + "\n" } else { found.text() })
+        super::print(&if json { one_line(&found) } else { found.text() })
     }
 }
 
@@ -124,7 +84,10 @@ impl LosslessArgs {
 #[command(after_help = LATENCY_EXAMPLES)]
 pub struct LatencyArgs {
     #[command(flatten)]
-    common: Common,
+    server: ServerChoice,
+    /// Print one line of JSON
+    #[arg(long)]
+    json: bool,
     /// How long each of the two measurements takes, in seconds
     #[arg(short = 'l', long = "seconds", value_name = "SECONDS", default_value_t = 10.0)]
     seconds: f64,
@@ -146,16 +109,16 @@ impl LatencyArgs {
     pub fn run(&self) -> Result<(), Error> {
         let (request_bytes, response_bytes) = self.size;
         let asks =
-            Spec { seconds: self.seconds, request_bytes, response_bytes, ..self.common.spec(Test::Rr) };
-        let message_bytes = self.message.unwrap_or_else(|| super::usual_message(&self.common.to));
+            Spec { seconds: self.seconds, request_bytes, response_bytes, ..self.server.spec(Test::Rr) };
+        let message_bytes = self.message.unwrap_or_else(|| super::usual_message(&self.server.to));
         let load = Spec {
             sessions: self.sessions,
             message_bytes,
             receive_bytes: message_bytes,
             rate_bps: self.rate,
-            ..self.common.spec(Test::Stream)
+            ..self.server.spec(Test::Stream)
         };
-        let told = loaded::measure(&self.common.to, &asks, &load, &self.common.options()?)?;
-        super::print(&if self.common.json { told.json() + "\n" } else { told.text() })
+        let told = loaded::measure(&self.server.to, &asks, &load, &self.server.reach.options()?)?;
+        super::print(&if self.json { one_line(&told) } else { told.text() })
     }
 }

@@ -34,7 +34,7 @@ fn vms(args: &Args, runtime_dir: &Path, names: &[String], ask: bool) -> Result<D
     let began = Instant::now();
     let say = args.say();
     let host = host::read(runtime_dir, names, &say)?;
-    let options = args.options().map_err(|error| error.to_string())?;
+    let options = args.reach.options().map_err(|error| error.to_string())?;
     // Sockets lead through the daemon that the environment names.
     let ask = ask && runtime_dir == vmlane_sock::runtime_dir();
     let evidence = join(host, ask.then_some(&options), &say);

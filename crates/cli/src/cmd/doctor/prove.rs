@@ -36,7 +36,7 @@ pub fn prove(args: &Args, diagnosis: &Diagnosis) -> Result<Option<Proven>, Error
     if !args.yes && !asked(&candidates) {
         return Ok(None);
     }
-    let (to, options) = (args.to()?, args.options()?);
+    let (to, options) = (args.to()?, args.reach.options()?);
     Ok(Some(proof::prove(&to.control, &options, diagnosis, &candidates, args.quick, &args.say())))
 }
 

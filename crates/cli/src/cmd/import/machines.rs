@@ -37,7 +37,7 @@ Examples:
 /// Turns descriptions of VMs into a configuration for vmlane.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
-pub struct Args {
+pub struct MachineArgs {
     /// The descriptions; - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -83,7 +83,7 @@ struct Note {
 #[command(after_help = HELP)]
 pub struct Ovf {
     #[command(flatten)]
-    args: Args,
+    args: MachineArgs,
     /// The deployment configuration of the envelope; its own default unless given
     #[arg(long, value_name = "NAME")]
     configuration: Option<String>,
@@ -104,7 +104,7 @@ fn group_name(name: &str) -> Result<String, String> {
     Err("use up to 64 letters, digits, '.', '_' and '-', a letter or digit first".into())
 }
 
-impl Args {
+impl MachineArgs {
     pub fn run(self, parse: impl Fn(&[u8]) -> Result<Vec<Machine>, Error>) -> anyhow::Result<ExitCode> {
         let mut machines = Vec::new();
         for file in &self.files {

@@ -18,7 +18,7 @@ const EXAMPLES: &str = "Examples:
 /// Turns the configuration of another program into one of vmlane's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct ImportArgs {
     #[command(subcommand)]
     from: From,
 }
@@ -26,16 +26,16 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum From {
     /// Take VMware's configuration files (.vmx)
-    Vmx(machines::Args),
+    Vmx(machines::MachineArgs),
     /// Take OVF envelopes (.ovf), as VMware exports them
     Ovf(machines::Ovf),
     /// Take libvirt's domains (virsh dumpxml)
-    Libvirt(machines::Args),
+    Libvirt(machines::MachineArgs),
     /// Take the command line, or the YAML, of vhost-device-vsock
     VhostDeviceVsock(vhost_device_vsock::Args),
 }
 
-impl Args {
+impl ImportArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.from {
             From::Vmx(args) => args.run(|file| vmlane_import::vmx(file).map(|machine| vec![machine])),

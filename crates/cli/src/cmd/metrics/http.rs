@@ -11,6 +11,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::places::Bounds;
 use self::places::{Phase, Place, Places};
 
 /// The content type and the text of the page, by a client's header `Accept`.
@@ -20,30 +21,6 @@ pub type Page = dyn Fn(&str) -> (&'static str, String) + Send + Sync;
 const PATH: &str = "/metrics";
 /// Headers that a request may have.
 const HEADERS: usize = 64;
-
-/// Bounds.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Connections at once.
-    pub connections: usize,
-    /// Bytes of a request, without a body.
-    pub request: usize,
-    /// From accepting a connection until its end.
-    pub time: Duration,
-    /// How long a client may take to fetch an answer while others wait for its place.
-    pub answer: Duration,
-}
-
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds {
-            connections: 16,
-            request: 8 << 10,
-            time: Duration::from_secs(10),
-            answer: Duration::from_secs(1),
-        }
-    }
-}
 
 /// Serves at all listeners, for good: each has a thread that accepts, each connection one that answers.
 pub fn serve(listeners: Vec<TcpListener>, bounds: Bounds, page: &Arc<Page>) -> io::Result<()> {

@@ -118,10 +118,10 @@ pub fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
 
-    pub fn look(uptime_seconds: f64, bytes: u64) -> Stats {
+    fn look(uptime_seconds: f64, bytes: u64) -> Stats {
         let vmci =
             [("stream_bytes_sent", bytes), ("wrote_sent", bytes / 100), ("read_received", bytes / 100)];
         let vm = VmStats {
@@ -137,7 +137,7 @@ pub mod tests {
         Stats { uptime_seconds, workers, vms: vec![vm], ..Stats::default() }
     }
 
-    pub fn status() -> Status {
+    fn status() -> Status {
         serde_json::from_value(serde_json::json!({
             "daemon": "0", "pid": 1, "uptime_seconds": 1.0, "config": "", "runtime_dir": "", "workers": 1,
             "mode": "adaptive", "spin_us": 500, "fault_injection": false, "vms": []

@@ -6,11 +6,33 @@
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::Bounds;
+/// Bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Connections at once.
+    pub connections: usize,
+    /// Bytes of a request, without a body.
+    pub request: usize,
+    /// From accepting a connection until its end.
+    pub time: Duration,
+    /// How long a client may take to fetch an answer while others wait for its place.
+    pub answer: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            connections: 16,
+            request: 8 << 10,
+            time: Duration::from_secs(10),
+            answer: Duration::from_secs(1),
+        }
+    }
+}
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
