@@ -218,6 +218,26 @@ impl RingSlice<'_> {
     }
 }
 
+/// Bytes to be copied into a ring.
+#[derive(Clone, Copy, Debug)]
+pub enum Bytes<'a> {
+    /// In the ring of another port.
+    Ring(RingSlice<'a>),
+    /// In private memory.
+    Private(&'a [u8]),
+}
+
+impl Bytes<'_> {
+    /// Copies the first `len` of them to a ring.
+    #[inline]
+    pub fn copy_to(self, to: RingSlice<'_>, len: usize) {
+        match self {
+            Bytes::Ring(from) => transfer(to, from, len),
+            Bytes::Private(bytes) => to.write(bytes.get(..len).unwrap_or(bytes)),
+        }
+    }
+}
+
 /// Moves `len` bytes from ring to ring: at most three pieces, for two wraps.
 #[inline]
 pub fn transfer(to: RingSlice<'_>, from: RingSlice<'_>, len: usize) {

@@ -41,10 +41,10 @@ pub use frame::{
 pub use frame_port::{
     BURST, FramePort, Frames, Glance, PortId, Refused, RxCapabilities, Sign, Token, WakeUp,
 };
-pub use indexed_ring::{RingSlice, transfer};
+pub use indexed_ring::{Bytes, RingSlice, transfer};
 pub use log_limit::LogLimit;
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};
-pub use stream_port::{End, StreamAddress, StreamPort};
+pub use stream_port::{End, Notifications, StreamAddress, StreamInfo, StreamPort, Survival};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 pub use vnet::VnetHeader;

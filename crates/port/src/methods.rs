@@ -30,8 +30,8 @@ macro_rules! forward {
     };
 }
 
-/// Methods of a port that is no wrapper and has nothing to say there: of a [`FramePort`](crate::FramePort), its
-/// [`WakeUp`](crate::WakeUp), or a [`StreamPort`](crate::StreamPort).
+/// Methods of a port that is no wrapper and has nothing to say there: of a [`FramePort`](crate::FramePort) and its
+/// [`WakeUp`](crate::WakeUp).
 #[macro_export]
 macro_rules! plain {
     ($($method:ident),+ $(,)?) => { $($crate::plain! { @ $method })+ };
@@ -80,55 +80,5 @@ macro_rules! plain {
         fn readable_fd(&self) -> ::std::option::Option<::std::os::fd::BorrowedFd<'_>> {
             ::std::option::Option::None
         }
-    };
-    // Of a stream port.
-    (@ fill) => {
-        #[inline]
-        fn fill(
-            &mut self,
-            from: $crate::RingSlice<'_>,
-            len: usize,
-        ) -> ::std::result::Result<(), $crate::PortFault> {
-            $crate::transfer(self.sink(), from, len);
-            self.produce(len)
-        }
-    };
-    (@ remind) => {
-        fn remind(&mut self) -> ::std::result::Result<(), $crate::PortFault> {
-            ::std::result::Result::Ok(())
-        }
-    };
-    (@ withholds) => {
-        fn withholds(&mut self) -> bool {
-            false
-        }
-    };
-    (@ notifies) => {
-        fn notifies(&self) -> bool {
-            true
-        }
-    };
-    (@ doorbell) => {
-        fn doorbell(&self) -> ::std::option::Option<::std::os::fd::BorrowedFd<'_>> {
-            ::std::option::Option::None
-        }
-    };
-    (@ answer_doorbell) => {
-        fn answer_doorbell(&mut self) -> bool {
-            false
-        }
-    };
-    (@ requests) => {
-        fn requests(&self) -> ::std::option::Option<u64> {
-            ::std::option::Option::None
-        }
-    };
-    (@ address) => {
-        fn address(&self) -> ::std::option::Option<$crate::StreamAddress> {
-            ::std::option::Option::None
-        }
-    };
-    (@ keep) => {
-        fn keep(&mut self, _: &[u8]) {}
     };
 }

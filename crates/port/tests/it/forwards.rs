@@ -10,9 +10,9 @@ use vmlane_port::wrap::{
     StreamTap,
 };
 use vmlane_port::{
-    Budget, DropReason, End, Filter, FramePort, Frames, Glance, Offload, PortFault, PortId, PortStats,
-    Refused, Resumed, RingSlice, RxCapabilities, RxFrame, Shutdown, Side, Sign, StreamAddress, StreamEnd,
-    StreamId, StreamPort, Streams, Token, TxFrame, WakeUp,
+    Budget, Bytes, DropReason, End, Filter, FramePort, Frames, Glance, Notifications, Offload, PortFault,
+    PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities, RxFrame, Shutdown, Side, Sign,
+    StreamAddress, StreamEnd, StreamId, StreamInfo, StreamPort, Streams, Survival, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::virtio_vsock::Header;
 
@@ -169,10 +169,6 @@ impl StreamPort for Inside {
         self.asked.note("consume", Ok(()))
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        self.asked.note("publish_room", Ok(()))
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         self.asked.note("arm_readable", Ok(true))
     }
@@ -181,19 +177,11 @@ impl StreamPort for Inside {
         self.asked.note("writable", Ok(0))
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.asked.note("sink", self.slice())
-    }
-
     fn keep_free(&self) -> usize {
         self.asked.note("keep_free", 1)
     }
 
-    fn produce(&mut self, _: usize) -> Result<(), PortFault> {
-        self.asked.note("produce", Ok(()))
-    }
-
-    fn fill(&mut self, _: RingSlice<'_>, _: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, _: Bytes<'_>, _: usize) -> Result<(), PortFault> {
         self.asked.note("fill", Ok(()))
     }
 
@@ -205,24 +193,37 @@ impl StreamPort for Inside {
         self.asked.note("renotify_reader", Ok(()))
     }
 
-    fn remind(&mut self) -> Result<(), PortFault> {
-        self.asked.note("remind", Ok(()))
+    fn end(&mut self, _: End) {
+        self.asked.note("end", ());
+    }
+
+    fn info(&self) -> StreamInfo<'_> {
+        let doorbell = Some(self.file.as_fd());
+        self.asked.note("info", StreamInfo { announces: false, address: None, doorbell })
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        self.asked.note("notifications", ());
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        self.asked.note("survival", ());
+        Some(self)
+    }
+}
+
+impl Notifications for Inside {
+    fn flush_deferred(&mut self) -> bool {
+        self.asked.note("flush_deferred", true)
+    }
+
+    fn notify_late(&mut self) -> Result<(), PortFault> {
+        self.asked.note("notify_late", Ok(()))
     }
 
     fn notify_both(&mut self) {
         self.asked.note("notify_both", ());
-    }
-
-    fn withholds(&mut self) -> bool {
-        self.asked.note("withholds", true)
-    }
-
-    fn notifies(&self) -> bool {
-        self.asked.note("notifies", false)
-    }
-
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.asked.note("doorbell", Some(self.file.as_fd()))
     }
 
     fn answer_doorbell(&mut self) -> bool {
@@ -233,16 +234,11 @@ impl StreamPort for Inside {
         self.asked.note("requests", Some(7))
     }
 
-    fn address(&self) -> Option<StreamAddress> {
-        self.asked.note("address", None)
-    }
+}
 
+impl Survival for Inside {
     fn keep(&mut self, _: &[u8]) {
         self.asked.note("keep", ());
-    }
-
-    fn end(&mut self, _: End) {
-        self.asked.note("end", ());
     }
 }
 
@@ -363,35 +359,32 @@ fn ask_stream(port: &mut dyn StreamPort, asked: &Asked) -> String {
     port.readable().unwrap();
     port.source();
     port.consume(0).unwrap();
-    port.publish_room().unwrap();
     assert!(port.arm_readable().unwrap());
     port.writable().unwrap();
-    port.sink();
     assert_eq!(port.keep_free(), 1);
-    port.produce(0).unwrap();
-    port.fill(other.slice(), 0).unwrap();
+    port.fill(Bytes::Ring(other.slice()), 0).unwrap();
     assert!(port.arm_writable().unwrap());
     port.renotify_reader().unwrap();
-    port.remind().unwrap();
-    port.notify_both();
-    assert!(port.withholds() && !port.notifies() && port.doorbell().is_some() && port.answer_doorbell());
-    assert_eq!(port.requests(), Some(7));
-    port.keep(&[]);
     port.end(End::Finished);
-    port.address();
+    assert!(!port.info().announces && port.info().doorbell.is_some());
+    let notifications = port.notifications().expect("it has some");
+    notifications.notify_late().unwrap();
+    notifications.notify_both();
+    assert!(notifications.flush_deferred() && notifications.answer_doorbell());
+    assert_eq!(notifications.requests(), Some(7));
+    port.survival().expect("it survives").keep(&[]);
     asked.take().join(" ")
 }
 
-const OF_STREAMS: &str = "readable source consume publish_room arm_readable writable sink keep_free produce fill \
-    arm_writable renotify_reader remind notify_both withholds notifies doorbell answer_doorbell \
-    requests keep end address";
+const OF_STREAMS: &str = "readable source consume arm_readable writable keep_free fill arm_writable renotify_reader \
+    end info info notifications notify_late notify_both flush_deferred answer_doorbell requests survival keep";
 
 #[test]
 fn a_stream_port_that_is_captured_or_fails_on_request_answers_as_the_one_inside() {
     let asked = Asked::default();
     let mut captured = CapturedStream::wrap(Inside::new(&asked), &[Arc::new(Idle)], Some(ADDRESS));
-    let but_for_its_own = OF_STREAMS.strip_suffix(" address").expect("the last one");
-    assert_eq!(ask_stream(&mut *captured, &asked), but_for_its_own);
+    assert_eq!(captured.info().address, Some(ADDRESS), "its own");
+    assert_eq!(ask_stream(&mut *captured, &asked), OF_STREAMS);
     let kept = Arc::new(Kept::default());
     let end = || StreamEnd { port: Inside::new(&asked), budget: Arc::new(Budget::new(0)), slow: false };
     FaultyStreams::new(kept.clone()).join([end(), end()]);

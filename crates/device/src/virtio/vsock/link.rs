@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
 use vmlane_port::indexed_ring::{Reading, Writing, advance};
-use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
+use vmlane_port::{
+    Bytes, End, Notifications, PortFault, RingSlice, StreamAddress, StreamInfo, StreamPort, Survival,
+};
 
 /// Bytes that each ring takes: what a Linux socket has by default.
 pub const CREDIT: usize = 256 << 10;
@@ -203,10 +205,6 @@ impl LinkPort {
 }
 
 impl StreamPort for LinkPort {
-    fn address(&self) -> Option<StreamAddress> {
-        self.address
-    }
-
     fn readable(&mut self) -> Result<usize, PortFault> {
         self.shared.inbound.readable(&mut self.inbound)
     }
@@ -223,10 +221,6 @@ impl StreamPort for LinkPort {
         Ok(())
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         self.arm();
         Ok(self.readable()? == 0)
@@ -236,15 +230,12 @@ impl StreamPort for LinkPort {
         self.shared.outbound.writable(&mut self.outbound)
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.shared.outbound.slice(self.outbound.tail)
-    }
-
     fn keep_free(&self) -> usize {
         0
     }
 
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        from.copy_to(self.shared.outbound.slice(self.outbound.tail), len);
         self.shared.outbound.produce(&mut self.outbound, len);
         if len > 0 {
             self.notify();
@@ -261,10 +252,6 @@ impl StreamPort for LinkPort {
         Ok(())
     }
 
-    fn notify_both(&mut self) {
-        self.notify();
-    }
-
     fn end(&mut self, end: End) {
         let bit = match end {
             End::Finished => FINISHED,
@@ -276,7 +263,39 @@ impl StreamPort for LinkPort {
         self.notify();
     }
 
-    vmlane_port::plain!(fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, keep);
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo { address: self.address, ..StreamInfo::default() }
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        None
+    }
+}
+
+impl Notifications for LinkPort {
+    fn flush_deferred(&mut self) -> bool {
+        false
+    }
+
+    fn notify_late(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn notify_both(&mut self) {
+        self.notify();
+    }
+
+    fn answer_doorbell(&mut self) -> bool {
+        false
+    }
+
+    fn requests(&self) -> Option<u64> {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -296,6 +315,7 @@ mod tests {
     #[test]
     fn all_of_the_credit_fits_and_no_byte_more() {
         let (mut device, mut port) = both();
+        let bytes = vec![0; CREDIT];
         for round in 0..5 {
             assert_eq!(device.room().unwrap().1, CREDIT, "round {round}");
             device.sent(CREDIT);
@@ -303,7 +323,7 @@ mod tests {
             assert_eq!(device.taken().unwrap(), round * CREDIT as u64);
             port.consume(CREDIT).unwrap();
             assert_eq!(port.writable().unwrap(), CREDIT);
-            port.produce(CREDIT).unwrap();
+            port.fill(Bytes::Private(&bytes), CREDIT).unwrap();
             assert!(port.arm_writable().unwrap());
             assert_eq!(device.waiting().unwrap().1, CREDIT);
             assert!(device.delivered(CREDIT), "a stream that sleeps on a full ring is kicked");

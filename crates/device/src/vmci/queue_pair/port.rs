@@ -10,18 +10,16 @@
 //! guest reads    consume ring <-- device writes    tail: device    head: guest
 //! ```
 
-use std::os::fd::BorrowedFd;
-
 use vmlane_mem::Pages;
 use vmlane_port::indexed_ring::{Reading, Untold, Writing, advance, distance};
-use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
+use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 
 use crate::vmci::notice::Notice;
 use crate::vmci::notifier::Protocol;
 
 /// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
 /// model in `tests/it/interleavings` is the other implementation.
-pub trait QueueMemory: Send {
+pub trait QueueMemory: OtherSide {
     /// Tail of the produce ring: the guest's.
     fn load_tail(&self) -> u64;
     /// Head of the consume ring: the guest's.
@@ -47,30 +45,28 @@ pub trait QueueMemory: Send {
         Ok(())
     }
 
+    /// The device is about to wait until `index` is passed (older protocol).
+    fn wait_for(&self, _notice: Notice, _index: u64) {}
+}
+
+/// The guest or the process behind the memory, as far as the rules do not ask for it: what it does not have, it leaves out.
+pub trait OtherSide: Send {
+    /// See [`StreamPort::info`].
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo::default()
+    }
+
     /// Called now and then: is the memory still there?
     fn check(&self) -> Result<(), PortFault> {
         Ok(())
     }
 
-    /// The device is about to wait until `index` is passed (older protocol).
-    fn wait_for(&self, _notice: Notice, _index: u64) {}
-
-    /// True while a notice may not be sent yet, so that the stream has to stay awake for it.
-    fn held_back(&self) -> bool {
+    /// See [`Notifications::flush_deferred`].
+    fn flush_deferred(&self) -> bool {
         false
     }
 
-    /// False if the guest announces nothing: the stream has to look by itself.
-    fn announces(&self) -> bool {
-        true
-    }
-
-    /// See [`StreamPort::doorbell`].
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// See [`StreamPort::answer_doorbell`].
+    /// See [`Notifications::answer_doorbell`].
     fn answer_doorbell(&self) -> bool {
         false
     }
@@ -87,13 +83,8 @@ pub trait QueueMemory: Send {
     /// The peer has left `bytes`, which go to index `tail` and behind.
     fn keep(&self, _tail: u64, _bytes: &[u8]) {}
 
-    /// Tells the guest how its stream ends.
-    fn tell(&self, _end: End) {}
-
-    /// Between whom the stream is, if it belongs to a connection that the guest knows.
-    fn address(&self) -> Option<StreamAddress> {
-        None
-    }
+    /// See [`StreamPort::end`].
+    fn end(&self, _end: End) {}
 
     /// The guest broke the rules of its ring.
     fn broke(&self) {}
@@ -203,13 +194,38 @@ impl<M: QueueMemory> QueuePairPort<M> {
     fn look(&self) -> Result<(), PortFault> {
         self.memory.look(&self.reading, &self.writing)
     }
+
+    /// Shows the guest all the room there is (M3).
+    pub fn publish_room(&mut self) -> Result<(), PortFault> {
+        self.publish(self.reading.cur)
+    }
+
+    /// Where there is room in the guest's consume ring.
+    pub fn sink(&self) -> RingSlice<'_> {
+        let (_, consume, base) = self.memory.rings();
+        RingSlice { pages: consume, base, size: self.writing.size as usize, at: self.writing.tail as usize }
+    }
+
+    /// `len` bytes are there: publishes them, and wakes the guest if it may be asleep (M2).
+    #[inline]
+    pub fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+        let old = self.writing.tail;
+        self.writing.tail = advance(old, len as u64, self.writing.size);
+        self.memory.store_tail(self.writing.tail);
+        self.memory.fence();
+        let head = self.memory.load_head();
+        // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
+        self.tails_before.push(old, self.writing.tail, self.writing.size);
+        self.writing.unannounced = head != old;
+        self.writing.head_at_produce = head;
+        self.memory.gave(len);
+        self.accept_head(head)?;
+        self.tell_of_bytes();
+        if self.pkt() { self.look() } else { Ok(()) }
+    }
 }
 
 impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
-    fn address(&self) -> Option<StreamAddress> {
-        self.memory.address()
-    }
-
     fn readable(&mut self) -> Result<usize, PortFault> {
         if self.reading.size == 0 {
             return Ok(0);
@@ -240,17 +256,11 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         Ok(())
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        if self.reading.size == 0 {
-            return Ok(());
-        }
-        self.publish(self.reading.cur)
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         if self.reading.size == 0 {
             return Ok(true);
         }
+        self.publish_room()?;
         if self.pkt() {
             let next = advance(self.reading.cur, 1, self.reading.size);
             self.memory.wait_for(Notice::WaitingRead, next);
@@ -273,29 +283,13 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         Ok((self.writing.size - 1 - self.writing.used()) as usize)
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        let (_, consume, base) = self.memory.rings();
-        RingSlice { pages: consume, base, size: self.writing.size as usize, at: self.writing.tail as usize }
-    }
-
     fn keep_free(&self) -> usize {
         usize::from(self.writing.size > 2)
     }
 
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
-        let old = self.writing.tail;
-        self.writing.tail = advance(old, len as u64, self.writing.size);
-        self.memory.store_tail(self.writing.tail);
-        self.memory.fence();
-        let head = self.memory.load_head();
-        // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
-        self.tails_before.push(old, self.writing.tail, self.writing.size);
-        self.writing.unannounced = head != old;
-        self.writing.head_at_produce = head;
-        self.memory.gave(len);
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        if self.pkt() { self.look() } else { Ok(()) }
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        from.copy_to(self.sink(), len);
+        self.produce(len)
     }
 
     fn arm_writable(&mut self) -> Result<bool, PortFault> {
@@ -330,7 +324,29 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         Ok(())
     }
 
-    fn remind(&mut self) -> Result<(), PortFault> {
+    fn end(&mut self, end: End) {
+        self.memory.end(end);
+    }
+
+    fn info(&self) -> StreamInfo<'_> {
+        self.memory.info()
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        Some(self)
+    }
+}
+
+impl<M: QueueMemory> Notifications for QueuePairPort<M> {
+    fn flush_deferred(&mut self) -> bool {
+        self.memory.flush_deferred()
+    }
+
+    fn notify_late(&mut self) -> Result<(), PortFault> {
         if self.reading.size > 0 {
             self.accept_tail(self.memory.load_tail())?;
             let Reading { size, published, tail, .. } = self.reading;
@@ -353,18 +369,6 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.memory.owe(Notice::Read);
     }
 
-    fn withholds(&mut self) -> bool {
-        self.memory.held_back()
-    }
-
-    fn notifies(&self) -> bool {
-        self.memory.announces()
-    }
-
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.doorbell()
-    }
-
     fn answer_doorbell(&mut self) -> bool {
         self.memory.answer_doorbell()
     }
@@ -372,14 +376,10 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
     fn requests(&self) -> Option<u64> {
         Some(self.memory.requests())
     }
+}
 
+impl<M: QueueMemory> Survival for QueuePairPort<M> {
     fn keep(&mut self, bytes: &[u8]) {
         self.memory.keep(self.writing.tail, bytes);
     }
-
-    fn end(&mut self, end: End) {
-        self.memory.tell(end);
-    }
-
-    vmlane_port::plain!(fill);
 }
