@@ -22,7 +22,6 @@ mod frame_port;
 pub mod indexed_ring;
 pub mod life_of_a_stream_port;
 mod log_limit;
-mod methods;
 mod queue_turns;
 mod reason;
 pub mod role;
@@ -39,7 +38,8 @@ pub use frame::{
     Transport, TxFrame,
 };
 pub use frame_port::{
-    BURST, FramePort, Frames, Glance, PortId, Refused, RxCapabilities, Sign, Token, WakeUp,
+    BURST, FramePort, FramePortInfo, Frames, Glance, Overhead, PortId, Refused, RxCapabilities, Sign, Ticked,
+    Token, WakeUp,
 };
 pub use indexed_ring::{Bytes, RingSlice, transfer};
 pub use log_limit::LogLimit;

@@ -61,10 +61,16 @@ impl Streams for FaultyStreams {
         self.inner.leave(ends);
     }
 
-    crate::forward! { inner;
-        fn kick(&self, lane: StreamId);
-        fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown);
-        fn reset(&self, lane: StreamId, side: Side);
+    fn kick(&self, lane: StreamId) {
+        self.inner.kick(lane);
+    }
+
+    fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown) {
+        self.inner.shutdown(lane, side, what);
+    }
+
+    fn reset(&self, lane: StreamId, side: Side) {
+        self.inner.reset(lane, side);
     }
 }
 

@@ -15,7 +15,13 @@ mod impairment;
 mod trigger;
 mod wrapper;
 
-use crate::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use crate::{
+    Bytes, End, Filter, FramePort, FramePortInfo, Glance, Notifications, PortFault, Refused, RingSlice,
+    RxCapabilities, RxFrame, Sign, StreamInfo, StreamPort, Survival, Ticked, Token, TxFrame, WakeUp,
+};
 
 pub use captured_frames::{CapturedFrames, FrameTap, wall_clock};
 pub use captured_streams::{CapturedStream, PacketPayload, StreamEvent, StreamTap};
@@ -44,6 +50,41 @@ crate::wrapper! {
             fn source() -> RingSlice<'_>;
             fn keep_free() -> usize;
             fn info() -> StreamInfo<'_>;
+        }
+    }
+}
+
+crate::wrapper! {
+    /// The same of a frame port.
+    pub trait FrameWrapper for dyn FramePort;
+    impl FramePort {
+        &mut self {
+            fn fetch(tokens: &mut [Token]) -> usize;
+            fn finish(tokens: &[Token]);
+            fn deliver(frames: &[RxFrame<'_>]) -> Result<(), Refused>;
+            fn has_room() -> bool;
+            fn flush(now: Instant);
+            fn tick(now: Instant) -> Ticked;
+            fn refresh();
+            fn fail();
+        }
+        &self {
+            fn frame(token: Token) -> TxFrame<'_>;
+            fn capabilities() -> RxCapabilities;
+            fn filter() -> &Filter;
+            fn info() -> FramePortInfo;
+        }
+    }
+    impl WakeUp {
+        &mut self {
+            fn arm() -> bool;
+            fn disarm();
+        }
+        &self {
+            fn glance() -> Glance;
+            fn signs(into: &mut Vec<Sign>) -> bool;
+            fn doorbell_fd() -> Option<BorrowedFd<'_>>;
+            fn readable_fd() -> Option<BorrowedFd<'_>>;
         }
     }
 }

@@ -10,9 +10,10 @@ use vmlane_port::wrap::{
     StreamTap,
 };
 use vmlane_port::{
-    Budget, Bytes, DropReason, End, Filter, FramePort, Frames, Glance, Notifications, Offload, PortFault,
-    PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities, RxFrame, Shutdown, Side, Sign,
-    StreamAddress, StreamEnd, StreamId, StreamInfo, StreamPort, Streams, Survival, Token, TxFrame, WakeUp,
+    Budget, Bytes, DropReason, End, Filter, FramePort, FramePortInfo, Frames, Glance, Notifications, Offload,
+    PortFault, PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities, RxFrame, Shutdown, Side, Sign,
+    StreamAddress, StreamEnd, StreamId, StreamInfo, StreamPort, Streams, Survival, Ticked, Token, TxFrame,
+    WakeUp,
 };
 use vmlane_wire::virtio_vsock::Header;
 
@@ -75,14 +76,6 @@ impl FramePort for Inside {
         self.asked.note("fetch", 0)
     }
 
-    fn look_ahead(&self) -> usize {
-        self.asked.note("look_ahead", 1)
-    }
-
-    fn take_overhead(&mut self) -> usize {
-        self.asked.note("take_overhead", 1)
-    }
-
     fn frame(&self, _: Token) -> TxFrame<'_> {
         let frame =
             TxFrame { head: &[], spans: &self.spans, offload: Offload::None, tag: None, verified: false };
@@ -113,12 +106,8 @@ impl FramePort for Inside {
         self.asked.note("flush", ());
     }
 
-    fn tick(&mut self, _: Instant) -> bool {
-        self.asked.note("tick", true)
-    }
-
-    fn changed(&mut self) -> bool {
-        self.asked.note("changed", true)
+    fn tick(&mut self, _: Instant) -> Ticked {
+        self.asked.note("tick", Ticked { soon: true, changed: true })
     }
 
     fn refresh(&mut self) {
@@ -127,6 +116,10 @@ impl FramePort for Inside {
 
     fn fail(&mut self) {
         self.asked.note("fail", ());
+    }
+
+    fn info(&self) -> FramePortInfo {
+        self.asked.note("info", FramePortInfo { look_ahead: 1, ..FramePortInfo::default() })
     }
 }
 
@@ -233,7 +226,6 @@ impl Notifications for Inside {
     fn requests(&self) -> Option<u64> {
         self.asked.note("requests", Some(7))
     }
-
 }
 
 impl Survival for Inside {
@@ -318,8 +310,6 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     let now = Instant::now();
     asked.take();
     port.fetch(&mut [Token(0)]);
-    port.look_ahead();
-    port.take_overhead();
     port.frame(Token(0));
     port.finish(&[Token(0)]);
     port.capabilities();
@@ -327,9 +317,10 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     port.deliver(&[]).expect("delivered");
     assert!(port.has_room());
     port.flush(now);
-    assert!(port.tick(now) && port.changed());
+    assert_eq!(port.tick(now), Ticked { soon: true, changed: true });
     port.refresh();
     port.fail();
+    assert_eq!(port.info().look_ahead, 1);
     assert!(port.arm());
     port.disarm();
     assert_eq!(port.glance(), Glance::Nothing);
@@ -338,8 +329,7 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     asked.take().join(" ")
 }
 
-const OF_FRAMES: &str = "fetch look_ahead take_overhead frame finish capabilities filter deliver has_room flush tick \
-    changed refresh fail arm disarm glance signs doorbell_fd readable_fd";
+const OF_FRAMES: &str = "fetch frame finish capabilities filter deliver has_room flush tick refresh fail info arm disarm glance signs doorbell_fd readable_fd";
 
 #[test]
 fn a_frame_port_that_is_captured_or_fails_on_request_answers_as_the_one_inside() {
