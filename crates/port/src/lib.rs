@@ -14,12 +14,12 @@
 #![deny(missing_docs)]
 
 mod bounded;
+pub mod byte_ring;
 pub mod fair;
 mod fault;
 mod filter;
 mod frame;
 mod frame_port;
-pub mod indexed_ring;
 pub mod life_of_a_stream_port;
 mod log_limit;
 mod queue_turns;
@@ -31,6 +31,7 @@ mod vnet;
 pub mod wrap;
 
 pub use bounded::{Bounded, Distinct};
+pub use byte_ring::{Bytes, RingSlice, transfer};
 pub use fault::PortFault;
 pub use filter::{Filter, VlanSet};
 pub use frame::{
@@ -41,7 +42,6 @@ pub use frame_port::{
     BURST, FramePort, FramePortInfo, Frames, Glance, Overhead, PortId, Refused, RxCapabilities, Sign, Ticked,
     Token, WakeUp,
 };
-pub use indexed_ring::{Bytes, RingSlice, transfer};
 pub use log_limit::LogLimit;
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};

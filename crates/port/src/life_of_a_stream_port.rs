@@ -45,7 +45,7 @@
 //! # A port in memory
 //!
 //! The least there is: two rings over private pages. A real one checks indices that its other side may set to anything
-//! ([`crate::indexed_ring`]).
+//! ([`crate::byte_ring`]).
 //!
 //! ```
 //! use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};

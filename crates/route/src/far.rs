@@ -1,5 +1,5 @@
 //! The daemon's half of a program's ring, where the daemon has left it to the helper: a reader and a writer that trust the program no
-//! further than they can check (`vmlane_port::indexed_ring`). The program notices no difference.
+//! further than they can check (`vmlane_port::byte_ring`). The program notices no difference.
 //!
 //! A program announces bytes where its ring was empty, and room where the other was exactly full; beyond that it is looked at. A bit
 //! in its page says whether it waits, and for what: only then is it signalled.
@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Word};
 use vmlane_port::PortFault;
-use vmlane_port::indexed_ring::{Reading, RingSlice, Writing, advance};
+use vmlane_port::byte_ring::{Reading, RingSlice, Writing, advance};
 use vmlane_wire::host::{INDEX_PAGE, RING, SAID_CLOSE, SAID_RECEIVE, SAID_SEND, ended, layout, word};
 
 /// Bytes that are announced at once to a program that waits, the rest at the end of the turn.

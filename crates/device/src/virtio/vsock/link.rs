@@ -2,13 +2,13 @@
 //!
 //! The virtio-vsock worker has one end ([`DeviceEnd`]): it writes what the guest sent and reads what the guest gets.
 //! The stream's worker has the other ([`LinkPort`]). Each index has one writer, and each end checks the other's
-//! ([`vmlane_port::indexed_ring`]). An end that is about to sleep says so, fences, and looks once more.
+//! ([`vmlane_port::byte_ring`]). An end that is about to sleep says so, fences, and looks once more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
-use vmlane_port::indexed_ring::{Reading, Writing, advance};
+use vmlane_port::byte_ring::{Reading, Writing, advance};
 use vmlane_port::{
     Bytes, End, Notifications, PortFault, RingSlice, StreamAddress, StreamInfo, StreamPort, Survival,
 };

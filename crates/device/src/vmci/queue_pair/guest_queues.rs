@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{Pages, Word};
-use vmlane_port::indexed_ring::{Reading, Writing};
+use vmlane_port::byte_ring::{Reading, Writing};
 use vmlane_port::{End, PortFault, StreamAddress, StreamInfo};
 use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;

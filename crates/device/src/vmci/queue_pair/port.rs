@@ -11,7 +11,7 @@
 //! ```
 
 use vmlane_mem::Pages;
-use vmlane_port::indexed_ring::{Reading, Untold, Writing, advance, distance};
+use vmlane_port::byte_ring::{Reading, Untold, Writing, advance, distance};
 use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 
 use crate::vmci::notice::Notice;

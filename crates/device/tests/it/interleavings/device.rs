@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use vmlane_device::vmci::QueuePairPort;
-use vmlane_port::indexed_ring::{Reading, Untold, Writing};
+use vmlane_port::byte_ring::{Reading, Untold, Writing};
 use vmlane_stream::{Blame, Direction};
 
 use super::broken::{Make, ModelEnd};

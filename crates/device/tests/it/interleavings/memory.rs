@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use vmlane_device::vmci::{Notice, OtherSide, Protocol, QueueMemory};
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
 use vmlane_port::PortFault;
-use vmlane_port::indexed_ring::{Reading, Writing};
+use vmlane_port::byte_ring::{Reading, Writing};
 
 use super::world::Message;
 
