@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
-use vmlane_port::byte_ring::{Reading, Writing, advance};
+use vmlane_port::byte_ring::{Reading, Writing};
 use vmlane_port::{
     Bytes, End, Notifications, PortFault, RingSlice, StreamAddress, StreamInfo, StreamPort, Survival,
 };
@@ -44,12 +44,11 @@ impl Ring {
 
     /// Bytes that the reader of this ring has not taken, from a fresh look.
     fn readable(&self, end: &mut Reading) -> Result<usize, PortFault> {
-        end.accept(self.tail.load(Ordering::Acquire))?;
-        Ok(end.pending() as usize)
+        end.poll(self.tail.load(Ordering::Acquire))
     }
 
     fn consume(&self, end: &mut Reading, len: usize) {
-        end.cur = advance(end.cur, len as u64, end.size);
+        end.consume(len);
         end.published = end.cur;
         self.head.store(end.cur, Ordering::Release);
     }
@@ -61,7 +60,7 @@ impl Ring {
     }
 
     fn produce(&self, end: &mut Writing, len: usize) {
-        end.tail = advance(end.tail, len as u64, end.size);
+        end.produce(len);
         self.tail.store(end.tail, Ordering::Release);
     }
 

@@ -11,7 +11,7 @@
 //! ```
 
 use vmlane_mem::Pages;
-use vmlane_port::byte_ring::{Reading, Untold, Writing, advance, distance};
+use vmlane_port::byte_ring::{Reading, Writing, advance};
 use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 
 use crate::vmci::notice::Notice;
@@ -95,24 +95,12 @@ pub struct QueuePairPort<M> {
     pub memory: M,
     pub reading: Reading,
     pub writing: Writing,
-    /// Heads that others took the place of since the guest was told of room. Should its tail turn out to make the ring full as one
-    /// of these has it, it may have gone to sleep for room that there is.
-    pub heads_before: Untold,
-    /// Tails that others took the place of since the guest was told of bytes. Should its head turn out to be at one of these, it may
-    /// have gone to sleep for bytes that there are.
-    pub tails_before: Untold,
 }
 
 impl<M: QueueMemory> QueuePairPort<M> {
     /// An end whose indices are all zero. Sizes in bytes, from the guest's view.
     pub fn new(memory: M, produce_size: u64, consume_size: u64) -> Self {
-        QueuePairPort {
-            memory,
-            reading: Reading::new(produce_size),
-            writing: Writing::new(consume_size),
-            heads_before: Untold::default(),
-            tails_before: Untold::default(),
-        }
+        QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
     }
 
     /// An end that a previous daemon served. `cur`: the first byte of the produce ring that the peer does
@@ -143,51 +131,44 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.memory.protocol() == Protocol::Pkt
     }
 
+    /// Bytes that wait, by one load of the guest's tail. M3, also for a guest without fences, whose tail became visible after
+    /// the head was published: it is notified of the room if its ring was full before.
     #[inline]
-    fn accept_tail(&mut self, tail: u64) -> Result<(), PortFault> {
-        self.reading.accept(tail).inspect_err(|_| self.memory.broke())
+    fn poll_tail(&mut self) -> Result<usize, PortFault> {
+        let waiting = self.reading.poll(self.memory.load_tail()).inspect_err(|_| self.memory.broke())?;
+        if self.reading.take_full() {
+            self.memory.owe(Notice::Read);
+        }
+        Ok(waiting)
+    }
+
+    /// Bytes of room, by one load of the guest's head. M2, also for a guest without fences, whose head became visible after
+    /// the tail was published: it is notified of the bytes if its ring was empty before.
+    #[inline]
+    fn poll_head(&mut self) -> Result<usize, PortFault> {
+        let head = self.memory.load_head();
+        self.accept_head(head)
     }
 
     #[inline]
-    fn accept_head(&mut self, head: u64) -> Result<(), PortFault> {
-        self.writing.accept(head).inspect_err(|_| self.memory.broke())
+    fn accept_head(&mut self, head: u64) -> Result<usize, PortFault> {
+        let room = self.writing.poll(head).inspect_err(|_| self.memory.broke())?;
+        if self.writing.take_empty() {
+            self.memory.owe(Notice::Wrote);
+        }
+        Ok(room)
     }
 
     /// Shows the guest the head `new`, and wakes it if it may sleep for room (M3).
     fn publish(&mut self, new: u64) -> Result<(), PortFault> {
-        let old = self.reading.published;
-        if new == old {
+        if new == self.reading.published {
             return Ok(());
         }
         self.memory.store_head(new);
-        // The check of the next tail is against the new head; everything up to `tail` stays pending.
-        self.reading.published = new;
+        self.reading.publish(new);
         self.memory.fence();
-        let tail = self.memory.load_tail();
-        self.heads_before.push(old, new, self.reading.size);
-        self.accept_tail(tail)?;
-        self.tell_of_room();
+        self.poll_tail()?;
         if self.pkt() { self.look() } else { Ok(()) }
-    }
-
-    /// M3, also for a guest without fences, whose tail became visible after the head was published: tells it of the room if
-    /// its ring was full before.
-    #[inline]
-    fn tell_of_room(&mut self) {
-        let Reading { size, published, tail, .. } = self.reading;
-        if self.heads_before.take(advance(tail, 1, size), published, size) {
-            self.memory.owe(Notice::Read);
-        }
-    }
-
-    /// M2, also for a guest without fences, whose head became visible after the tail was published: tells it of the bytes if
-    /// its ring was empty before.
-    #[inline]
-    fn tell_of_bytes(&mut self) {
-        let Writing { size, tail, head, .. } = self.writing;
-        if self.tails_before.take(head, tail, size) {
-            self.memory.owe(Notice::Wrote);
-        }
     }
 
     #[inline]
@@ -203,24 +184,21 @@ impl<M: QueueMemory> QueuePairPort<M> {
     /// Where there is room in the guest's consume ring.
     pub fn sink(&self) -> RingSlice<'_> {
         let (_, consume, base) = self.memory.rings();
-        RingSlice { pages: consume, base, size: self.writing.size as usize, at: self.writing.tail as usize }
+        self.writing.sink(consume, base)
     }
 
     /// `len` bytes are there: publishes them, and wakes the guest if it may be asleep (M2).
     #[inline]
     pub fn produce(&mut self, len: usize) -> Result<(), PortFault> {
-        let old = self.writing.tail;
-        self.writing.tail = advance(old, len as u64, self.writing.size);
+        let old = self.writing.produce(len);
         self.memory.store_tail(self.writing.tail);
         self.memory.fence();
         let head = self.memory.load_head();
         // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
-        self.tails_before.push(old, self.writing.tail, self.writing.size);
         self.writing.unannounced = head != old;
         self.writing.head_at_produce = head;
         self.memory.gave(len);
         self.accept_head(head)?;
-        self.tell_of_bytes();
         if self.pkt() { self.look() } else { Ok(()) }
     }
 }
@@ -231,22 +209,18 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
             return Ok(0);
         }
         self.look()?;
-        let tail = self.memory.load_tail();
-        self.accept_tail(tail)?;
-        self.tell_of_room();
-        Ok(self.reading.pending() as usize)
+        self.poll_tail()
     }
 
     fn source(&self) -> RingSlice<'_> {
         let (produce, _, base) = self.memory.rings();
-        RingSlice { pages: produce, base, size: self.reading.size as usize, at: self.reading.cur as usize }
+        self.reading.source(produce, base)
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
-        let reading = &mut self.reading;
-        reading.cur = advance(reading.cur, len as u64, reading.size);
+        self.reading.consume(len);
         self.memory.took(len);
-        let lag = distance(self.reading.published, self.reading.cur, self.reading.size);
+        let lag = self.reading.lag();
         // M7: one byte stays unreported, so the guest never sees an empty ring and sends no WROTE;
         // and room is reported half a ring at a time, so a blocked writer is woken for a good reason.
         if lag > 1 && lag * 2 >= self.reading.size {
@@ -266,10 +240,8 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
             self.memory.wait_for(Notice::WaitingRead, next);
         }
         self.memory.fence();
-        let tail = self.memory.load_tail();
-        self.accept_tail(tail)?;
-        self.tell_of_room();
-        Ok(self.reading.pending() == 0 && self.reading.published == self.reading.cur)
+        let waiting = self.poll_tail()?;
+        Ok(waiting == 0 && self.reading.published == self.reading.cur)
     }
 
     fn writable(&mut self) -> Result<usize, PortFault> {
@@ -277,10 +249,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
             return Ok(0);
         }
         self.look()?;
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        Ok((self.writing.size - 1 - self.writing.used()) as usize)
+        self.poll_head()
     }
 
     fn keep_free(&self) -> usize {
@@ -301,10 +270,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
             self.memory.wait_for(Notice::WaitingWrite, next);
         }
         self.memory.fence();
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        Ok(self.writing.used() == self.writing.size - 1)
+        Ok(self.poll_head()? == 0)
     }
 
     fn renotify_reader(&mut self) -> Result<(), PortFault> {
@@ -315,10 +281,8 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         // A guest that has read since it saw the last bytes knows of them all. One that has not may
         // sleep with a low-water mark above what its last WROTE announced.
         self.writing.unannounced = false;
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        if head == self.writing.head_at_produce && self.writing.used() > 0 {
+        self.poll_head()?;
+        if self.writing.head == self.writing.head_at_produce && self.writing.used() > 0 {
             self.memory.owe(Notice::Wrote);
         }
         Ok(())
@@ -348,16 +312,14 @@ impl<M: QueueMemory> Notifications for QueuePairPort<M> {
 
     fn notify_late(&mut self) -> Result<(), PortFault> {
         if self.reading.size > 0 {
-            self.accept_tail(self.memory.load_tail())?;
-            let Reading { size, published, tail, .. } = self.reading;
-            if self.heads_before.take_any(advance(tail, 1, size), published, size) {
+            self.poll_tail()?;
+            if self.reading.take_any_full() {
                 self.memory.owe(Notice::Read);
             }
         }
         if self.writing.size > 0 {
-            self.accept_head(self.memory.load_head())?;
-            let Writing { size, tail, head, .. } = self.writing;
-            if self.tails_before.take_any(head, tail, size) {
+            self.poll_head()?;
+            if self.writing.take_any_empty() {
                 self.memory.owe(Notice::Wrote);
             }
         }
