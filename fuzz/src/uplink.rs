@@ -318,7 +318,7 @@ impl Bench {
                 }
                 lent.push(Lent { token, head: frame.head.to_vec(), offload: frame.offload });
             }
-            assert!(count <= most && lent.len() <= end.look_ahead());
+            assert!(count <= most && lent.len() <= end.info().look_ahead);
         };
         let look = self.frames.with(fetch);
         assert!(look.is_some() || !honest, "the peer has kept all rules and lost its connection");
@@ -424,7 +424,7 @@ impl Bench {
                 end.arm();
                 end.disarm();
             }
-            end.take_overhead();
+            end.info().overhead.take();
         })
         .is_some()
     }

@@ -144,7 +144,7 @@ impl Rig {
                 self.source.0.deliver(&[whole(&head, &self.spans)]).map_err(no_room)?;
             }
             self.source.0.flush(Instant::now());
-            while self.source.0.tick(Instant::now()) {}
+            while self.source.0.tick(Instant::now()).soon {}
             let (start, mut arrived) = (Instant::now(), 0);
             while arrived < FRAMES {
                 let turn = Instant::now();

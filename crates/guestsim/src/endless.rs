@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
-use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 
 /// Bytes of its ring.
 pub const RING: usize = 64 << 10;
@@ -72,10 +72,6 @@ impl StreamPort for Endless {
         Ok(())
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         Ok(self.chunk == 0)
     }
@@ -84,15 +80,12 @@ impl StreamPort for Endless {
         Ok(RING)
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.source()
-    }
-
     fn keep_free(&self) -> usize {
         0
     }
 
-    fn produce(&mut self, _len: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        from.copy_to(self.source(), len);
         Ok(())
     }
 
@@ -104,11 +97,17 @@ impl StreamPort for Endless {
         Ok(())
     }
 
-    fn notify_both(&mut self) {}
-
     fn end(&mut self, _end: End) {}
 
-    vmlane_port::plain! {
-        fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, address, keep
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo::default()
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        None
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        None
     }
 }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Aggregate, ChecksumStatus, DropReason, Filter, FramePort, Glance, HEAD, Layers, MAX_FRAME, MAX_HEAD,
-    Offload, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+    Aggregate, ChecksumStatus, DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, Layers, MAX_FRAME,
+    MAX_HEAD, Offload, Overhead, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
@@ -57,7 +57,7 @@ struct Inner {
     refreshes: usize,
     /// Descriptors read in vain with each burst that is fetched or delivered; those not told yet, and all.
     overhead: usize,
-    owed: usize,
+    owed: Overhead,
     overhead_so_far: usize,
     keeps: bool,
     /// Checksums of what it sends were verified, it says.
@@ -126,7 +126,7 @@ impl Wire {
             flushes: 0,
             refreshes: 0,
             overhead: 0,
-            owed: 0,
+            owed: Overhead::default(),
             overhead_so_far: 0,
             keeps: true,
             verifies: false,
@@ -392,7 +392,7 @@ impl Drop for MemoryPort {
 
 impl Inner {
     fn read_in_vain(&mut self) {
-        self.owed += self.overhead;
+        self.owed.add(self.overhead);
         self.overhead_so_far += self.overhead;
     }
 }
@@ -410,14 +410,6 @@ impl FramePort for MemoryPort {
             count += 1;
         }
         count
-    }
-
-    fn look_ahead(&self) -> usize {
-        self.slots.len()
-    }
-
-    fn take_overhead(&mut self) -> usize {
-        std::mem::take(&mut self.wire.0.lock().owed)
     }
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
@@ -460,9 +452,9 @@ impl FramePort for MemoryPort {
         self.wire.0.lock().flushes += 1;
     }
 
-    fn tick(&mut self, _: Instant) -> bool {
+    fn tick(&mut self, _: Instant) -> Ticked {
         self.spring(Trap::Tick);
-        self.wire.0.lock().holds_back
+        Ticked { soon: self.wire.0.lock().holds_back, changed: false }
     }
 
     fn fail(&mut self) {
@@ -474,7 +466,10 @@ impl FramePort for MemoryPort {
         self.filter = self.wire.0.lock().filter.clone();
     }
 
-    vmlane_port::plain!(changed);
+    fn info(&self) -> FramePortInfo {
+        let look_ahead = self.slots.len();
+        FramePortInfo { look_ahead, overhead: self.wire.0.lock().owed.clone() }
+    }
 }
 
 impl WakeUp for MemoryPort {
@@ -499,5 +494,11 @@ impl WakeUp for MemoryPort {
         self.wire.0.lock().glance
     }
 
-    vmlane_port::plain!(signs, readable_fd);
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::{Driver, Guest, Lines, Path, Ram, Registers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use vmlane_device::pci::{Checkpoint, PciDevice};
+use vmlane_device::pci::{Checkpoint, PciDevice, Survives};
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmSpec, VmView, VmciDevice};
 use vmlane_mem::memfd;
 use vmlane_port::Streams;

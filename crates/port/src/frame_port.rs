@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use vmlane_mem::Word;
@@ -10,6 +11,47 @@ use vmlane_mem::Word;
 use crate::filter::Filter;
 use crate::frame::{RxFrame, TxFrame};
 use crate::reason::{DropReason, PortStats};
+
+/// What a port is known by as long as it is attached.
+#[derive(Clone, Debug, Default)]
+pub struct FramePortInfo {
+    /// How many frames it lends at once, at most: of the queue that lends the fewest. The switch does not let one slow
+    /// receiver hold so many of them that the guest could send nothing to others.
+    pub look_ahead: usize,
+    /// What its guest is charged for beside its frames.
+    pub overhead: Overhead,
+}
+
+/// Descriptors that a port has read in vain: of frames that were skipped, of pieces without bytes, of buffers far smaller
+/// than frames need. The port counts them, and the switch charges the guest whose rings they are in.
+#[derive(Clone, Debug, Default)]
+pub struct Overhead(Arc<AtomicUsize>);
+
+impl Overhead {
+    /// So many more were read.
+    #[inline]
+    pub fn add(&self, descriptors: usize) {
+        if descriptors > 0 {
+            self.0.fetch_add(descriptors, Ordering::Relaxed);
+        }
+    }
+
+    /// Those since the last call.
+    #[inline]
+    pub fn take(&self) -> usize {
+        if self.0.load(Ordering::Relaxed) == 0 { 0 } else { self.0.swap(0, Ordering::Relaxed) }
+    }
+}
+
+/// What a tick found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ticked {
+    /// The guest may do something soon that it does not announce (a masked vector with an event pending), so that the
+    /// worker should poll again within microseconds, not milliseconds.
+    pub soon: bool,
+    /// Filter or capabilities are other ones now.
+    pub changed: bool,
+}
 
 /// Names a lent frame to its source: opaque to the switch, good until [`FramePort::finish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,12 +118,13 @@ pub struct Refused {
 ///
 /// | when | calls |
 /// | --- | --- |
-/// | at once, and when the device says [`Frames::refresh`] | [`Self::refresh`], [`Self::filter`], [`Self::capabilities`] |
+/// | at once | [`Self::info`] |
+/// | then, and when the device says [`Frames::refresh`] | [`Self::refresh`], [`Self::filter`], [`Self::capabilities`] |
 /// | each round | [`Self::capabilities`] |
 /// | its turn to send | [`Self::fetch`]; for each token [`Self::frame`], once or several times; [`Self::finish`] |
 /// | a frame is for it | [`Self::deliver`]; if it said [`DropReason::NoBuffers`], [`Self::has_room`] until that is true |
 /// | the end of a turn in which it sent, received or finished anything | [`Self::flush`] |
-/// | each round, also when nothing moves | [`Self::tick`], then [`Self::changed`] |
+/// | each round, also when nothing moves | [`Self::tick`]; [`Self::filter`] and [`Self::capabilities`] again if that says that they have changed |
 /// | before the worker sleeps | [`WakeUp::arm`]; if no port has a frame, the worker sleeps on the ports' files |
 /// | after that sleep | [`WakeUp::disarm`] |
 /// | a fault of ours ended the port | [`Self::fail`], then the drop |
@@ -95,15 +138,6 @@ pub trait FramePort: WakeUp + Send + Any {
     /// that is not valid is counted, completed and skipped inside. Fewer than asked for: no more wait, or too
     /// many are lent.
     fn fetch(&mut self, tokens: &mut [Token]) -> usize;
-
-    /// How many frames it lends at once, at most: of the queue that lends the fewest. The switch does not let one slow
-    /// receiver hold so many of them that the guest could send nothing to others.
-    fn look_ahead(&self) -> usize;
-
-    /// Descriptors read in vain since this was last asked: of frames that were skipped, of pieces without bytes, of
-    /// buffers far smaller than frames need. The guest whose rings they are in is charged for them. A port without
-    /// descriptors has none.
-    fn take_overhead(&mut self) -> usize;
 
     /// The frame behind a token.
     fn frame(&self, token: Token) -> TxFrame<'_>;
@@ -126,19 +160,17 @@ pub trait FramePort: WakeUp + Send + Any {
     /// End of a turn: completions become visible, interrupts that are due are raised.
     fn flush(&mut self, now: Instant);
 
-    /// Called every round, also when nothing moves: interrupts that became possible or due. Returns true if the
-    /// guest may do something soon that it does not announce (a masked vector with an event pending), so that the
-    /// worker should look again within microseconds, not milliseconds.
-    fn tick(&mut self, now: Instant) -> bool;
-
-    /// Have filter or capabilities changed inside of [`Self::tick`]? Asked after each, and true once.
-    fn changed(&mut self) -> bool;
+    /// Called every round, also when nothing moves: interrupts that became possible or due.
+    fn tick(&mut self, now: Instant) -> Ticked;
 
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
     fn refresh(&mut self);
 
     /// A fault of ours ended this port: its guest is told, so that its driver starts anew. Only the drop follows.
     fn fail(&mut self);
+
+    /// Asked when the port is attached.
+    fn info(&self) -> FramePortInfo;
 }
 
 /// What a glance at an armed port tells.
@@ -155,8 +187,8 @@ pub enum Glance {
 /// How a worker learns that a port has something to send, while it does not look by itself. Control calls: none
 /// is made while frames flow.
 ///
-/// No method has a default, here and in [`FramePort`]: a port that wraps another one would answer by it in place of that
-/// one. What a port has nothing to say in, it names in [`crate::plain!`].
+/// No method has a default, here and in [`FramePort`]: a port that wraps another one ([`crate::wrap::FrameWrapper`]) would
+/// answer by it in place of that one.
 pub trait WakeUp {
     /// The worker is about to sleep: ask the guest to announce its next frame if it can. Returns true if a frame
     /// waits already.

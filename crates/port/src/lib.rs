@@ -14,15 +14,14 @@
 #![deny(missing_docs)]
 
 mod bounded;
+pub mod byte_ring;
 pub mod fair;
 mod fault;
 mod filter;
 mod frame;
 mod frame_port;
-pub mod indexed_ring;
 pub mod life_of_a_stream_port;
 mod log_limit;
-mod methods;
 mod queue_turns;
 mod reason;
 pub mod role;
@@ -32,6 +31,7 @@ mod vnet;
 pub mod wrap;
 
 pub use bounded::{Bounded, Distinct};
+pub use byte_ring::{Bytes, RingSlice, transfer};
 pub use fault::PortFault;
 pub use filter::{Filter, VlanSet};
 pub use frame::{
@@ -39,12 +39,12 @@ pub use frame::{
     Transport, TxFrame,
 };
 pub use frame_port::{
-    BURST, FramePort, Frames, Glance, PortId, Refused, RxCapabilities, Sign, Token, WakeUp,
+    BURST, FramePort, FramePortInfo, Frames, Glance, Overhead, PortId, Refused, RxCapabilities, Sign, Ticked,
+    Token, WakeUp,
 };
-pub use indexed_ring::{RingSlice, transfer};
 pub use log_limit::LogLimit;
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};
-pub use stream_port::{End, StreamAddress, StreamPort};
+pub use stream_port::{End, Notifications, StreamAddress, StreamInfo, StreamPort, Survival};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 pub use vnet::VnetHeader;

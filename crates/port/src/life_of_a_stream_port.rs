@@ -12,8 +12,8 @@
 //! 1. [`a.readable()`](crate::StreamPort::readable): how many bytes are there, from one load of the index.
 //! 2. [`b.writable()`](crate::StreamPort::writable): how much room is there, likewise; less [`b.keep_free()`](crate::StreamPort::keep_free)
 //!    if all of it would be filled.
-//! 3. [`b.fill(a.source(), len)`](crate::StreamPort::fill): the one copy, then [`b.produce(len)`](crate::StreamPort::produce) publishes
-//!    the bytes and notifies the reader if it may sleep.
+//! 3. [`b.fill(a.source(), len)`](crate::StreamPort::fill): the one copy; then the bytes are published, and the reader is
+//!    notified if it may sleep.
 //! 4. [`a.consume(len)`](crate::StreamPort::consume): the room is the writer's again; it may be shown to it later.
 //!
 //! **Wake-ups.** They are separate from data, and none is sent per byte:
@@ -21,18 +21,23 @@
 //! * While bytes move, once a millisecond or so: [`renotify_reader`](crate::StreamPort::renotify_reader), for a reader that waits for
 //!   more bytes than its last notification told it of.
 //! * Before the stream sleeps, in this order: one more turn to the last byte; `b.renotify_reader()`;
-//!   [`a.publish_room()`](crate::StreamPort::publish_room); then [`a.arm_readable()`](crate::StreamPort::arm_readable) and, if that is not
+//!   [`a.arm_readable()`](crate::StreamPort::arm_readable), which publishes all room, and, if that is not
 //!   enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move kicks the stream.
-//! * Then [`withholds`](crate::StreamPort::withholds) on both ends delivers what is due, of what the last turn announced, too. While
-//!   it returns true, the worker stays awake and asks again.
-//! * A millisecond after it fell asleep: [`remind`](crate::StreamPort::remind), for a guest without fences, whose last store may have
+//!
+//! **Parts that only some ports have.** A port whose other side sleeps has [`Notifications`](crate::Notifications):
+//!
+//! * Asleep: [`flush_deferred`](crate::Notifications::flush_deferred) on both ends sends what is due, of what the last turn
+//!   announced, too. While it returns true, the worker stays awake and asks again.
+//! * A millisecond later: [`notify_late`](crate::Notifications::notify_late), for a guest without fences, whose last store may have
 //!   become visible too late for all of these.
-//! * Asleep: none, but for the safety net ([`requests`](crate::StreamPort::requests), `readable`, `writable`), and
-//!   [`notify_both`](crate::StreamPort::notify_both) should it find a lost notification.
+//! * Then none, but for the safety net ([`requests`](crate::Notifications::requests), `readable`, `writable`), and
+//!   [`notify_both`](crate::Notifications::notify_both) should it find a lost notification.
+//!
+//! A port whose rings outlive the daemon has [`Survival`](crate::Survival): when the other end has left bytes for which there was
+//! no room, [`keep`](crate::Survival::keep) gets them for the next daemon's sake.
 //!
 //! **The end.** [`end`](crate::StreamPort::end) tells how the stream ends, behind all bytes before it. When this end leaves, what its
-//! ring holds still moves on; then the port is dropped. When the other end has left bytes for which there was no room,
-//! [`keep`](crate::StreamPort::keep) gets them for the next daemon's sake.
+//! ring holds still moves on; then the port is dropped.
 //!
 //! Any call may return a [`PortFault`](crate::PortFault): the other side broke the rules of its ring. Then both ends are told that the stream
 //! is over, and the port is dropped.
@@ -40,11 +45,11 @@
 //! # A port in memory
 //!
 //! The least there is: two rings over private pages. A real one checks indices that its other side may set to anything
-//! ([`crate::indexed_ring`]).
+//! ([`crate::byte_ring`]).
 //!
 //! ```
 //! use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
-//! use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+//! use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 //!
 //! const SIZE: usize = 4096;
 //!
@@ -71,22 +76,17 @@
 //!         self.taken += len;
 //!         Ok(())
 //!     }
-//!     fn publish_room(&mut self) -> Result<(), PortFault> {
-//!         Ok(()) // it always sees `taken`
-//!     }
 //!     fn arm_readable(&mut self) -> Result<bool, PortFault> {
-//!         Ok(self.readable()? == 0)
+//!         Ok(self.readable()? == 0) // the other side always sees `taken`
 //!     }
 //!     fn writable(&mut self) -> Result<usize, PortFault> {
 //!         Ok(SIZE - (self.given - self.read))
 //!     }
-//!     fn sink(&self) -> RingSlice<'_> {
-//!         RingSlice { pages: &self.pages, base: SIZE, size: SIZE, at: self.given % SIZE }
-//!     }
 //!     fn keep_free(&self) -> usize {
 //!         0
 //!     }
-//!     fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+//!     fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+//!         from.copy_to(RingSlice { pages: &self.pages, base: SIZE, size: SIZE, at: self.given % SIZE }, len);
 //!         self.notified += usize::from(self.given == self.read); // it may sleep on an empty ring
 //!         self.given += len;
 //!         Ok(())
@@ -97,15 +97,18 @@
 //!     fn renotify_reader(&mut self) -> Result<(), PortFault> {
 //!         Ok(())
 //!     }
-//!     fn notify_both(&mut self) {
-//!         self.notified += 1;
-//!     }
 //!     fn end(&mut self, end: End) {
 //!         self.ended = Some(end);
 //!     }
-//!     // It needs no more than these.
-//!     vmlane_port::plain! {
-//!         fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, address, keep
+//!     fn info(&self) -> StreamInfo<'_> {
+//!         StreamInfo::default()
+//!     }
+//!     // It has no other parts.
+//!     fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+//!         None
+//!     }
+//!     fn survival(&mut self) -> Option<&mut dyn Survival> {
+//!         None
 //!     }
 //! }
 //!
@@ -121,7 +124,7 @@
 //! fn turn(a: &mut dyn StreamPort, b: &mut dyn StreamPort) -> Result<usize, PortFault> {
 //!     let len = a.readable()?.min(b.writable()?);
 //!     if len > 0 {
-//!         b.fill(a.source(), len)?;
+//!         b.fill(Bytes::Ring(a.source()), len)?;
 //!         a.consume(len)?;
 //!     }
 //!     Ok(len)
@@ -136,8 +139,7 @@
 //! b.pages.read(SIZE, &mut bytes);
 //! assert_eq!(&bytes, b"hello");
 //! // Nothing is left: the stream may sleep until the next byte is announced.
-//! a.publish_room().unwrap();
-//! assert!(!a.withholds() && !b.withholds() && a.arm_readable().unwrap());
+//! assert!(a.arm_readable().unwrap());
 //! b.end(End::Finished);
 //! assert_eq!(b.ended, Some(End::Finished));
 //! ```

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 
-use crate::{PortFault, RingSlice};
+use crate::{Bytes, PortFault, RingSlice};
 
 /// How a stream ends for the end that stays, always behind the last byte it could get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,15 +39,33 @@ impl StreamAddress {
     }
 }
 
+/// What is known of an end and does not change while it is joined.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamInfo<'a> {
+    /// False if the other side never announces new bytes or room: the stream must poll.
+    pub announces: bool,
+    /// Between whom the stream is, if this end knows. For captures.
+    pub address: Option<StreamAddress>,
+    /// A file that becomes readable whenever the other side announces something, if it does so by a file: the worker of the
+    /// stream watches it, until [`Notifications::answer_doorbell`] says otherwise.
+    pub doorbell: Option<BorrowedFd<'a>>,
+}
+
+impl Default for StreamInfo<'_> {
+    fn default() -> Self {
+        StreamInfo { announces: true, address: None, doorbell: None }
+    }
+}
+
 /// One end of a byte stream. A worker owns it; the other side of its rings (a guest, a process) moves its
 /// own indices at any time. The order of the calls: the page of [`crate::life_of_a_stream_port`].
 ///
 /// Reading half: bytes the other side has written. Writing half: room for bytes the other side will read.
 /// Indices that the other side sees may lag behind what was really consumed while the stream is awake;
-/// `publish_room` and the `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
+/// the `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
 ///
-/// No method has a default: a port that wraps another one would answer by it in place of that one. What a port has nothing to say
-/// in, it names in [`crate::plain!`].
+/// What only some ports can do is a part of its own, which the others do not have. No method has a default: a port that wraps
+/// another one ([`crate::wrap::StreamWrapper`]) would answer by it in place of that one.
 pub trait StreamPort: Send + Any {
     /// Bytes that the other side has written and that are not consumed yet, from a fresh load of its index.
     fn readable(&mut self) -> Result<usize, PortFault>;
@@ -58,30 +76,21 @@ pub trait StreamPort: Send + Any {
     /// The first `len` readable bytes are copied. The other side may not see (all of) the room yet.
     fn consume(&mut self, len: usize) -> Result<(), PortFault>;
 
-    /// Before sleeping: show the other side all the room there is (rule M3 included).
-    fn publish_room(&mut self) -> Result<(), PortFault>;
-
-    /// After [`Self::publish_room`]: a fresh look. True if nothing is readable and the other side's next
-    /// byte will wake the stream.
+    /// Before sleeping: shows the other side all the room there is (rule M3 included), then polls once more. True if nothing
+    /// is readable and the other side's next byte will wake the stream.
     fn arm_readable(&mut self) -> Result<bool, PortFault>;
 
     /// Bytes of room in the other side's ring, from a fresh load of its index.
     fn writable(&mut self) -> Result<usize, PortFault>;
-
-    /// Where the room lies.
-    fn sink(&self) -> RingSlice<'_>;
 
     /// Bytes that should stay free while the stream is awake, so that the other side never sees a full ring
     /// and has no reason to announce that it made room (rule M7). One at most: it is asked for only
     /// where all the room would be filled.
     fn keep_free(&self) -> usize;
 
-    /// `len` bytes were written into the room: publish them, and wake the other side if it may be asleep.
-    fn produce(&mut self, len: usize) -> Result<(), PortFault>;
-
-    /// Moves `len` bytes, for which there is room, from the ring of another port into this one's. Bytes
-    /// first, then the index that announces them (rule M1).
-    fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault>;
+    /// Copies the first `len` of these bytes, for which there is room, into the ring, publishes them, and wakes the other
+    /// side if it may be asleep. Bytes first, then the index that announces them (rule M1).
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault>;
 
     /// A fresh look. True if the ring is exactly full and the other side's next read will wake the stream.
     fn arm_writable(&mut self) -> Result<bool, PortFault>;
@@ -90,38 +99,44 @@ pub trait StreamPort: Send + Any {
     /// marks). Called before sleeping and every millisecond or so while bytes move.
     fn renotify_reader(&mut self) -> Result<(), PortFault>;
 
+    /// Tells the other side how its stream ends. All bytes before it are published.
+    fn end(&mut self, end: End);
+
+    /// Asked when the port is joined, and when a capture begins or ends.
+    fn info(&self) -> StreamInfo<'_>;
+
+    /// Of a port whose other side sleeps and is notified.
+    fn notifications(&mut self) -> Option<&mut dyn Notifications>;
+
+    /// Of a port whose rings survive the daemon.
+    fn survival(&mut self) -> Option<&mut dyn Survival>;
+}
+
+/// How the other side of a port is notified, beside what [`StreamPort::fill`], [`StreamPort::consume`] and the `arm_*` calls see
+/// to. Asked for when a stream is about to sleep, while it sleeps, and every millisecond or so.
+pub trait Notifications {
+    /// Sends what is deferred, if its time has come. True while some of it is still pending: the stream's worker may not
+    /// sleep.
+    fn flush_deferred(&mut self) -> bool;
+
     /// The stream has slept for a moment, so what the other side stored before it went to sleep is visible now: wakes it if it
     /// may sleep for something that is there.
-    fn remind(&mut self) -> Result<(), PortFault>;
+    fn notify_late(&mut self) -> Result<(), PortFault>;
 
     /// Wakes the other side on both halves: the safety net's repair.
     fn notify_both(&mut self);
 
-    /// Sends what had to wait for its time, if the time has come. True while something still waits: the stream's
-    /// worker may not sleep.
-    fn withholds(&mut self) -> bool;
-
-    /// False if the other side never tells the stream of new bytes or room: the stream must look by itself.
-    fn notifies(&self) -> bool;
-
-    /// A file that becomes readable whenever the other side announces something, if it does so by a file: the worker of the
-    /// stream watches it, until [`Self::answer_doorbell`] says otherwise.
-    fn doorbell(&self) -> Option<BorrowedFd<'_>>;
-
-    /// The doorbell has rung: takes what was announced. The stream gets a turn. False: the file announces nothing from now
-    /// on, and is not to be watched any more.
+    /// The doorbell ([`StreamInfo::doorbell`]) has rung: takes what was announced. The stream gets a turn. False: the file
+    /// announces nothing from now on, and is not to be watched any more.
     fn answer_doorbell(&mut self) -> bool;
 
     /// Requests of any kind that the other side has made so far. One that makes some while its bytes lie there has
     /// had the time to announce them. `None` if they are not counted: its time passes as clocks go.
     fn requests(&self) -> Option<u64>;
+}
 
-    /// Between whom the stream is, if this end knows. For captures.
-    fn address(&self) -> Option<StreamAddress>;
-
+/// What the next daemon must know of a port's bytes.
+pub trait Survival {
     /// The other end has left these bytes for this one: they are all that the next daemon has of them.
     fn keep(&mut self, bytes: &[u8]);
-
-    /// Tells the other side how its stream ends. All bytes before it are published.
-    fn end(&mut self, end: End);
 }

@@ -1,5 +1,5 @@
 //! The daemon's half of a program's ring, where the daemon has left it to the helper: a reader and a writer that trust the program no
-//! further than they can check (`vmlane_port::indexed_ring`). The program notices no difference.
+//! further than they can check (`vmlane_port::byte_ring`). The program notices no difference.
 //!
 //! A program announces bytes where its ring was empty, and room where the other was exactly full; beyond that it is looked at. A bit
 //! in its page says whether it waits, and for what: only then is it signalled.
@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Word};
 use vmlane_port::PortFault;
-use vmlane_port::indexed_ring::{Reading, RingSlice, Writing, advance};
+use vmlane_port::byte_ring::{Reading, Writing};
 use vmlane_wire::host::{INDEX_PAGE, RING, SAID_CLOSE, SAID_RECEIVE, SAID_SEND, ended, layout, word};
 
 /// Bytes that are announced at once to a program that waits, the rest at the end of the turn.
@@ -79,27 +79,19 @@ impl Far {
 
     /// Bytes that wait.
     pub fn ready(&mut self) -> io::Result<usize> {
-        self.reading.accept(self.program_tail.load()).map_err(broken)?;
-        Ok(self.reading.pending() as usize)
+        self.reading.poll(self.program_tail.load()).map_err(broken)
     }
 
     /// Copies as many of the bytes that were ready at the last look as `out` holds.
     pub fn peek(&self, out: &mut [u8]) -> usize {
         let len = out.len().min(self.reading.pending() as usize);
-        let at = RingSlice {
-            pages: &self.program_data,
-            base: 0,
-            size: RING as usize,
-            at: self.reading.cur as usize,
-        };
-        at.read(out.get_mut(..len).unwrap_or_default());
+        self.reading.source(&self.program_data, 0).read(out.get_mut(..len).unwrap_or_default());
         len
     }
 
     /// Gives `len` bytes, which are ready, back as room. True: the program waits for it.
     pub fn consume(&mut self, len: usize) -> bool {
-        let len = (len as u64).min(self.reading.pending());
-        self.reading.cur = advance(self.reading.cur, len, RING);
+        self.reading.consume(len.min(self.reading.pending() as usize));
         self.reading.published = self.reading.cur;
         self.our_head.store_fenced(self.reading.cur);
         self.room_owed = true;
@@ -113,8 +105,7 @@ impl Far {
 
     /// Bytes of room.
     pub fn room(&mut self) -> io::Result<usize> {
-        self.writing.accept(self.program_head.load()).map_err(broken)?;
-        Ok((RING - 1 - self.writing.used()) as usize)
+        self.writing.poll(self.program_head.load()).map_err(broken)
     }
 
     /// Writes what fits of `data`: so many bytes. True: the program is to be told now.
@@ -123,10 +114,8 @@ impl Far {
         if data.is_empty() {
             return Ok((0, false));
         }
-        let at =
-            RingSlice { pages: &self.our_data, base: 0, size: RING as usize, at: self.writing.tail as usize };
-        at.write(data);
-        self.writing.tail = advance(self.writing.tail, data.len() as u64, RING);
+        self.writing.sink(&self.our_data, 0).write(data);
+        self.writing.produce(data.len());
         self.our_tail.store_fenced(self.writing.tail);
         self.bytes_owed += data.len();
         Ok((data.len(), self.bytes_owed >= AT_ONCE && self.owes_bytes()))

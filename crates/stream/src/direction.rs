@@ -4,7 +4,7 @@
 //! their ports. `device/tests/it/interleavings` runs this very code against every interleaving of a small
 //! model and fails when one of the rules M1 to M4 is broken.
 
-use vmlane_port::{End, PortFault, StreamPort};
+use vmlane_port::{Bytes, End, PortFault, StreamPort};
 
 /// Why a direction sleeps, and therefore what wakes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,7 +121,6 @@ impl Direction {
         to.renotify_reader().map_err(Blame::Sink)?;
         self.sleep = match (&self.source, from) {
             (Source::Ring, Some(from)) => {
-                from.publish_room().map_err(Blame::Source)?;
                 if from.arm_readable().map_err(Blame::Source)? {
                     Some(Sleep::Empty)
                 } else if to.arm_writable().map_err(Blame::Sink)? {
@@ -152,7 +151,7 @@ impl Direction {
                 let len = if readable == 0 { 0 } else { fit(to, readable, filling)? };
                 if len > 0 {
                     // M1: bytes first, then the tail that announces them; the source's room last.
-                    to.fill(from.source(), len).map_err(Blame::Sink)?;
+                    to.fill(Bytes::Ring(from.source()), len).map_err(Blame::Sink)?;
                     from.consume(len).map_err(Blame::Source)?;
                 }
                 len
@@ -162,9 +161,8 @@ impl Direction {
                 let rest = (bytes.len() - *at).min(quota);
                 let len = if rest == 0 { 0 } else { fit(to, rest, filling)? };
                 if len > 0 {
-                    to.sink().write(&bytes[*at..*at + len]);
+                    to.fill(Bytes::Private(&bytes[*at..]), len).map_err(Blame::Sink)?;
                     *at += len;
-                    to.produce(len).map_err(Blame::Sink)?;
                 }
                 len
             }
@@ -226,8 +224,10 @@ impl Direction {
         let mut bytes = vec![0; kept];
         from.source().read(&mut bytes);
         from.consume(kept).map_err(Blame::Source)?;
-        if kept > 0 {
-            to.keep(&bytes);
+        if kept > 0
+            && let Some(survival) = to.survival()
+        {
+            survival.keep(&bytes);
         }
         self.source = Source::Spill { bytes, at: 0 };
         if kept > 0 {

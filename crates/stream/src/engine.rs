@@ -366,7 +366,7 @@ impl StreamEngine {
         if now.duration_since(self.polled) >= POLLED {
             self.polled = now;
             for slot in 0..self.streams.len() {
-                if self.stream(slot).is_some_and(|stream| !stream.active && !stream.notifies()) {
+                if self.stream(slot).is_some_and(|stream| !stream.active && !stream.announces()) {
                     self.poll_once(slot);
                 }
             }
@@ -499,7 +499,7 @@ impl Engine for StreamEngine {
         }
         let now = self.now;
         let limit = |stream: &JoinedStream| match stream.look() {
-            _ if !stream.notifies() => POLLED,
+            _ if !stream.announces() => POLLED,
             Some(look) => look.saturating_duration_since(now),
             None => INSPECT,
         };

@@ -59,7 +59,7 @@ pub struct JoinedStream {
     /// delivered or dropped.
     charged: [Option<(Arc<Budget>, usize)>; 2],
     /// False if an end never announces anything: then the stream looks by itself.
-    notifies: bool,
+    announces: bool,
     /// When bytes last moved, for the worker's decision to sleep.
     pub last_moved: Instant,
     /// The worker's account that its turns are charged to.
@@ -118,6 +118,11 @@ fn broken(from: Side, blame: Blame) -> Broken {
     }
 }
 
+/// Requests that an end's other side has made, if they are counted.
+fn requests(end: &mut StreamEnd) -> Option<u64> {
+    end.port.notifications()?.requests()
+}
+
 fn refund(charge: &mut Option<(Arc<Budget>, usize)>) {
     if let Some((budget, bytes)) = charge.take() {
         budget.give_back(bytes);
@@ -131,12 +136,12 @@ impl JoinedStream {
 
     /// A previous daemon's stream; [`JoinedStream::restore_marks`] comes next.
     pub fn resumed(
-        ends: [Option<StreamEnd>; 2],
+        mut ends: [Option<StreamEnd>; 2],
         left: [(Vec<u8>, Option<Arc<Budget>>); 2],
         now: Instant,
     ) -> JoinedStream {
-        let notifies = ends.iter().flatten().all(|end| end.port.notifies());
-        let slow = ends.iter().flatten().any(|end| end.slow || end.port.requests().is_none());
+        let announces = ends.iter().flatten().all(|end| end.port.info().announces);
+        let slow = ends.iter_mut().flatten().any(|end| end.slow || requests(end).is_none());
         let mut directions: [Direction; 2] = Default::default();
         let mut charged = [None, None];
         for (from, (bytes, budget)) in left.into_iter().enumerate().filter(|(from, _)| ends[*from].is_none())
@@ -151,7 +156,7 @@ impl JoinedStream {
             ends,
             directions,
             charged,
-            notifies,
+            announces,
             last_moved: now,
             account: Account::default(),
             active: false,
@@ -182,23 +187,24 @@ impl JoinedStream {
         Ok(())
     }
 
-    pub fn notifies(&self) -> bool {
-        self.notifies
+    pub fn announces(&self) -> bool {
+        self.announces
     }
 
-    /// What the ends announce is not heard: the stream looks by itself.
+    /// What the ends announce does not arrive: the stream polls.
     pub fn be_polled(&mut self) {
-        self.notifies = false;
+        self.announces = false;
     }
 
     /// The file by which the end of `side` announces something.
     pub fn doorbell(&self, side: Side) -> Option<BorrowedFd<'_>> {
-        self.ends[side as usize].as_ref()?.port.doorbell()
+        self.ends[side as usize].as_ref()?.port.info().doorbell
     }
 
     /// It has rung. False: it is not to be watched any more.
     pub fn answer_doorbell(&mut self, side: Side) -> bool {
-        self.ends[side as usize].as_mut().is_some_and(|end| end.port.answer_doorbell())
+        let notifications = self.ends[side as usize].as_mut().and_then(|end| end.port.notifications());
+        notifications.is_some_and(|notifications| notifications.answer_doorbell())
     }
 
     /// Bytes moved, both directions.
@@ -291,12 +297,12 @@ impl JoinedStream {
         Ok(asleep)
     }
 
-    /// Both ends send what they withheld, as far as its time has come. True if none of it is left. Called after the
+    /// Both ends send what they deferred, as far as its time has come. True if none of it is left. Called after the
     /// last bytes have moved: those may have been announced late, too.
     pub fn deliver_withheld(&mut self) -> Result<bool, Broken> {
         let mut all = true;
         for end in self.ends.iter_mut().flatten() {
-            all &= !end.port.withholds();
+            all &= !end.port.notifications().is_some_and(|notifications| notifications.flush_deferred());
         }
         Ok(all)
     }
@@ -349,7 +355,7 @@ impl JoinedStream {
 
     /// Has `taps`, and no others, look at what both ends send. Only streams whose addresses an end knows are looked at.
     pub fn set_taps(&mut self, taps: &[Arc<dyn StreamTap>]) {
-        let known = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.address()));
+        let known = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.info().address));
         let addresses = [
             known[0].or(known[1].map(|peer| peer.reversed())),
             known[1].or(known[0].map(|peer| peer.reversed())),
@@ -363,7 +369,7 @@ impl JoinedStream {
 
     /// Tells the taps of a stream that it is new.
     pub fn tell_begin(&self, taps: &[Arc<dyn StreamTap>]) {
-        let address = self.ends[0].as_ref().and_then(|end| end.port.address());
+        let address = self.ends[0].as_ref().and_then(|end| end.port.info().address);
         if let Some(address) = address {
             let now = wall_clock();
             taps.iter().for_each(|tap| tap.event(address, StreamEvent::Begins, now));
@@ -417,8 +423,9 @@ impl JoinedStream {
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
         if self.again {
             for side in Side::BOTH {
-                if let Some(end) = &mut self.ends[side as usize] {
-                    end.port.remind().map_err(|fault| Broken { side, fault })?;
+                let end = self.ends[side as usize].as_mut();
+                if let Some(notifications) = end.and_then(|end| end.port.notifications()) {
+                    notifications.notify_late().map_err(|fault| Broken { side, fault })?;
                 }
             }
         }
@@ -433,7 +440,7 @@ impl JoinedStream {
                 _ => stuck[from as usize] = work,
             }
         }
-        let requests = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.requests()));
+        let requests = self.ends.each_mut().map(|end| end.as_mut().and_then(requests));
         let progress = [self.moved(), self.sleeps];
         let before = self.suspicion.take().filter(|before| before.progress == progress);
         if stuck != [false; 2] {
@@ -459,8 +466,8 @@ impl JoinedStream {
 
     /// Repairs after a lost notice: both ends look again.
     pub fn notify_both(&mut self) {
-        for end in self.ends.iter_mut().filter_map(Option::as_mut) {
-            end.port.notify_both();
+        for notifications in self.ends.iter_mut().flatten().filter_map(|end| end.port.notifications()) {
+            notifications.notify_both();
         }
         self.wake();
     }

@@ -217,7 +217,7 @@ impl Core {
                 frames = frames.split_first().map_or(&[], |(_, behind)| behind);
             }
             self.serving = slot;
-            let (owner, overhead) = (port.owner, end.take_overhead());
+            let (owner, overhead) = (port.owner, port.info.overhead.take());
             self.ports.allowances.charge(owner, overhead * PIECE_COST);
             self.held.note(slot, owner, self.now);
         }

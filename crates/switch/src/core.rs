@@ -211,7 +211,7 @@ impl Core {
 
     pub fn attach(&mut self, slot: Slot, end: Box<dyn FramePort>) {
         self.detach(slot);
-        self.held.set_places(slot, end.look_ahead());
+        self.held.set_places(slot, end.info().look_ahead);
         let now = self.now;
         if let Some(port) = self.ports.get_mut(slot).filter(|port| !port.shut) {
             port.plug(end, now);
@@ -454,17 +454,17 @@ impl Core {
             let ticked = self.guarded(slot, |core| {
                 let port = core.ports.get_mut(slot)?;
                 let end = port.end.as_mut()?;
-                let again = end.tick(now);
-                port.watch.again = again;
-                Some((again, end.changed(), end.take_overhead()))
+                let ticked = end.tick(now);
+                port.watch.again = ticked.soon;
+                Some((ticked, port.info.overhead.take()))
             });
-            if let Some((again, differs, overhead)) = ticked.flatten() {
-                soon |= again;
-                changed |= differs;
-                if differs {
+            if let Some((ticked, overhead)) = ticked.flatten() {
+                soon |= ticked.soon;
+                changed |= ticked.changed;
+                if ticked.changed {
                     self.publish(slot);
                 }
-                let rebuilds = if differs { REBUILD } else { 0 };
+                let rebuilds = if ticked.changed { REBUILD } else { 0 };
                 self.ports.allowances.charge(owner, overhead * PIECE_COST + rebuilds);
             }
         }

@@ -155,7 +155,7 @@ impl Core {
         port.before_move = Vec::new();
         port.pending = PendingQueue::new(self.now);
         port.watch = Watch::new(self.now);
-        let look_ahead = port.end.as_ref().map_or(PLACES, |end| end.look_ahead());
+        let look_ahead = if port.end.is_some() { port.info.look_ahead } else { PLACES };
         self.held.set_places(slot, look_ahead);
         self.ports.put(slot, port);
         self.rebuild();

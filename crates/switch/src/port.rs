@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::time::Instant;
 
 use vmlane_port::wrap::{CapturedFrames, FrameTap, wall_clock};
-use vmlane_port::{DropReason, FramePort, PortId, PortStats, RxCapabilities, RxFrame, TxFrame};
+use vmlane_port::{
+    DropReason, FramePort, FramePortInfo, PortId, PortStats, RxCapabilities, RxFrame, TxFrame,
+};
 use vmlane_wire::ethernet::Mac;
 
 use crate::Slot;
@@ -91,6 +93,8 @@ pub struct Port {
     pub stats: Arc<PortStats>,
     pub state: Arc<PortState>,
     pub end: Option<Box<dyn FramePort>>,
+    /// Of what is attached, or was.
+    pub info: FramePortInfo,
     extras: Extras,
     /// Nothing may be attached to it.
     pub shut: bool,
@@ -162,6 +166,7 @@ impl Port {
             stats,
             state,
             end: None,
+            info: FramePortInfo::default(),
             extras: Extras::default(),
             shut: false,
             dirty: false,
@@ -199,6 +204,7 @@ impl Port {
         self.attachment = self.attachment.wrapping_add(1);
         self.retired = false;
         self.watch = Watch::new(now);
+        self.info = end.info();
         self.end = Some(CapturedFrames::wrap(end, &self.taps));
         self.extras.snooped = None;
         self.snoop(now);
@@ -211,6 +217,7 @@ impl Port {
     fn wrap(&mut self, now: Instant) {
         let Some(end) = self.end.take().map(CapturedFrames::unwrap) else { return };
         let shaped = ShapedPort::new(end, self.extras.cell.clone(), self.stats.clone(), now);
+        self.info = shaped.info();
         self.end = Some(CapturedFrames::wrap(Box::new(shaped), &self.taps));
         self.extras.wrapped = true;
     }

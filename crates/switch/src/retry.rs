@@ -68,7 +68,7 @@ impl Core {
             let (count, delivered) = merged
                 .filter(|(_, outcome)| outcome.is_ok())
                 .unwrap_or_else(|| (1, self.deliver_pending(slot, receiver, &mut frame)));
-            let overhead = receiver.end.as_mut().map_or(0, |end| end.take_overhead());
+            let overhead = receiver.info.overhead.take();
             self.ports.allowances.charge(receiver.owner, overhead * PIECE_COST);
             match delivered {
                 Err(DropReason::NoBuffers) => {

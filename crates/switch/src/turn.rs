@@ -149,7 +149,7 @@ impl Core {
                     break;
                 }
                 let fetched = sender.tx.burst.fetch(end, most);
-                let overhead = end.take_overhead() * PIECE_COST;
+                let overhead = sender.info.overhead.take() * PIECE_COST;
                 if overhead > 0 {
                     // Frames that were left out are completed, too.
                     moved = true;
@@ -519,7 +519,7 @@ impl Core {
         self.serving = receiver;
         let outcome = self.egress.deliver(sent, &mut pending.next, to);
         self.serving = from.slot;
-        let (owner, overhead) = (port.owner, end.take_overhead());
+        let (owner, overhead) = (port.owner, port.info.overhead.take());
         if let Err(reason) = outcome
             && reason != DropReason::NoBuffers
         {

@@ -11,6 +11,7 @@
 
 mod checkpoint;
 mod error;
+mod held;
 mod inbox;
 mod mail;
 mod refuse;
@@ -108,7 +109,7 @@ impl<'d> Session<'d> {
         stream.set_nonblocking(false)?;
         let mail = Mail::create()?;
         scope.remove_all("s/");
-        let keep = Keep::begin(scope, &stream, &mail, device.files())?;
+        let keep = Keep::begin(scope, &stream, &mail, files(device))?;
         count(&stats.sessions);
         let handle = SessionHandle::new(stream);
         Ok(Session {
@@ -139,18 +140,22 @@ impl<'d> Session<'d> {
         let mut prepared = prepared;
         let found = &mut prepared;
         let resumed = catch_unwind(AssertUnwindSafe(|| {
-            device.adopt(&mut found.files);
+            let survival = device.survival().ok_or("the device does not survive")?;
+            survival.adopt(&mut found.files);
             match &found.records {
-                Ok(records) => device.resume(Checkpoint { records }).map_err(|error| error.to_string()),
+                Ok(records) => survival.resume(Checkpoint { records }).map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             }
         }));
         let reset = resumed.unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned())).err();
         if let Some(error) = reset {
             tracing::error!(error, "the state of a previous daemon is of no use; device reset");
-            guarded(&stats, || device.abandon());
+            guarded(&stats, || match device.survival() {
+                Some(survival) => survival.abandon(),
+                None => device.reset(),
+            });
         }
-        prepared.hold(device.files());
+        prepared.hold(files(device));
         let Prepared { stream, mail, map, keep, done, inbound, .. } = prepared;
         let handle = SessionHandle::new(stream);
         let mut requests = Requests::new(device, irqs, stats, keep.scope.clone(), handle.memory().clone());
@@ -315,7 +320,9 @@ impl<'d> Session<'d> {
         // Valid before the answer leaves: from here on the next daemon only answers.
         self.keep.done(Done { number, size: self.inbox.serving().1, letter }, &self.requests.irqs);
         let (requests, log) = (&mut self.requests, &self.keep.log);
-        guarded(&requests.stats, || requests.device.record(log));
+        guarded(&requests.stats, || {
+            requests.device.survival().into_iter().for_each(|state| state.record(log))
+        });
         log.commit();
         if !silent {
             self.reply.send(self.handle.stream(), &mut self.mail, letter)?;
@@ -356,6 +363,11 @@ impl<'d> Session<'d> {
     }
 }
 
+/// What the next daemon needs of a device.
+fn files(device: &mut dyn PciDevice) -> Vec<(&'static str, OwnedFd)> {
+    device.survival().map_or(Vec::new(), |survival| survival.files())
+}
+
 /// Holds descriptors that came with request `number` until it has been carried out. `held`: the highest of them.
 fn hold(requests: &Requests<'_>, held: &mut u64, number: u64, fds: &[OwnedFd]) {
     if !fds.is_empty() {
@@ -365,7 +377,7 @@ fn hold(requests: &Requests<'_>, held: &mut u64, number: u64, fds: &[OwnedFd]) {
     // closing a file of a file system that does not answer takes for ever.
     let usable = |fd: &OwnedFd| vmlane_mem::may_hold_guest_memory(fd) || is_event_fd(fd.as_fd());
     for (place, fd) in fds.iter().enumerate().filter(|(_, fd)| usable(fd)) {
-        requests.hold(&format!("s/in.{number}.{place}"), fd);
+        held::hold(&requests.scope, &format!("s/in.{number}.{place}"), fd);
     }
 }
 

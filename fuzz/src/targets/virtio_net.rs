@@ -69,7 +69,6 @@ pub fn run(data: &[u8]) {
                 rings[2].post(&[out(page, command.len()), into(page + 4096, 1)]);
                 frames.with(|end| {
                     end.tick(now);
-                    end.changed();
                 });
             }
             5 => {

@@ -93,11 +93,21 @@ pub trait PciDevice: Send {
     /// with the number it had.
     fn begin(&mut self, number: u64);
 
+    /// How long the session may busy-wait for the next access after one: a driver in the middle of a
+    /// burst of port I/O waits for each answer, and sleeping costs it more than the work.
+    fn spin_hint(&self) -> Duration;
+
+    /// Of a function that the next daemon can continue.
+    fn survival(&mut self) -> Option<&mut dyn Survives>;
+}
+
+/// How a function outlives the daemon: its files and its records.
+pub trait Survives {
     /// Files that the next daemon needs, by name. Asked for when a session begins.
     fn files(&self) -> Vec<(&'static str, OwnedFd)>;
 
-    /// Uses the files of a previous daemon, by the names of [`PciDevice::files`]. Comes before
-    /// [`PciDevice::resume`] or [`PciDevice::abandon`].
+    /// Uses the files of a previous daemon, by the names of [`Survives::files`]. Comes before
+    /// [`Survives::resume`] or [`Survives::abandon`].
     fn adopt(&mut self, files: &mut Found);
 
     /// Stages what the next daemon must know and has changed since the last call; the caller commits. Keys
@@ -108,11 +118,7 @@ pub trait PciDevice: Send {
     /// interrupts are as they were. An error leaves the device reset.
     fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable>;
 
-    /// A previous daemon's state is of no use: start from reset, with the memory there is. A driver that can be told
-    /// is told.
+    /// A previous daemon's state is of no use: start from reset, with the memory there is. A driver that can be notified
+    /// is.
     fn abandon(&mut self);
-
-    /// How long the session may busy-wait for the next access after one: a driver in the middle of a
-    /// burst of port I/O waits for each answer, and sleeping costs it more than the work.
-    fn spin_hint(&self) -> Duration;
 }

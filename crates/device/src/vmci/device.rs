@@ -14,7 +14,7 @@ use vmlane_wire::vmci::{
 
 use crate::irq::Interrupts;
 use crate::pci::config::{Bar, ConfigSpace, Msix};
-use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region};
+use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region, Survives};
 
 use super::caller::{Caller, PageFormat};
 use super::dma;
@@ -472,6 +472,16 @@ impl PciDevice for VmciDevice {
         self.inbox.forget_consumed();
     }
 
+    fn spin_hint(&self) -> Duration {
+        if self.bursting { PORT_SPIN } else { Duration::ZERO }
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survives> {
+        Some(self)
+    }
+}
+
+impl Survives for VmciDevice {
     fn files(&self) -> Vec<(&'static str, OwnedFd)> {
         Vec::new()
     }
@@ -526,10 +536,6 @@ impl PciDevice for VmciDevice {
     fn abandon(&mut self) {
         self.reset();
         [self.regs.out_high, self.regs.in_high] = self.hypervisor.buffers_high(self.cid);
-    }
-
-    fn spin_hint(&self) -> Duration {
-        if self.bursting { PORT_SPIN } else { Duration::ZERO }
     }
 }
 

@@ -62,7 +62,7 @@ pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
 pub use notice::Notice;
 pub use notifier::Protocol;
-pub use queue_pair::port::{QueueMemory, QueuePairPort};
+pub use queue_pair::port::{OtherSide, QueueMemory, QueuePairPort};
 pub use record::restore::HypervisorCheckpoint;
 pub use shared::{Asks, SharedMap, SharedRing, Waker};
 pub use spec::{AddError, Limits, VmSpec};

@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap, Pages, Word};
-use vmlane_port::indexed_ring::{Reading, Writing};
-use vmlane_port::{End, PortFault, StreamAddress};
+use vmlane_port::{End, PortFault, StreamAddress, StreamInfo};
 use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
 
 use super::notice::Notice;
-use super::queue_pair::port::{QueueMemory, QueuePairPort};
+use super::queue_pair::port::{OtherSide, QueueMemory, QueuePairPort};
 
 /// How the process behind a shared ring is reached. Called by workers: must not block.
 pub trait Waker: Send + Sync {
@@ -28,7 +27,7 @@ pub trait Waker: Send + Sync {
     /// It broke the rules of its ring.
     fn broke(&self);
 
-    /// The file by which it asks for a look: see [`vmlane_port::StreamPort::doorbell`].
+    /// The file by which it asks for a look: see [`StreamInfo::doorbell`].
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -195,9 +194,11 @@ impl QueueMemory for SharedRing {
             self.waker.wake(room);
         }
     }
+}
 
-    fn look(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
-        Ok(())
+impl OtherSide for SharedRing {
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo { announces: true, address: self.address, doorbell: self.waker.doorbell() }
     }
 
     fn check(&self) -> Result<(), PortFault> {
@@ -205,7 +206,7 @@ impl QueueMemory for SharedRing {
         if self.produce.poisoned() { Err(PortFault::memory_gone()) } else { Ok(()) }
     }
 
-    fn tell(&self, end: End) {
+    fn end(&self, end: End) {
         let bit = match end {
             End::Finished => ended::FINISHED,
             End::Refused => ended::REFUSED,
@@ -217,16 +218,8 @@ impl QueueMemory for SharedRing {
         self.waker.ended(end);
     }
 
-    fn address(&self) -> Option<StreamAddress> {
-        self.address
-    }
-
     fn broke(&self) {
         self.waker.broke();
-    }
-
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.waker.doorbell()
     }
 
     fn answer_doorbell(&self) -> bool {

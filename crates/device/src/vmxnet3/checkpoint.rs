@@ -1,6 +1,7 @@
 //! What the next daemon needs of a NIC, and how it continues with it: two files whose pages it maps again, and two
 //! records (registers, configuration space). Positions in the rings are the port's (`port/checkpoint.rs`).
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -11,106 +12,123 @@ use vmlane_wire::vmxnet3::regs::BAR0_SIZE;
 use vmlane_wire::vmxnet3::shared::Coalesce;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::device::{POSITIONS, Registers, Vmxnet3Device};
+use super::config::MAX_QUEUES;
+use super::nic::{Nic, Registers};
+use super::profile::Profile;
 use super::{port, rss};
 use crate::pci::Checkpoint;
 
 /// Kinds of the device's records.
 const REGISTERS: u32 = 256;
 const CONFIG: u32 = 257;
-/// Names of the device's files.
+/// Names of the device's files: registers and interrupt masks of the whole BAR 0; positions in the rings of all queues,
+/// receive queues up to twice as many.
 const PAGE: &str = "bar0";
 const RINGS: &str = "rings";
+const POSITIONS: u64 = 4096;
+const _: () = assert!(port::positions(3 * MAX_QUEUES as usize) <= POSITIONS as usize);
 
-impl Vmxnet3Device {
-    pub(super) fn checkpoint_files(&self) -> Vec<(&'static str, OwnedFd)> {
-        let files = [(PAGE, &self.page_file), (RINGS, &self.positions_file)];
+/// What is kept for the next daemon.
+pub struct Kept {
+    pub page: OwnedFd,
+    positions: OwnedFd,
+    /// As recorded last.
+    registers: Vec<u8>,
+    config: Vec<u8>,
+}
+
+impl Kept {
+    /// Makes the files; they are mapped as a NIC's page and its positions.
+    pub fn new() -> io::Result<(Arc<Window>, Arc<Window>, Kept)> {
+        let (page, page_file) = Window::of_file("vmxnet3-bar0", BAR0_SIZE)?;
+        let (positions, positions_file) = Window::of_file("vmxnet3-rings", POSITIONS)?;
+        let (registers, config) = (Vec::new(), Vec::new());
+        let kept = Kept { page: page_file, positions: positions_file, registers, config };
+        Ok((Arc::new(page), Arc::new(positions), kept))
+    }
+
+    pub fn files(&self) -> Vec<(&'static str, OwnedFd)> {
+        let files = [(PAGE, &self.page), (RINGS, &self.positions)];
         files.into_iter().filter_map(|(name, file)| Some((name, file.try_clone().ok()?))).collect()
     }
 
-    pub(super) fn adopt_files(&mut self, files: &mut Found) {
+    /// Takes a previous daemon's files in place of those of `nic`.
+    pub fn adopt(&mut self, nic: &mut Nic, files: &mut Found) {
         if let Some(file) = files.take(PAGE).filter(|file| holds(file, BAR0_SIZE))
             && let Ok(page) = Window::over_file(&file, BAR0_SIZE)
         {
-            self.page = Arc::new(page);
-            self.page_file = file;
-            self.vectors = Arc::new(self.vectors.over(self.page.clone()));
+            nic.page = Arc::new(page);
+            nic.vectors = Arc::new(nic.vectors.over(nic.page.clone()));
+            self.page = file;
         }
         if let Some(file) = files.take(RINGS).filter(|file| holds(file, POSITIONS))
             && let Ok(positions) = Window::over_file(&file, POSITIONS)
         {
-            self.positions = Arc::new(positions);
-            self.positions_file = file;
+            nic.positions = Arc::new(positions);
+            self.positions = file;
         } else {
-            port::forget(&self.positions);
+            port::forget(&nic.positions);
         }
     }
 
     /// Stages what has changed since the last call.
-    pub(super) fn record_changes(&mut self, log: &Journal) {
+    pub fn record(&mut self, nic: &Nic, log: &Journal) {
         let mut out = Writer::new();
-        let regs = &self.regs;
+        let regs = &nic.regs;
         out.option(regs.revision.map(u64::from)).u32(regs.shared_low).u64(regs.shared).u32(regs.result);
         out.u32(regs.mac_low).bytes(&regs.mac.0).u32(regs.granted).u32(regs.rss_fields);
         out.bytes(regs.coalesce.as_ref().map_or(&[], |scheme| scheme.as_bytes()));
-        out.flag(self.active.is_some());
-        let [registers, config] = &mut self.recorded;
-        if *registers != out.0 {
+        out.flag(nic.active.is_some());
+        if self.registers != out.0 {
             log.stage((REGISTERS, 0, 0), &out.0);
-            *registers = out.0;
+            self.registers = out.0;
         }
-        if config != self.config.bytes() {
-            log.stage((CONFIG, 0, 0), self.config.bytes());
-            *config = self.config.bytes().to_vec();
+        if self.config != nic.space.bytes() {
+            log.stage((CONFIG, 0, 0), nic.space.bytes());
+            self.config = nic.space.bytes().to_vec();
         }
     }
+}
 
-    /// Continues from a previous daemon's records, if they are sound.
-    pub(super) fn restore(&mut self, checkpoint: &Checkpoint<'_>) -> Result<(), Unusable> {
-        if let Some(bytes) = checkpoint.record(CONFIG) {
-            self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
-        }
-        // No record: the device had not been used yet.
-        let Some(bytes) = checkpoint.record(REGISTERS) else { return Ok(()) };
-        let mut from = Reader::new(bytes);
-        let active = self.restore_registers(&mut from).ok_or(Unusable::Record { kind: REGISTERS })?;
-        self.nic.handle.set_identity(self.regs.revision, self.regs.mac);
-        if active && let Err(error) = self.resume_activation() {
-            // The driver was told by an event, where that was possible; it resets the device then.
-            tracing::warn!(mac = %self.nic.mac, error, "a previous daemon's activation is not continued");
-        }
-        Ok(())
+/// Continues from a previous daemon's records, if they are sound.
+pub fn restore(nic: &mut Nic, checkpoint: &Checkpoint<'_>) -> Result<(), Unusable> {
+    if let Some(bytes) = checkpoint.record(CONFIG) {
+        nic.space.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
     }
+    // No record: the device had not been used yet.
+    let Some(bytes) = checkpoint.record(REGISTERS) else { return Ok(()) };
+    let restored = registers(&mut Reader::new(bytes), nic.config.profile);
+    let (regs, active) = restored.ok_or(Unusable::Record { kind: REGISTERS })?;
+    nic.regs = regs;
+    nic.config.handle.set_identity(nic.regs.revision, nic.regs.mac);
+    if active && let Err(error) = nic.resume_activation() {
+        // The driver was told by an event, where that was possible; it resets the device then.
+        tracing::warn!(mac = %nic.config.mac, error, "a previous daemon's activation is not continued");
+    }
+    Ok(())
+}
 
-    /// The registers of a previous daemon; whether it was active.
-    fn restore_registers(&mut self, from: &mut Reader<'_>) -> Option<bool> {
-        let revision = from.option()?.map(|revision| revision as u8);
-        let (shared_low, shared, result) = (from.u32()?, from.u64()?, from.u32()?);
-        let (mac_low, mac) = (from.u32()?, Mac(from.bytes()?.try_into().ok()?));
-        let (granted, rss_fields) = (from.u32()?, from.u32()?);
-        let coalesce = match from.bytes()? {
-            [] => None,
-            bytes => Some(Coalesce::read_from_bytes(bytes).ok()?),
-        };
-        let active = from.flag()?;
-        from.end()?;
-        let known = revision.is_none_or(|revision| (1..=self.nic.profile.revision()).contains(&revision));
-        if !known || !mac.is_unicast() {
-            return None;
-        }
-        self.regs = Registers {
-            revision,
-            shared_low,
-            shared,
-            result,
-            mac_low,
-            mac,
-            granted: granted & self.nic.profile.capabilities(),
-            rss_fields: rss_fields & rss::ALL_FIELDS,
-            coalesce,
-        };
-        Some(active)
+/// The registers of a previous daemon; whether it was active.
+fn registers(from: &mut Reader<'_>, profile: Profile) -> Option<(Registers, bool)> {
+    let revision = from.option()?.map(|revision| revision as u8);
+    let (shared_low, shared, result) = (from.u32()?, from.u64()?, from.u32()?);
+    let (mac_low, mac) = (from.u32()?, Mac(from.bytes()?.try_into().ok()?));
+    let (granted, rss_fields) = (from.u32()?, from.u32()?);
+    let coalesce = match from.bytes()? {
+        [] => None,
+        bytes => Some(Coalesce::read_from_bytes(bytes).ok()?),
+    };
+    let active = from.flag()?;
+    from.end()?;
+    let known = revision.is_none_or(|revision| (1..=profile.revision()).contains(&revision));
+    if !known || !mac.is_unicast() {
+        return None;
     }
+    let granted = granted & profile.capabilities();
+    let rss_fields = rss_fields & rss::ALL_FIELDS;
+    let regs =
+        Registers { revision, shared_low, shared, result, mac_low, mac, granted, rss_fields, coalesce };
+    Some((regs, active))
 }
 
 /// Does a file have so many bytes?

@@ -5,14 +5,15 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use vmlane_mem::Window;
+use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, DEVICE_ID, event, link};
 use vmlane_wire::vmxnet3::shared::{BlockRef, Coalesce, at};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::activate::{self, Checked, RefusedActivation, Rules};
-use super::device::{Active, Vmxnet3Device, known, mac_words};
-use super::driver_config::{Context, DriverConfig};
+use super::driver_config::DriverConfig;
 use super::handle::Running;
+use super::nic::{Active, Nic};
 use super::port::NicPort;
 use super::rss;
 use super::setup::{Setup, Shared};
@@ -29,6 +30,16 @@ const NO_ADAPTIVE_RINGS: u32 = 1;
 /// on, built with checks of copies (Debian's are), warn at each boot about a copy into more than 128.
 const TX_DATA_SLOT: u32 = 128;
 
+/// A command's revision must have been chosen for it to have a meaning.
+pub fn known(code: u32, revision: u8) -> Option<Command> {
+    Command::from_code(code).filter(|command| command.since() <= revision)
+}
+
+/// MACL and MACH of an address.
+pub fn mac_words(Mac([a, b, c, d, e, f]): Mac) -> (u32, u32) {
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0]))
+}
+
 /// Where in its rings an activation begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Position {
@@ -37,16 +48,16 @@ enum Position {
     Checkpoint,
 }
 
-impl Vmxnet3Device {
+impl Nic {
     /// Executes a command and returns its result.
-    pub(super) fn command(&mut self, code: u32) -> u32 {
+    pub fn command(&mut self, code: u32) -> u32 {
         self.stats().commands.inc();
         let Some(command) = known(code, self.revision()) else {
             // Drivers send some that were never published, and want to see 0.
             self.stats().unknown_commands.inc();
             return DONE;
         };
-        tracing::trace!(mac = %self.nic.mac, ?command);
+        tracing::trace!(mac = %self.config.mac, ?command);
         match command {
             Command::Activate => self.activate(),
             Command::Quiesce => {
@@ -83,16 +94,16 @@ impl Vmxnet3Device {
     }
 
     fn get(&mut self, command: Command) -> u32 {
-        let profile = self.nic.profile;
+        let profile = self.config.profile;
         match command {
             Command::GetQueueStatus => self.with_table(stats::write_status),
             Command::GetStats => {
                 self.stats().stats_reads.inc();
                 self.with_table(stats::write_statistics)
             }
-            Command::GetLink => link(self.nic.handle.is_link_up(), profile.link_speed()),
-            Command::GetPermanentMacLow => mac_words(self.nic.mac).0,
-            Command::GetPermanentMacHigh => mac_words(self.nic.mac).1,
+            Command::GetLink => link(self.config.handle.is_link_up(), profile.link_speed()),
+            Command::GetPermanentMacLow => mac_words(self.config.mac).0,
+            Command::GetPermanentMacHigh => mac_words(self.config.mac).1,
             Command::GetDeviceIdLow => u32::from(DEVICE_ID),
             Command::GetDeviceIdHigh => DEVICE_REVISION,
             Command::GetInterruptConfig => profile.interrupt_type(),
@@ -100,7 +111,9 @@ impl Vmxnet3Device {
             Command::GetTxDataSize => TX_DATA_SLOT,
             Command::GetCoalesce => self.get_coalesce(),
             Command::GetRssFields => self.regs.rss_fields,
-            Command::GetMaxQueues => u32::from(self.nic.max_queues) << 8 | u32::from(self.nic.max_queues),
+            Command::GetMaxQueues => {
+                u32::from(self.config.max_queues) << 8 | u32::from(self.config.max_queues)
+            }
             Command::GetMaxCapabilities => profile.capabilities(),
             Command::GetCapabilities => self.regs.granted,
             _ => DONE,
@@ -127,7 +140,7 @@ impl Vmxnet3Device {
     }
 
     /// Continues a previous daemon's activation, from what is in memory and where it was in the rings.
-    pub(super) fn resume_activation(&mut self) -> Result<(), String> {
+    pub fn resume_activation(&mut self) -> Result<(), String> {
         self.try_activate(Position::Checkpoint).map_err(|refused| refused.to_string())?;
         if self.active.is_none() {
             return Err("positions in the rings are not known".into());
@@ -138,11 +151,11 @@ impl Vmxnet3Device {
     }
 
     fn try_activate(&mut self, position: Position) -> Result<(), RefusedActivation> {
-        if !self.config.bus_master() {
+        if !self.space.bus_master() {
             return Err(RefusedActivation::NotBusMaster);
         }
         let (revision, chosen) = (self.revision(), self.regs.revision.is_some());
-        let rules = Rules { revision, chosen, max_queues: self.nic.max_queues };
+        let rules = Rules { revision, chosen, max_queues: self.config.max_queues };
         let memory = self.memory.clone();
         let checked = activate::check(&memory, self.regs.shared, &rules)?;
         let Checked { area, table, driver, interrupts, mtu, tx, rx } = checked;
@@ -165,13 +178,13 @@ impl Vmxnet3Device {
         stats::write_status(&table, &shared);
         self.vectors.arm(interrupts.count, interrupts.auto_mask);
         let running = Running { shared: shared.clone(), control: interrupts.control };
-        self.nic.handle.activated(running.clone(), mtu);
+        self.config.handle.activated(running.clone(), mtu);
         let setup = Setup {
             revision,
             memory: memory.clone(),
-            mtu: mtu.min(self.nic.mtu),
+            mtu: mtu.min(self.config.mtu),
             max_rx_sg: driver.max_rx_sg.get(),
-            rx_depth: self.nic.profile.rx_depth(),
+            rx_depth: self.config.profile.rx_depth(),
             tx,
             rx,
             shared,
@@ -184,7 +197,7 @@ impl Vmxnet3Device {
                 Some(port) => port,
                 None => {
                     running.raise(event::TX_QUEUE | event::RX_QUEUE);
-                    self.nic.handle.quiesced();
+                    self.config.handle.quiesced();
                     self.vectors.quiesce();
                     return Ok(());
                 }
@@ -192,20 +205,9 @@ impl Vmxnet3Device {
         };
         self.active = Some(Active { running, memory, table, config, level, revision });
         self.stats().activations.inc();
-        tracing::debug!(mac = %self.nic.mac, revision, mtu, view = ?self.nic.handle.view(), "active");
+        tracing::debug!(mac = %self.config.mac, revision, mtu, view = ?self.config.handle.view(), "active");
         self.frames.attach(self.port, Box::new(port));
         Ok(())
-    }
-
-    fn context(&self, revision: u8, queues: usize) -> Context {
-        Context {
-            profile: self.nic.profile,
-            revision,
-            mac: self.regs.mac,
-            queues,
-            rss_fields: self.regs.rss_fields,
-            coalesce: self.regs.coalesce,
-        }
     }
 
     /// Re-reads what the command speaks of. Nothing to do before activation, which reads everything.
@@ -226,16 +228,6 @@ impl Vmxnet3Device {
             self.stats().bad_addresses.inc();
         }
         self.publish();
-    }
-
-    /// Has the data path pick up what changed; returns when it has.
-    pub(super) fn publish(&mut self) {
-        let Some(active) = &self.active else { return };
-        let shared = &active.running.shared;
-        let live = active.config.live(&self.context(active.revision, shared.rx_stats.len()));
-        *shared.live.lock() = live;
-        self.stats().updates.inc();
-        self.frames.refresh(self.port);
     }
 
     /// Arguments of a command; they are there only while it runs.

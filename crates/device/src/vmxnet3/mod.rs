@@ -2,9 +2,10 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `device.rs`, `pci.rs` | the PCI function: registers, reset; configuration space |
-//! | `page.rs`, `vectors.rs` | BAR 0 where it is trapped; interrupt masks and who may fire |
-//! | `command.rs` | commands, each done when its write returns |
+//! | `device.rs`, `pci.rs` | the PCI function: regions, registers; configuration space |
+//! | `nic.rs` | the NIC: its state, resets, what ends an activation |
+//! | `command.rs` | its commands, each done when its write returns |
+//! | `vectors.rs` | interrupt masks and who may fire |
 //! | `checkpoint.rs` | what the next daemon needs, and how it continues |
 //! | `out_of_service.rs` | a NIC that the operator has taken out of service |
 //! | `activate.rs` | the shared area checked once and for all |
@@ -35,8 +36,8 @@ mod config;
 mod device;
 mod driver_config;
 mod handle;
+mod nic;
 mod out_of_service;
-mod page;
 mod pci;
 pub mod port;
 mod profile;

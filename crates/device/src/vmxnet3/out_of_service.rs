@@ -3,31 +3,20 @@
 
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 
-use super::device::{Vmxnet3Device, known};
+use super::command::known;
+use super::nic::Registers;
 
-impl Vmxnet3Device {
-    /// True while the NIC does nothing. An active one is stopped first.
-    pub(super) fn is_out_of_service(&mut self) -> bool {
-        let out = self.nic.handle.is_quarantined();
-        if out && self.active.is_some() {
-            self.quiesce();
-            self.regs.result = 0;
-        }
-        out
+/// `data` is zero: so read all registers but the result of a command.
+pub fn read(regs: &Registers, region: usize, offset: u64, data: &mut [u8]) {
+    if let (1, Some(Reg::Command), [a, b, c, d]) = (region, Reg::at(offset), data) {
+        [*a, *b, *c, *d] = regs.result.to_le_bytes();
     }
+}
 
-    /// `data` is zero: so read all registers but the result of a command.
-    pub(super) fn read_out_of_service(&mut self, region: usize, offset: u64, data: &mut [u8]) {
-        if let (1, Some(Reg::Command), [a, b, c, d]) = (region, Reg::at(offset), data) {
-            [*a, *b, *c, *d] = self.regs.result.to_le_bytes();
-        }
-    }
-
-    /// Commands are done but for ACTIVATE, which is refused.
-    pub(super) fn write_out_of_service(&mut self, region: usize, offset: u64, data: &[u8]) {
-        if let (1, Some(Reg::Command), &[a, b, c, d]) = (region, Reg::at(offset), data) {
-            let command = known(u32::from_le_bytes([a, b, c, d]), self.revision());
-            self.regs.result = u32::from(command == Some(Command::Activate));
-        }
+/// Commands are done but for ACTIVATE, which is refused. `revision`: by which they are known.
+pub fn write(regs: &mut Registers, revision: u8, region: usize, offset: u64, data: &[u8]) {
+    if let (1, Some(Reg::Command), &[a, b, c, d]) = (region, Reg::at(offset), data) {
+        let command = known(u32::from_le_bytes([a, b, c, d]), revision);
+        regs.result = u32::from(command == Some(Command::Activate));
     }
 }

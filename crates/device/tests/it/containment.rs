@@ -11,7 +11,7 @@ use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
 use vmlane_guestsim::nic::{DriverSpec, InlineFrames, NicDriver};
 use vmlane_guestsim::{Lines, PairSpec, Path, Pattern, Placement, vm};
 use vmlane_port::wrap::{Fault, FaultyFrames, FaultyStreams, Trigger};
-use vmlane_port::{Frames, PortId};
+use vmlane_port::{Frames, PortId, Ticked};
 use vmlane_stream::Settings;
 use vmlane_testkit::wait_until;
 use vmlane_wire::ethernet::Mac;
@@ -58,7 +58,7 @@ fn a_wrapped_port_fails_once_and_only_while_it_is_attached() {
     assert!(faulty.arm(Fault::Panic));
     let tick = || catch_unwind(AssertUnwindSafe(|| frames.with(|end| end.tick(Instant::now()))));
     assert!(tick().is_err());
-    assert_eq!(tick().ok().flatten(), Some(false), "once");
+    assert_eq!(tick().ok().flatten(), Some(Ticked::default()), "once");
     faulty.detach(PortId(7));
     assert!(!faulty.arm(Fault::Panic) && !frames.is_attached());
 }

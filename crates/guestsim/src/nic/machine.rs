@@ -13,7 +13,7 @@ use super::frames::{InlineFrames, PORT};
 use crate::lines::Lines;
 use crate::ram::Ram;
 use vmlane_device::irq::IrqMode;
-use vmlane_device::pci::{CONFIG_REGION, Checkpoint, PciDevice};
+use vmlane_device::pci::{CONFIG_REGION, Checkpoint, PciDevice, Survives};
 use vmlane_device::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
 
 /// A VM that is switched on; no driver is loaded yet.
@@ -92,7 +92,7 @@ impl NicMachine {
         device.adopt(&mut files);
         let resumed = device.resume(Checkpoint { records: &records });
         if resumed.is_err() {
-            PciDevice::abandon(&mut device);
+            device.abandon();
         }
         let (device, map) = (Mutex::new(device), Mutex::new(map));
         (NicMachine { ram, lines, frames, handle, mac, device, map, config }, resumed)

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::net::SendFlags;
 use vmlane_device::vmci::{SharedMap, Waker};
 use vmlane_mem::{Pages, Word};
-use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 use vmlane_wire::host::{INDEX_PAGE, RING, SAID_CLOSE, SIGNAL, ended, layout, word};
 
 use super::mail::{StreamWaker, Token};
@@ -87,10 +87,6 @@ impl LeftEnd {
         Ok(LeftEnd { page: page(map, layout::process_page(RING))?, of: Of::Helper(line) })
     }
 
-    fn nothing(&self) -> RingSlice<'_> {
-        RingSlice { pages: &self.page, base: 0, size: INDEX_PAGE as usize, at: 0 }
-    }
-
     fn add(&self, at: usize, bits: u64) {
         let word = self.page.word(at);
         word.store_fenced(word.load() | bits);
@@ -110,14 +106,10 @@ impl StreamPort for LeftEnd {
     }
 
     fn source(&self) -> RingSlice<'_> {
-        self.nothing()
+        RingSlice { pages: &self.page, base: 0, size: INDEX_PAGE as usize, at: 0 }
     }
 
     fn consume(&mut self, _len: usize) -> Result<(), PortFault> {
-        Ok(())
-    }
-
-    fn publish_room(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
 
@@ -129,15 +121,11 @@ impl StreamPort for LeftEnd {
         Ok(0)
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.nothing()
-    }
-
     fn keep_free(&self) -> usize {
         0
     }
 
-    fn produce(&mut self, _len: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, _from: Bytes<'_>, _len: usize) -> Result<(), PortFault> {
         Ok(())
     }
 
@@ -148,8 +136,6 @@ impl StreamPort for LeftEnd {
     fn renotify_reader(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
-
-    fn notify_both(&mut self) {}
 
     fn end(&mut self, end: End) {
         match &self.of {
@@ -172,7 +158,15 @@ impl StreamPort for LeftEnd {
         }
     }
 
-    vmlane_port::plain! {
-        fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, address, keep
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo::default()
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        None
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        None
     }
 }

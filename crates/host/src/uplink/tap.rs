@@ -15,8 +15,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, Refused,
-    RxCapabilities, RxFrame, Token, TxFrame, VnetHeader as Header, WakeUp,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats,
+    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, VnetHeader as Header, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
@@ -320,10 +320,6 @@ impl FramePort for Tap {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        LOOK_AHEAD
-    }
-
     #[expect(
         clippy::indexing_slicing,
         reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"
@@ -361,8 +357,8 @@ impl FramePort for Tap {
 
     fn flush(&mut self, _: Instant) {}
 
-    fn tick(&mut self, _: Instant) -> bool {
-        false
+    fn tick(&mut self, _: Instant) -> Ticked {
+        Ticked::default()
     }
 
     /// The interface's MTU may have changed, or what is behind it.
@@ -371,7 +367,11 @@ impl FramePort for Tap {
             capabilities(self.mtu.load(Ordering::Relaxed), self.whole.load(Ordering::Relaxed));
     }
 
-    vmlane_port::plain!(take_overhead, changed, fail);
+    fn fail(&mut self) {}
+
+    fn info(&self) -> FramePortInfo {
+        FramePortInfo { look_ahead: LOOK_AHEAD, ..FramePortInfo::default() }
+    }
 }
 
 impl WakeUp for Tap {
@@ -383,5 +383,17 @@ impl WakeUp for Tap {
         Some(self.any.as_fd())
     }
 
-    vmlane_port::plain!(arm, disarm, signs, doorbell_fd);
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

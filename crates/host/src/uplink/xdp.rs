@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vmlane_mem::{MapRequest, MemoryMap, Spans};
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, HEAD, Offload, PortStats, Refused, RxCapabilities, RxFrame, Token,
-    TxFrame, WakeUp,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, Offload, PortStats, Refused, RxCapabilities,
+    RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 
@@ -336,10 +336,6 @@ impl FramePort for Xdp {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        LOOK_AHEAD
-    }
-
     #[expect(
         clippy::indexing_slicing,
         reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"
@@ -390,14 +386,15 @@ impl FramePort for Xdp {
         self.send(now);
     }
 
-    fn tick(&mut self, now: Instant) -> bool {
+    fn tick(&mut self, now: Instant) -> Ticked {
         if self.down.is_some_and(|again| now >= again) {
             let is_down = |queue: &mut Port| queue.send() == Err(Errno::NETDOWN);
             self.down = self.queues.iter_mut().any(is_down).then_some(now + RETRY);
         } else if self.down.is_none() {
             self.send(now);
         }
-        self.down.is_none() && self.queues.iter().any(|queue| queue.unsent)
+        let soon = self.down.is_none() && self.queues.iter().any(|queue| queue.unsent);
+        Ticked { soon, changed: false }
     }
 
     /// The interface's MTU may have changed.
@@ -405,7 +402,11 @@ impl FramePort for Xdp {
         self.capabilities = capabilities(self.mtu.load(Ordering::Relaxed));
     }
 
-    vmlane_port::plain!(take_overhead, changed, fail);
+    fn fail(&mut self) {}
+
+    fn info(&self) -> FramePortInfo {
+        FramePortInfo { look_ahead: LOOK_AHEAD, ..FramePortInfo::default() }
+    }
 }
 
 impl WakeUp for Xdp {
@@ -423,5 +424,13 @@ impl WakeUp for Xdp {
         if turn { Glance::Turn } else { Glance::Announces }
     }
 
-    vmlane_port::plain!(disarm, signs, doorbell_fd);
+    fn disarm(&mut self) {}
+
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

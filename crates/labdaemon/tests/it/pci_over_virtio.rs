@@ -1,6 +1,5 @@
 //! A PCI function over virtio, driven as Linux' `virtio_pcidev` drives it, and as no driver would.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::config::{Bar, ConfigSpace, Msix};
-use vmlane_device::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region};
+use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region, Survives};
 use vmlane_device::virtio::queue::Segment;
 use vmlane_guestsim::vhost_user::{Front, RingEvents};
 use vmlane_guestsim::virtio::{DriverRing, into, out};
@@ -18,7 +17,6 @@ use vmlane_guestsim::{Ram, signals};
 use vmlane_labdaemon::PciOverVirtio;
 use vmlane_labdaemon::pci_over_virtio::Messages;
 use vmlane_mem::MemoryMap;
-use vmlane_state::{Found, Journal, Unusable};
 use vmlane_testkit::eventually;
 use vmlane_transport::{RingLines, SessionStats, vhost_user};
 use vmlane_wire::pci::offset;
@@ -112,24 +110,12 @@ impl PciDevice for Function {
 
     fn begin(&mut self, _: u64) {}
 
-    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
-        Vec::new()
-    }
-
-    fn adopt(&mut self, _: &mut Found) {}
-
-    fn record(&mut self, _: &Journal) {}
-
-    fn resume(&mut self, _: Checkpoint<'_>) -> Result<(), Unusable> {
-        Err(Unusable::Missing("what a previous daemon knew of this device".into()))
-    }
-
-    fn abandon(&mut self) {
-        self.reset();
-    }
-
     fn spin_hint(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survives> {
+        None
     }
 }
 

@@ -2,14 +2,11 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::{
-    BURST, DropReason, Filter, FramePort, Glance, Refused, RxCapabilities, RxFrame, Sign, Token, TxFrame,
-    WakeUp,
-};
+use super::FrameWrapper;
+use crate::{BURST, DropReason, FramePort, Refused, RxFrame, Token, TxFrame};
 
 /// Looks at the frames of one port of the switch. The worker that owns the port calls it, between two of the port's own
 /// calls; it must not wait. Times are nanoseconds since 1970.
@@ -78,7 +75,15 @@ impl CapturedFrames {
     }
 }
 
-impl FramePort for CapturedFrames {
+impl FrameWrapper for CapturedFrames {
+    fn inner(&self) -> &dyn FramePort {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn FramePort {
+        &mut *self.inner
+    }
+
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
         let count = self.inner.fetch(tokens);
         self.len = 0;
@@ -124,29 +129,5 @@ impl FramePort for CapturedFrames {
             self.taps.iter().for_each(|tap| tap.received(frame, now, Some(reason)));
         }
         outcome
-    }
-
-    crate::forward! { inner;
-        fn look_ahead(&self) -> usize;
-        fn take_overhead(&mut self) -> usize;
-        fn capabilities(&self) -> RxCapabilities;
-        fn filter(&self) -> &Filter;
-        fn has_room(&mut self) -> bool;
-        fn flush(&mut self, now: Instant);
-        fn tick(&mut self, now: Instant) -> bool;
-        fn changed(&mut self) -> bool;
-        fn refresh(&mut self);
-        fn fail(&mut self);
-    }
-}
-
-impl WakeUp for CapturedFrames {
-    crate::forward! { inner;
-        fn arm(&mut self) -> bool;
-        fn disarm(&mut self);
-        fn glance(&self) -> Glance;
-        fn signs(&self, into: &mut Vec<Sign>) -> bool;
-        fn doorbell_fd(&self) -> Option<BorrowedFd<'_>>;
-        fn readable_fd(&self) -> Option<BorrowedFd<'_>>;
     }
 }

@@ -1,14 +1,13 @@
 //! The end of a stream that is looked at: what its guest sends, as it is copied.
 
 use std::any::Any;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use vmlane_mem::Spans;
 use vmlane_wire::virtio_vsock::Header;
 
-use super::wall_clock;
-use crate::{End, PortFault, RingSlice, StreamAddress, StreamPort};
+use super::{StreamWrapper, wall_clock};
+use crate::{End, PortFault, RingSlice, StreamAddress, StreamInfo, StreamPort};
 
 /// What happens to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +82,15 @@ impl CapturedStream {
     }
 }
 
-impl StreamPort for CapturedStream {
+impl StreamWrapper for CapturedStream {
+    fn inner(&self) -> &dyn StreamPort {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn StreamPort {
+        &mut *self.inner
+    }
+
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
         if len > 0 {
             let now = wall_clock();
@@ -92,35 +99,13 @@ impl StreamPort for CapturedStream {
         self.inner.consume(len)
     }
 
-    fn address(&self) -> Option<StreamAddress> {
-        Some(self.address)
-    }
-
     fn end(&mut self, end: End) {
         let now = wall_clock();
         self.taps.iter().for_each(|tap| tap.event(self.address, StreamEvent::Ends, now));
         self.inner.end(end);
     }
 
-    crate::forward! { inner;
-        fn readable(&mut self) -> Result<usize, PortFault>;
-        fn source(&self) -> RingSlice<'_>;
-        fn publish_room(&mut self) -> Result<(), PortFault>;
-        fn arm_readable(&mut self) -> Result<bool, PortFault>;
-        fn writable(&mut self) -> Result<usize, PortFault>;
-        fn sink(&self) -> RingSlice<'_>;
-        fn keep_free(&self) -> usize;
-        fn produce(&mut self, len: usize) -> Result<(), PortFault>;
-        fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault>;
-        fn arm_writable(&mut self) -> Result<bool, PortFault>;
-        fn renotify_reader(&mut self) -> Result<(), PortFault>;
-        fn remind(&mut self) -> Result<(), PortFault>;
-        fn notify_both(&mut self);
-        fn withholds(&mut self) -> bool;
-        fn notifies(&self) -> bool;
-        fn doorbell(&self) -> Option<BorrowedFd<'_>>;
-        fn answer_doorbell(&mut self) -> bool;
-        fn requests(&self) -> Option<u64>;
-        fn keep(&mut self, bytes: &[u8]);
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo { address: Some(self.address), ..self.inner.info() }
     }
 }

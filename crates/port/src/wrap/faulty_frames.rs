@@ -1,16 +1,13 @@
 //! A frame port that fails on request, or lies behind a bad line, whatever device it is of.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::FrameWrapper;
 use super::impairment::{Impairment, Line};
 use super::trigger::{Fault, Trigger};
-use crate::{
-    Filter, FramePort, Frames, Glance, PortId, PortStats, Refused, RxCapabilities, RxFrame, Sign, Token,
-    TxFrame, WakeUp,
-};
+use crate::{FramePort, Frames, Glance, PortId, PortStats, Refused, RxFrame, Ticked};
 
 /// The switch as one device sees it: what the device attaches is wrapped on its way.
 pub struct FaultyFrames {
@@ -95,11 +92,20 @@ impl Frames for FaultyFrames {
         self.inner.detach(port);
     }
 
-    crate::forward! { inner;
-        fn refresh(&self, port: PortId);
-        fn kick(&self, port: PortId);
-        fn announce(&self, port: PortId);
-        fn stats(&self, port: PortId) -> Arc<PortStats>;
+    fn refresh(&self, port: PortId) {
+        self.inner.refresh(port);
+    }
+
+    fn kick(&self, port: PortId) {
+        self.inner.kick(port);
+    }
+
+    fn announce(&self, port: PortId) {
+        self.inner.announce(port);
+    }
+
+    fn stats(&self, port: PortId) -> Arc<PortStats> {
+        self.inner.stats(port)
     }
 }
 
@@ -111,7 +117,15 @@ struct FaultyPort {
     stats: Arc<PortStats>,
 }
 
-impl FramePort for FaultyPort {
+impl FrameWrapper for FaultyPort {
+    fn inner(&self) -> &dyn FramePort {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn FramePort {
+        &mut *self.inner
+    }
+
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
         let Some(line) = &mut self.line else { return self.inner.deliver(frames) };
         let now = Instant::now();
@@ -127,7 +141,7 @@ impl FramePort for FaultyPort {
         self.line.as_ref().is_none_or(Line::has_room) && self.inner.has_room()
     }
 
-    fn tick(&mut self, now: Instant) -> bool {
+    fn tick(&mut self, now: Instant) -> Ticked {
         self.trigger.fire();
         let mut holds = false;
         if let Some(line) = &mut self.line {
@@ -136,7 +150,8 @@ impl FramePort for FaultyPort {
             }
             holds = line.holds_frames();
         }
-        self.inner.tick(now) || holds
+        let ticked = self.inner.tick(now);
+        Ticked { soon: ticked.soon || holds, ..ticked }
     }
 
     fn refresh(&mut self) {
@@ -149,31 +164,8 @@ impl FramePort for FaultyPort {
         }
     }
 
-    crate::forward! { inner;
-        fn fetch(&mut self, tokens: &mut [Token]) -> usize;
-        fn look_ahead(&self) -> usize;
-        fn take_overhead(&mut self) -> usize;
-        fn frame(&self, token: Token) -> TxFrame<'_>;
-        fn finish(&mut self, tokens: &[Token]);
-        fn capabilities(&self) -> RxCapabilities;
-        fn filter(&self) -> &Filter;
-        fn flush(&mut self, now: Instant);
-        fn changed(&mut self) -> bool;
-        fn fail(&mut self);
-    }
-}
-
-impl WakeUp for FaultyPort {
     fn glance(&self) -> Glance {
         let holds = self.line.as_ref().is_some_and(Line::holds_frames);
         if holds { Glance::Turn } else { self.inner.glance() }
-    }
-
-    crate::forward! { inner;
-        fn arm(&mut self) -> bool;
-        fn disarm(&mut self);
-        fn signs(&self, into: &mut Vec<Sign>) -> bool;
-        fn doorbell_fd(&self) -> Option<BorrowedFd<'_>>;
-        fn readable_fd(&self) -> Option<BorrowedFd<'_>>;
     }
 }

@@ -1,13 +1,10 @@
 //! Streams whose ends fail on request, whatever devices they are of.
 
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use super::StreamWrapper;
 use super::trigger::{Fault, Trigger};
-use crate::{
-    Budget, End, PortFault, Resumed, RingSlice, Shutdown, Side, StreamAddress, StreamEnd, StreamId,
-    StreamPort, Streams,
-};
+use crate::{Budget, PortFault, Resumed, Shutdown, Side, StreamEnd, StreamId, StreamPort, Streams};
 
 /// The workers as devices see them: each end that is joined is wrapped on its way. Whose it is, its [`Budget`] tells.
 pub struct FaultyStreams {
@@ -64,10 +61,16 @@ impl Streams for FaultyStreams {
         self.inner.leave(ends);
     }
 
-    crate::forward! { inner;
-        fn kick(&self, lane: StreamId);
-        fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown);
-        fn reset(&self, lane: StreamId, side: Side);
+    fn kick(&self, lane: StreamId) {
+        self.inner.kick(lane);
+    }
+
+    fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown) {
+        self.inner.shutdown(lane, side, what);
+    }
+
+    fn reset(&self, lane: StreamId, side: Side) {
+        self.inner.reset(lane, side);
     }
 }
 
@@ -77,33 +80,17 @@ struct FaultyStream {
     trigger: Arc<Trigger>,
 }
 
-impl StreamPort for FaultyStream {
+impl StreamWrapper for FaultyStream {
+    fn inner(&self) -> &dyn StreamPort {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn StreamPort {
+        &mut *self.inner
+    }
+
     fn renotify_reader(&mut self) -> Result<(), PortFault> {
         self.trigger.fire();
         self.inner.renotify_reader()
-    }
-
-    crate::forward! { inner;
-        fn readable(&mut self) -> Result<usize, PortFault>;
-        fn source(&self) -> RingSlice<'_>;
-        fn consume(&mut self, len: usize) -> Result<(), PortFault>;
-        fn publish_room(&mut self) -> Result<(), PortFault>;
-        fn arm_readable(&mut self) -> Result<bool, PortFault>;
-        fn writable(&mut self) -> Result<usize, PortFault>;
-        fn sink(&self) -> RingSlice<'_>;
-        fn keep_free(&self) -> usize;
-        fn produce(&mut self, len: usize) -> Result<(), PortFault>;
-        fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault>;
-        fn arm_writable(&mut self) -> Result<bool, PortFault>;
-        fn remind(&mut self) -> Result<(), PortFault>;
-        fn notify_both(&mut self);
-        fn withholds(&mut self) -> bool;
-        fn notifies(&self) -> bool;
-        fn doorbell(&self) -> Option<BorrowedFd<'_>>;
-        fn answer_doorbell(&mut self) -> bool;
-        fn requests(&self) -> Option<u64>;
-        fn address(&self) -> Option<StreamAddress>;
-        fn keep(&mut self, bytes: &[u8]);
-        fn end(&mut self, end: End);
     }
 }

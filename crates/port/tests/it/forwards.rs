@@ -10,9 +10,10 @@ use vmlane_port::wrap::{
     StreamTap,
 };
 use vmlane_port::{
-    Budget, DropReason, End, Filter, FramePort, Frames, Glance, Offload, PortFault, PortId, PortStats,
-    Refused, Resumed, RingSlice, RxCapabilities, RxFrame, Shutdown, Side, Sign, StreamAddress, StreamEnd,
-    StreamId, StreamPort, Streams, Token, TxFrame, WakeUp,
+    Budget, Bytes, DropReason, End, Filter, FramePort, FramePortInfo, Frames, Glance, Notifications, Offload,
+    PortFault, PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities, RxFrame, Shutdown, Side, Sign,
+    StreamAddress, StreamEnd, StreamId, StreamInfo, StreamPort, Streams, Survival, Ticked, Token, TxFrame,
+    WakeUp,
 };
 use vmlane_wire::virtio_vsock::Header;
 
@@ -75,14 +76,6 @@ impl FramePort for Inside {
         self.asked.note("fetch", 0)
     }
 
-    fn look_ahead(&self) -> usize {
-        self.asked.note("look_ahead", 1)
-    }
-
-    fn take_overhead(&mut self) -> usize {
-        self.asked.note("take_overhead", 1)
-    }
-
     fn frame(&self, _: Token) -> TxFrame<'_> {
         let frame =
             TxFrame { head: &[], spans: &self.spans, offload: Offload::None, tag: None, verified: false };
@@ -113,12 +106,8 @@ impl FramePort for Inside {
         self.asked.note("flush", ());
     }
 
-    fn tick(&mut self, _: Instant) -> bool {
-        self.asked.note("tick", true)
-    }
-
-    fn changed(&mut self) -> bool {
-        self.asked.note("changed", true)
+    fn tick(&mut self, _: Instant) -> Ticked {
+        self.asked.note("tick", Ticked { soon: true, changed: true })
     }
 
     fn refresh(&mut self) {
@@ -127,6 +116,10 @@ impl FramePort for Inside {
 
     fn fail(&mut self) {
         self.asked.note("fail", ());
+    }
+
+    fn info(&self) -> FramePortInfo {
+        self.asked.note("info", FramePortInfo { look_ahead: 1, ..FramePortInfo::default() })
     }
 }
 
@@ -169,10 +162,6 @@ impl StreamPort for Inside {
         self.asked.note("consume", Ok(()))
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        self.asked.note("publish_room", Ok(()))
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         self.asked.note("arm_readable", Ok(true))
     }
@@ -181,19 +170,11 @@ impl StreamPort for Inside {
         self.asked.note("writable", Ok(0))
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.asked.note("sink", self.slice())
-    }
-
     fn keep_free(&self) -> usize {
         self.asked.note("keep_free", 1)
     }
 
-    fn produce(&mut self, _: usize) -> Result<(), PortFault> {
-        self.asked.note("produce", Ok(()))
-    }
-
-    fn fill(&mut self, _: RingSlice<'_>, _: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, _: Bytes<'_>, _: usize) -> Result<(), PortFault> {
         self.asked.note("fill", Ok(()))
     }
 
@@ -205,24 +186,37 @@ impl StreamPort for Inside {
         self.asked.note("renotify_reader", Ok(()))
     }
 
-    fn remind(&mut self) -> Result<(), PortFault> {
-        self.asked.note("remind", Ok(()))
+    fn end(&mut self, _: End) {
+        self.asked.note("end", ());
+    }
+
+    fn info(&self) -> StreamInfo<'_> {
+        let doorbell = Some(self.file.as_fd());
+        self.asked.note("info", StreamInfo { announces: false, address: None, doorbell })
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        self.asked.note("notifications", ());
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        self.asked.note("survival", ());
+        Some(self)
+    }
+}
+
+impl Notifications for Inside {
+    fn flush_deferred(&mut self) -> bool {
+        self.asked.note("flush_deferred", true)
+    }
+
+    fn notify_late(&mut self) -> Result<(), PortFault> {
+        self.asked.note("notify_late", Ok(()))
     }
 
     fn notify_both(&mut self) {
         self.asked.note("notify_both", ());
-    }
-
-    fn withholds(&mut self) -> bool {
-        self.asked.note("withholds", true)
-    }
-
-    fn notifies(&self) -> bool {
-        self.asked.note("notifies", false)
-    }
-
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.asked.note("doorbell", Some(self.file.as_fd()))
     }
 
     fn answer_doorbell(&mut self) -> bool {
@@ -232,17 +226,11 @@ impl StreamPort for Inside {
     fn requests(&self) -> Option<u64> {
         self.asked.note("requests", Some(7))
     }
+}
 
-    fn address(&self) -> Option<StreamAddress> {
-        self.asked.note("address", None)
-    }
-
+impl Survival for Inside {
     fn keep(&mut self, _: &[u8]) {
         self.asked.note("keep", ());
-    }
-
-    fn end(&mut self, _: End) {
-        self.asked.note("end", ());
     }
 }
 
@@ -322,8 +310,6 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     let now = Instant::now();
     asked.take();
     port.fetch(&mut [Token(0)]);
-    port.look_ahead();
-    port.take_overhead();
     port.frame(Token(0));
     port.finish(&[Token(0)]);
     port.capabilities();
@@ -331,9 +317,10 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     port.deliver(&[]).expect("delivered");
     assert!(port.has_room());
     port.flush(now);
-    assert!(port.tick(now) && port.changed());
+    assert_eq!(port.tick(now), Ticked { soon: true, changed: true });
     port.refresh();
     port.fail();
+    assert_eq!(port.info().look_ahead, 1);
     assert!(port.arm());
     port.disarm();
     assert_eq!(port.glance(), Glance::Nothing);
@@ -342,8 +329,7 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     asked.take().join(" ")
 }
 
-const OF_FRAMES: &str = "fetch look_ahead take_overhead frame finish capabilities filter deliver has_room flush tick \
-    changed refresh fail arm disarm glance signs doorbell_fd readable_fd";
+const OF_FRAMES: &str = "fetch frame finish capabilities filter deliver has_room flush tick refresh fail info arm disarm glance signs doorbell_fd readable_fd";
 
 #[test]
 fn a_frame_port_that_is_captured_or_fails_on_request_answers_as_the_one_inside() {
@@ -363,35 +349,32 @@ fn ask_stream(port: &mut dyn StreamPort, asked: &Asked) -> String {
     port.readable().unwrap();
     port.source();
     port.consume(0).unwrap();
-    port.publish_room().unwrap();
     assert!(port.arm_readable().unwrap());
     port.writable().unwrap();
-    port.sink();
     assert_eq!(port.keep_free(), 1);
-    port.produce(0).unwrap();
-    port.fill(other.slice(), 0).unwrap();
+    port.fill(Bytes::Ring(other.slice()), 0).unwrap();
     assert!(port.arm_writable().unwrap());
     port.renotify_reader().unwrap();
-    port.remind().unwrap();
-    port.notify_both();
-    assert!(port.withholds() && !port.notifies() && port.doorbell().is_some() && port.answer_doorbell());
-    assert_eq!(port.requests(), Some(7));
-    port.keep(&[]);
     port.end(End::Finished);
-    port.address();
+    assert!(!port.info().announces && port.info().doorbell.is_some());
+    let notifications = port.notifications().expect("it has some");
+    notifications.notify_late().unwrap();
+    notifications.notify_both();
+    assert!(notifications.flush_deferred() && notifications.answer_doorbell());
+    assert_eq!(notifications.requests(), Some(7));
+    port.survival().expect("it survives").keep(&[]);
     asked.take().join(" ")
 }
 
-const OF_STREAMS: &str = "readable source consume publish_room arm_readable writable sink keep_free produce fill \
-    arm_writable renotify_reader remind notify_both withholds notifies doorbell answer_doorbell \
-    requests keep end address";
+const OF_STREAMS: &str = "readable source consume arm_readable writable keep_free fill arm_writable renotify_reader \
+    end info info notifications notify_late notify_both flush_deferred answer_doorbell requests survival keep";
 
 #[test]
 fn a_stream_port_that_is_captured_or_fails_on_request_answers_as_the_one_inside() {
     let asked = Asked::default();
     let mut captured = CapturedStream::wrap(Inside::new(&asked), &[Arc::new(Idle)], Some(ADDRESS));
-    let but_for_its_own = OF_STREAMS.strip_suffix(" address").expect("the last one");
-    assert_eq!(ask_stream(&mut *captured, &asked), but_for_its_own);
+    assert_eq!(captured.info().address, Some(ADDRESS), "its own");
+    assert_eq!(ask_stream(&mut *captured, &asked), OF_STREAMS);
     let kept = Arc::new(Kept::default());
     let end = || StreamEnd { port: Inside::new(&asked), budget: Arc::new(Budget::new(0)), slow: false };
     FaultyStreams::new(kept.clone()).join([end(), end()]);

@@ -1,12 +1,13 @@
 //! A frame port over plain memory, turned by hand in the order that the page of [`FramePort`] gives.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    ChecksumStatus, DropReason, Filter, FramePort, HEAD, Layers, Offload, Refused, RxCapabilities, RxFrame,
-    Token, TxFrame, WakeUp,
+    ChecksumStatus, DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, Layers, Offload, Refused,
+    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 
 /// Bytes of a slot of the port's memory.
@@ -74,10 +75,6 @@ impl FramePort for MemoryPort {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        usize::MAX
-    }
-
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { spans, head, .. } = &self.slots[token.0 as usize];
         TxFrame { head, spans, offload: Offload::None, tag: None, verified: false }
@@ -129,11 +126,17 @@ impl FramePort for MemoryPort {
         self.received.append(&mut self.copied);
     }
 
-    fn tick(&mut self, _: Instant) -> bool {
-        false
+    fn tick(&mut self, _: Instant) -> Ticked {
+        Ticked::default()
     }
 
-    vmlane_port::plain!(take_overhead, changed, refresh, fail);
+    fn refresh(&mut self) {}
+
+    fn fail(&mut self) {}
+
+    fn info(&self) -> FramePortInfo {
+        FramePortInfo { look_ahead: usize::MAX, ..FramePortInfo::default() }
+    }
 }
 
 impl WakeUp for MemoryPort {
@@ -146,7 +149,21 @@ impl WakeUp for MemoryPort {
         self.announces = false;
     }
 
-    vmlane_port::plain!(glance, signs, doorbell_fd, readable_fd);
+    fn glance(&self) -> Glance {
+        Glance::Turn
+    }
+
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The frame as its receiver gets it: nothing was asked to be done to it.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::hash::Hash;
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
-use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
+use vmlane_port::byte_ring::{Reading, Writing, advance, distance};
 use vmlane_port::{RingSlice, transfer};
 
 const SIZES: std::ops::RangeInclusive<u64> = 1..=8;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
-use vmlane_port::{Budget, PortFault, RingSlice};
+use vmlane_port::{Budget, Bytes, Notifications, PortFault, RingSlice, StreamInfo, Survival};
 
 use super::*;
 
@@ -38,10 +38,6 @@ impl StreamPort for Mute {
         Ok(())
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         Ok(self.readable()? == 0)
     }
@@ -50,15 +46,12 @@ impl StreamPort for Mute {
         Ok(RING)
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.source()
-    }
-
     fn keep_free(&self) -> usize {
         0
     }
 
-    fn produce(&mut self, _len: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        from.copy_to(self.source(), len);
         Ok(())
     }
 
@@ -70,17 +63,41 @@ impl StreamPort for Mute {
         Ok(())
     }
 
+    fn end(&mut self, _end: End) {}
+
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo::default()
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        None
+    }
+}
+
+impl Notifications for Mute {
+    fn flush_deferred(&mut self) -> bool {
+        false
+    }
+
+    fn notify_late(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
     fn notify_both(&mut self) {
         self.guest.notified.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn answer_doorbell(&mut self) -> bool {
+        false
     }
 
     fn requests(&self) -> Option<u64> {
         self.counted.then(|| self.guest.requests.load(Ordering::Relaxed))
     }
-
-    fn end(&mut self, _end: End) {}
-
-    vmlane_port::plain!(fill, remind, withholds, notifies, doorbell, answer_doorbell, address, keep);
 }
 
 /// A stream of two guests.

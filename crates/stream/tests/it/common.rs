@@ -1,12 +1,14 @@
 //! An end of a stream whose other side is the test: bytes are counted, not looked at.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
-use vmlane_port::{Budget, End, PortFault, RingSlice, StreamEnd, StreamPort};
+use vmlane_port::{
+    Budget, End, Notifications, PortFault, RingSlice, StreamEnd, StreamInfo, StreamPort, Survival,
+};
 
 const RING: usize = 64 << 10;
 
@@ -52,10 +54,6 @@ impl<O: OtherSide> StreamPort for Port<O> {
         Ok(())
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         Ok(self.readable()? == 0)
     }
@@ -64,15 +62,12 @@ impl<O: OtherSide> StreamPort for Port<O> {
         Ok(RING)
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.source()
-    }
-
     fn keep_free(&self) -> usize {
         0
     }
 
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, from: vmlane_port::Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        from.copy_to(self.source(), len);
         self.other.bytes().got.fetch_add(len, SeqCst);
         Ok(())
     }
@@ -86,23 +81,39 @@ impl<O: OtherSide> StreamPort for Port<O> {
         Ok(())
     }
 
-    fn notify_both(&mut self) {}
+    fn end(&mut self, _end: End) {}
 
-    fn withholds(&mut self) -> bool {
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo { doorbell: self.bell.as_ref().map(|bell| bell.as_fd()), ..StreamInfo::default() }
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        None
+    }
+}
+
+impl<O: OtherSide> Notifications for Port<O> {
+    fn flush_deferred(&mut self) -> bool {
         self.other.withholds()
     }
 
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().map(|bell| bell.as_fd())
+    fn notify_late(&mut self) -> Result<(), PortFault> {
+        Ok(())
     }
+
+    fn notify_both(&mut self) {}
 
     fn answer_doorbell(&mut self) -> bool {
         self.bell.as_ref().is_some_and(|bell| self.other.answer(bell))
     }
 
-    fn end(&mut self, _end: End) {}
-
-    vmlane_port::plain!(fill, remind, notifies, requests, address, keep);
+    fn requests(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// An end of a stream; `bell`: by which it is announced that there are bytes.

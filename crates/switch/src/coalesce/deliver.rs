@@ -172,7 +172,7 @@ impl Core {
     }
 
     fn after_delivery(&mut self, receiver: Slot, owner: u16) {
-        let overhead = self.end(receiver).map_or(0, |end| end.take_overhead());
+        let overhead = self.ports.get(receiver).map_or(0, |port| port.info.overhead.take());
         self.ports.allowances.charge(owner, overhead * PIECE_COST);
         self.mark(receiver);
     }

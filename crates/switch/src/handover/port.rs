@@ -1,9 +1,13 @@
 //! A port of another worker.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use vmlane_port::{DropReason, Filter, FramePort, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp};
+use vmlane_port::{
+    DropReason, Filter, FramePort, FramePortInfo, Glance, Refused, RxCapabilities, RxFrame, Sign, Ticked,
+    Token, TxFrame, WakeUp,
+};
 
 use super::PLACES;
 use super::frame::{Done, HandedFrame};
@@ -92,10 +96,6 @@ impl FramePort for RemotePort {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        PLACES
-    }
-
     #[expect(
         clippy::expect_used,
         reason = "tokens are this port's own; a wrong one is a fault that is contained"
@@ -136,13 +136,39 @@ impl FramePort for RemotePort {
 
     fn flush(&mut self, _: Instant) {}
 
-    fn tick(&mut self, _: Instant) -> bool {
-        false
+    fn tick(&mut self, _: Instant) -> Ticked {
+        Ticked::default()
     }
 
-    vmlane_port::plain!(take_overhead, changed, refresh, fail);
+    fn refresh(&mut self) {}
+
+    fn fail(&mut self) {}
+
+    fn info(&self) -> FramePortInfo {
+        FramePortInfo { look_ahead: PLACES, ..FramePortInfo::default() }
+    }
 }
 
 impl WakeUp for RemotePort {
-    vmlane_port::plain!(arm, disarm, glance, signs, doorbell_fd, readable_fd);
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn glance(&self) -> Glance {
+        Glance::Turn
+    }
+
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

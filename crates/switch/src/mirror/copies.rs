@@ -79,7 +79,7 @@ impl Core {
         self.serving = receiver;
         let outcome = self.egress.deliver(&sent, &mut 0, to);
         self.serving = slot;
-        let (owner, overhead) = (port.owner, end.take_overhead());
+        let (owner, overhead) = (port.owner, port.info.overhead.take());
         self.ports.allowances.charge(owner, overhead * PIECE_COST);
         self.mark(receiver);
         outcome

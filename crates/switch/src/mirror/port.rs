@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    BURST, DropReason, Filter, FramePort, Glance, HEAD, MAX_HEAD, Offload, Refused, RxCapabilities, RxFrame,
-    Token, TxFrame, WakeUp,
+    BURST, DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, MAX_HEAD, Offload, Refused,
+    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 
 use super::ring::{Head, Position, Ring};
@@ -75,10 +75,6 @@ impl FramePort for MirrorPort {
         self.lent_count
     }
 
-    fn look_ahead(&self) -> usize {
-        BURST
-    }
-
     #[expect(clippy::indexing_slicing, reason = "tokens are this port's own, one for each place")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Lent { first, first_len, spans, head } = &self.lent[token.0 as usize];
@@ -117,11 +113,17 @@ impl FramePort for MirrorPort {
 
     fn flush(&mut self, _: Instant) {}
 
-    fn tick(&mut self, _: Instant) -> bool {
-        false
+    fn tick(&mut self, _: Instant) -> Ticked {
+        Ticked::default()
     }
 
-    vmlane_port::plain!(take_overhead, changed, refresh, fail);
+    fn refresh(&mut self) {}
+
+    fn fail(&mut self) {}
+
+    fn info(&self) -> FramePortInfo {
+        FramePortInfo { look_ahead: BURST, ..FramePortInfo::default() }
+    }
 }
 
 impl WakeUp for MirrorPort {
@@ -143,5 +145,11 @@ impl WakeUp for MirrorPort {
         if self.lent_count > 0 { Glance::Turn } else { Glance::Announces }
     }
 
-    vmlane_port::plain!(signs, readable_fd);
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

@@ -4,9 +4,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vmlane_port::wrap::FrameWrapper;
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, MAX_FRAME, PortStats, Refused, RxCapabilities, RxFrame, Sign,
-    Token, TxFrame, WakeUp,
+    DropReason, FramePort, FramePortInfo, Glance, MAX_FRAME, Overhead, PortStats, Refused, RxFrame, Ticked,
+    Token,
 };
 
 use super::queue::FrameQueue;
@@ -33,8 +34,8 @@ pub struct ShapedPort {
     cell: ShaperCell,
     stats: Arc<PortStats>,
     now: Instant,
-    /// Work beside the guest's rings, in descriptors: copies into the queue.
-    overhead: usize,
+    /// That of the port inside, to which copies into the queue are added.
+    overhead: Overhead,
 }
 
 impl ShapedPort {
@@ -45,8 +46,8 @@ impl ShapedPort {
         stats: Arc<PortStats>,
         now: Instant,
     ) -> ShapedPort {
-        let shaper = cell.take();
-        ShapedPort { inner, shaper, cell, stats, now, overhead: 0 }
+        let (shaper, overhead) = (cell.take(), inner.info().overhead);
+        ShapedPort { inner, shaper, cell, stats, now, overhead }
     }
 
     fn is_down(&self) -> bool {
@@ -59,7 +60,7 @@ impl ShapedPort {
         let fetched = self.inner.fetch(tokens);
         if let Some(fetched) = tokens.get(..fetched) {
             lose(&self.stats, DropReason::LinkDown, fetched.len());
-            self.overhead += fetched.len();
+            self.overhead.add(fetched.len());
             self.inner.finish(fetched);
         }
     }
@@ -164,7 +165,15 @@ impl Drop for ShapedPort {
     }
 }
 
-impl FramePort for ShapedPort {
+impl FrameWrapper for ShapedPort {
+    fn inner(&self) -> &dyn FramePort {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn FramePort {
+        &mut *self.inner
+    }
+
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
         if self.is_down() {
             self.discard(tokens);
@@ -204,10 +213,6 @@ impl FramePort for ShapedPort {
         count
     }
 
-    fn take_overhead(&mut self) -> usize {
-        self.inner.take_overhead() + std::mem::take(&mut self.overhead)
-    }
-
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
         if self.is_down() {
             return Err(Refused { at: 0, reason: DropReason::LinkDown });
@@ -245,7 +250,7 @@ impl FramePort for ShapedPort {
                 return Err(Refused { at: passing + at, reason: DropReason::Shaped });
             }
             output.waiting.get_or_insert(*now);
-            *overhead += frame.len() / PIECE_COST + 1;
+            overhead.add(frame.len() / PIECE_COST + 1);
         }
         Ok(())
     }
@@ -261,7 +266,7 @@ impl FramePort for ShapedPort {
         self.inner.flush(now);
     }
 
-    fn tick(&mut self, now: Instant) -> bool {
+    fn tick(&mut self, now: Instant) -> Ticked {
         self.now = now;
         if self.release() {
             self.inner.flush(now);
@@ -271,7 +276,8 @@ impl FramePort for ShapedPort {
         {
             input.bucket.fill(now, true);
         }
-        self.inner.tick(now) | self.soon()
+        let ticked = self.inner.tick(now);
+        Ticked { soon: ticked.soon | self.soon(), ..ticked }
     }
 
     fn refresh(&mut self) {
@@ -279,18 +285,10 @@ impl FramePort for ShapedPort {
         self.adopt();
     }
 
-    vmlane_port::forward! { inner;
-        fn look_ahead(&self) -> usize;
-        fn frame(&self, token: Token) -> TxFrame<'_>;
-        fn finish(&mut self, tokens: &[Token]);
-        fn capabilities(&self) -> RxCapabilities;
-        fn filter(&self) -> &Filter;
-        fn changed(&mut self) -> bool;
-        fn fail(&mut self);
+    fn info(&self) -> FramePortInfo {
+        FramePortInfo { overhead: self.overhead.clone(), ..self.inner.info() }
     }
-}
 
-impl WakeUp for ShapedPort {
     /// A frame that waits for tokens is no reason to stay awake.
     fn arm(&mut self) -> bool {
         self.inner.arm() && !self.is_blocked()
@@ -307,10 +305,5 @@ impl WakeUp for ShapedPort {
     /// When the first of the frames that wait for tokens may go is for the clock to tell.
     fn glance(&self) -> Glance {
         if self.is_blocked() || self.holds_frames() { Glance::Turn } else { self.inner.glance() }
-    }
-
-    vmlane_port::forward! { inner;
-        fn disarm(&mut self);
-        fn signs(&self, into: &mut Vec<Sign>) -> bool;
     }
 }

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use vmlane_mem::{MapRequest, MemoryMap};
 use vmlane_state::{Found, Journal, Reader, Records, Scope, Unusable, Writer};
 
+use super::held::MemoryName;
 use super::mail::{Letter, Mail};
-use super::request::MemoryName;
 use crate::irq::{IrqKind, IrqSet};
 use crate::stats::SessionStats;
 

@@ -3,7 +3,7 @@
 //! Every function here may be interrupted by a panic in device code; what the session itself knows
 //! (the memory map) is changed before the device is told, so that it holds whatever the device does.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,14 +12,17 @@ use vmlane_device::pci::{AccessError, PciDevice, REGIONS};
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
 use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{
-    Command, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Kind, RegionAccess, RegionInfo, Version, irq_index, split,
+    Command, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Kind, RegionAccess, RegionInfo, SetIrqs, Version,
+    irq_index, split,
 };
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::error::RequestError;
+use super::held::{MemoryName, hold};
 use super::inbox::{MAX_FDS, Message};
 use super::reply::Reply;
+use super::set_irqs::{set_irqs, vectors};
 use crate::handle::MemoryWatch;
 use crate::irq::IrqSet;
 use crate::stats::{SessionStats, count};
@@ -71,13 +74,6 @@ impl<'d> Requests<'d> {
         }
     }
 
-    /// Holds a descriptor for the next daemon. One that cannot be held is lost only with this daemon.
-    pub(super) fn hold(&self, name: &str, fd: &OwnedFd) {
-        if let Err(error) = self.scope.put(name, fd.as_fd()) {
-            tracing::warn!(name, %error, "a descriptor cannot be held for the next daemon");
-        }
-    }
-
     /// Asks the device for its regions; called before the first request.
     pub fn survey(&mut self) {
         for (index, extent) in self.extents.iter_mut().enumerate() {
@@ -106,7 +102,12 @@ impl<'d> Requests<'d> {
             Command::DeviceInfo => device_info(payload, reply),
             Command::RegionInfo => self.region_info(payload, reply),
             Command::IrqInfo => self.irq_info(payload, reply),
-            Command::SetIrqs => self.set_irqs(payload, fds),
+            Command::SetIrqs => {
+                let (set, data) = fixed::<SetIrqs>(payload)?;
+                set_irqs(&self.irqs, &self.scope, self.device.irq_counts(), (set, data), fds)?;
+                self.device.irqs_changed();
+                Ok(())
+            }
             Command::DeviceReset => {
                 count(&self.stats.resets);
                 self.device.reset();
@@ -182,7 +183,7 @@ impl<'d> Requests<'d> {
         self.map = mapped?;
         self.note_map();
         if let Ok(fd) = kept {
-            self.hold(&MemoryName { guest, len, offset, writable }.to_string(), &fd);
+            hold(&self.scope, &MemoryName { guest, len, offset, writable }.to_string(), &fd);
         }
         self.device.memory(&self.map);
         Ok(())
@@ -260,7 +261,7 @@ impl<'d> Requests<'d> {
         if index >= irq_index::COUNT {
             return Err(RequestError::Field { name: "interrupt index", value: index.into() });
         }
-        let count = self.vectors(index);
+        let count = vectors(self.device.irq_counts(), index);
         let flags = match index {
             _ if count == 0 => 0,
             irq_index::INTX => IrqInfo::EVENTFD | IrqInfo::MASKABLE | IrqInfo::AUTOMASKED,
@@ -274,47 +275,10 @@ impl<'d> Requests<'d> {
         });
         Ok(())
     }
-
-    /// How many vectors of a kind the device offers; none of the kinds it does not know.
-    pub(super) fn vectors(&self, index: u32) -> u32 {
-        let counts = self.device.irq_counts();
-        match index {
-            irq_index::INTX => counts.intx,
-            irq_index::MSI => counts.msi,
-            irq_index::MSIX => counts.msix,
-            _ => 0,
-        }
-    }
-}
-
-/// A memory file's name while it is held for the next daemon says where it is mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryName {
-    pub guest: u64,
-    pub len: u64,
-    pub offset: u64,
-    pub writable: bool,
-}
-
-impl std::fmt::Display for MemoryName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let access = if self.writable { "rw" } else { "ro" };
-        write!(f, "s/mem.{:x}.{:x}.{:x}.{access}", self.guest, self.len, self.offset)
-    }
-}
-
-impl MemoryName {
-    /// Understands a name without its `s/`.
-    pub fn parse(name: &str) -> Option<MemoryName> {
-        let mut words = name.strip_prefix("mem.")?.split('.');
-        let mut number = || u64::from_str_radix(words.next()?, 16).ok();
-        let (guest, len, offset) = (number()?, number()?, number()?);
-        Some(MemoryName { guest, len, offset, writable: words.next()? == "rw" })
-    }
 }
 
 /// The layout a command begins with, and what follows it.
-pub(super) fn fixed<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+fn fixed<T: FromBytes + KnownLayout + Immutable + Unaligned>(
     payload: &[u8],
 ) -> Result<(&T, &[u8]), RequestError> {
     split(payload).ok_or(RequestError::Payload { have: payload.len(), need: size_of::<T>() })

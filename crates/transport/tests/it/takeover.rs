@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use vmlane_device::irq::{Interrupts, IrqMode};
-use vmlane_device::pci::{AccessError, Checkpoint, IrqCounts, PciDevice, Region};
+use vmlane_device::pci::{AccessError, Checkpoint, IrqCounts, PciDevice, Region, Survives};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_guestsim::{eventfd, signals};
 use vmlane_mem::{MemoryMap, memfd};
@@ -126,6 +126,18 @@ impl PciDevice for Ledger {
         self.registers = [0; 4];
     }
 
+    fn begin(&mut self, _: u64) {}
+
+    fn spin_hint(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survives> {
+        Some(self)
+    }
+}
+
+impl Survives for Ledger {
     fn abandon(&mut self) {
         *self.abandoned.lock() += 1;
         self.reset();
@@ -135,13 +147,7 @@ impl PciDevice for Ledger {
         vec![("page", memfd("page", 4096).expect("a file"))]
     }
 
-    fn begin(&mut self, _: u64) {}
-
     fn adopt(&mut self, _: &mut Found) {}
-
-    fn spin_hint(&self) -> Duration {
-        Duration::ZERO
-    }
 
     fn record(&mut self, log: &Journal) {
         let bytes: Vec<u8> = self.registers.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_mem::MemoryMap;
-use vmlane_port::{Filter, VlanSet};
+use vmlane_port::{Filter, Overhead, VlanSet};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::virtio::control::{self, class};
 use vmlane_wire::virtio::net_feature;
@@ -182,8 +182,8 @@ pub struct ControlQueue {
     bytes: Vec<u8>,
     broken: bool,
     served: Option<Instant>,
-    /// What its commands have cost since the switch last asked, in descriptors.
-    pub overhead: usize,
+    /// What its commands have cost, in descriptors.
+    overhead: Overhead,
 }
 
 /// What came of a look at the queue.
@@ -198,7 +198,7 @@ pub struct Served {
 }
 
 impl ControlQueue {
-    pub fn new(queue: Queue, ring: usize, memory: &MemoryMap) -> ControlQueue {
+    pub fn new(queue: Queue, ring: usize, memory: &MemoryMap, overhead: Overhead) -> ControlQueue {
         ControlQueue {
             queue,
             ring,
@@ -207,7 +207,7 @@ impl ControlQueue {
             bytes: Vec::new(),
             broken: false,
             served: None,
-            overhead: 0,
+            overhead,
         }
     }
 
@@ -246,7 +246,7 @@ impl ControlQueue {
             };
             self.queue.next = taken.next();
             let done = self.gather() && apply(&self.bytes);
-            self.overhead += COMMAND + self.segments.len() + self.bytes.len() / MAC;
+            self.overhead.add(COMMAND + self.segments.len() + self.bytes.len() / MAC);
             served.changed |= done;
             let written = self.answer(if done { control::OK } else { control::ERROR });
             self.queue.complete(taken.id(), taken.count(), written);

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, PortStats, QueueTurns, Refused, RxCapabilities, RxFrame, Token,
-    TxFrame, WakeUp,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, Overhead, PortStats, QueueTurns, Refused,
+    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
@@ -111,6 +111,7 @@ impl NetPort {
         let long = has(feature::VERSION_1) || has(net_feature::MERGEABLE);
         let header = if long { LONG_HEADER } else { SHORT_HEADER };
         let (mut tx, mut rx, mut control) = (Vec::new(), Vec::new(), None);
+        let overhead = Overhead::default();
         let control_ring = control_ring(features, &config);
         for (number, ring) in rings.iter().enumerate() {
             let Some(ring) = ring else { continue };
@@ -125,12 +126,13 @@ impl NetPort {
                         None if begins => Requested::new(config.mac, features),
                         None => Requested::unknown(config.mac, features, most_pairs),
                     };
-                    let (queue, checkpoint) = (ControlQueue::new(queue, number, &memory), checkpoint.clone());
+                    let queue = ControlQueue::new(queue, number, &memory, overhead.clone());
+                    let checkpoint = checkpoint.clone();
                     control =
                         Some(Control { queue, requested, checkpoint, features, most_pairs, changed: false });
                 }
                 Ok(queue) if number % 2 == 0 => rx.push(RxQueue::new(queue, number)),
-                Ok(queue) => tx.push(TxQueue::new(queue, number, &memory)),
+                Ok(queue) => tx.push(TxQueue::new(queue, number, &memory, overhead.clone())),
                 Err(error) => {
                     counters.bad_rings.inc();
                     tracing::warn!(ring = number, %error, "a virtio ring cannot run");
@@ -191,7 +193,7 @@ impl NetPort {
                 into: Spans::new(memory, true),
                 segments: Vec::with_capacity(64),
                 chains: Vec::with_capacity(64),
-                overhead: 0,
+                overhead,
             },
             lines,
             stats,
@@ -342,17 +344,6 @@ impl FramePort for NetPort {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0)
-    }
-
-    #[inline]
-    fn take_overhead(&mut self) -> usize {
-        let tx: usize = self.tx.iter_mut().map(|queue| std::mem::take(&mut queue.overhead)).sum();
-        let control = self.control.as_mut().map_or(0, |control| std::mem::take(&mut control.queue.overhead));
-        tx + control + std::mem::take(&mut self.scratch.overhead)
-    }
-
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has lent from")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
@@ -401,17 +392,22 @@ impl FramePort for NetPort {
         }
     }
 
-    fn tick(&mut self, now: Instant) -> bool {
+    fn tick(&mut self, now: Instant) -> Ticked {
         self.complete(|queue| queue.skipped);
         let again = self.recall.is_pending() && self.repeat_call(now);
-        self.control.is_some() && self.control(now) || again
+        let soon = self.control.is_some() && self.control(now) || again;
+        let changed = self.control.as_mut().is_some_and(|control| std::mem::take(&mut control.changed));
+        Ticked { soon, changed }
     }
 
-    fn changed(&mut self) -> bool {
-        self.control.as_mut().is_some_and(|control| std::mem::take(&mut control.changed))
-    }
+    fn refresh(&mut self) {}
 
-    vmlane_port::plain!(refresh, fail);
+    fn fail(&mut self) {}
+
+    fn info(&self) -> FramePortInfo {
+        let look_ahead = self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0);
+        FramePortInfo { look_ahead, overhead: self.scratch.overhead.clone() }
+    }
 }
 
 impl WakeUp for NetPort {
@@ -439,7 +435,13 @@ impl WakeUp for NetPort {
         self.lines.doorbell()
     }
 
-    vmlane_port::plain!(signs, readable_fd);
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 impl Drop for NetPort {

@@ -1,7 +1,7 @@
 //! One receive ring: frames are copied into the guest's buffers, several for one if it merges them.
 
 use vmlane_mem::Spans;
-use vmlane_port::{DropReason, RxFrame, VnetHeader};
+use vmlane_port::{DropReason, Overhead, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use crate::virtio::log::DirtyLog;
@@ -40,7 +40,7 @@ pub struct Scratch {
     /// Chains taken, with the bytes that each holds.
     pub chains: Vec<(Taken, u32)>,
     /// Descriptors read in vain.
-    pub overhead: usize,
+    pub overhead: Overhead,
 }
 
 /// One receive ring.
@@ -99,7 +99,7 @@ impl RxQueue {
             Some((_, addr)) => (has_own_line(addr, rules.header), 1),
             None => {
                 let collected = self.collect(need, rules, scratch);
-                scratch.overhead += scratch.segments.len().saturating_sub(2 + need / FAIR_PIECE);
+                scratch.overhead.add(scratch.segments.len().saturating_sub(2 + need / FAIR_PIECE));
                 collected?;
                 spread(need, rules.header, scratch)?;
                 (false, scratch.chains.len())

@@ -1,7 +1,7 @@
 //! One transmit ring: frames are gathered from chains, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans};
-use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame, VnetHeader};
+use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
 use super::rx::{LONG_HEADER, behind_own_line};
@@ -65,13 +65,13 @@ pub struct TxQueue {
     segments: Vec<Segment>,
     pub broken: bool,
     /// Descriptors read in vain.
-    pub overhead: usize,
+    overhead: Overhead,
     /// Frames were left out; no flush will be asked for because of them.
     pub skipped: bool,
 }
 
 impl TxQueue {
-    pub fn new(queue: Queue, ring: usize, memory: &MemoryMap) -> TxQueue {
+    pub fn new(queue: Queue, ring: usize, memory: &MemoryMap, overhead: Overhead) -> TxQueue {
         let pending = vec![None; usize::from(queue.size()).next_power_of_two()].into_boxed_slice();
         TxQueue {
             queue,
@@ -84,7 +84,7 @@ impl TxQueue {
             next: 0,
             segments: Vec::with_capacity(64),
             broken: false,
-            overhead: 0,
+            overhead,
             skipped: false,
         }
     }
@@ -140,11 +140,11 @@ impl TxQueue {
             match gather(segments, slot, &self.memory, rules) {
                 Ok(()) => {
                     // One is the header's.
-                    self.overhead += segments.len().saturating_sub(1 + slot.spans.pieces());
+                    self.overhead.add(segments.len().saturating_sub(1 + slot.spans.pieces()));
                     return Ok(Some(number));
                 }
                 Err(reason) => {
-                    self.overhead += 1 + segments.len();
+                    self.overhead.add(1 + segments.len());
                     stats.drop(reason);
                     self.finish(number);
                     self.skipped = true;

@@ -2,14 +2,16 @@
 //!
 //! The virtio-vsock worker has one end ([`DeviceEnd`]): it writes what the guest sent and reads what the guest gets.
 //! The stream's worker has the other ([`LinkPort`]). Each index has one writer, and each end checks the other's
-//! ([`vmlane_port::indexed_ring`]). An end that is about to sleep says so, fences, and looks once more.
+//! ([`vmlane_port::byte_ring`]). An end that is about to sleep says so, fences, and looks once more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
-use vmlane_port::indexed_ring::{Reading, Writing, advance};
-use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
+use vmlane_port::byte_ring::{Reading, Writing};
+use vmlane_port::{
+    Bytes, End, Notifications, PortFault, RingSlice, StreamAddress, StreamInfo, StreamPort, Survival,
+};
 
 /// Bytes that each ring takes: what a Linux socket has by default.
 pub const CREDIT: usize = 256 << 10;
@@ -42,12 +44,11 @@ impl Ring {
 
     /// Bytes that the reader of this ring has not taken, from a fresh look.
     fn readable(&self, end: &mut Reading) -> Result<usize, PortFault> {
-        end.accept(self.tail.load(Ordering::Acquire))?;
-        Ok(end.pending() as usize)
+        end.poll(self.tail.load(Ordering::Acquire))
     }
 
     fn consume(&self, end: &mut Reading, len: usize) {
-        end.cur = advance(end.cur, len as u64, end.size);
+        end.consume(len);
         end.published = end.cur;
         self.head.store(end.cur, Ordering::Release);
     }
@@ -59,7 +60,7 @@ impl Ring {
     }
 
     fn produce(&self, end: &mut Writing, len: usize) {
-        end.tail = advance(end.tail, len as u64, end.size);
+        end.produce(len);
         self.tail.store(end.tail, Ordering::Release);
     }
 
@@ -203,10 +204,6 @@ impl LinkPort {
 }
 
 impl StreamPort for LinkPort {
-    fn address(&self) -> Option<StreamAddress> {
-        self.address
-    }
-
     fn readable(&mut self) -> Result<usize, PortFault> {
         self.shared.inbound.readable(&mut self.inbound)
     }
@@ -223,10 +220,6 @@ impl StreamPort for LinkPort {
         Ok(())
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         self.arm();
         Ok(self.readable()? == 0)
@@ -236,15 +229,12 @@ impl StreamPort for LinkPort {
         self.shared.outbound.writable(&mut self.outbound)
     }
 
-    fn sink(&self) -> RingSlice<'_> {
-        self.shared.outbound.slice(self.outbound.tail)
-    }
-
     fn keep_free(&self) -> usize {
         0
     }
 
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        from.copy_to(self.shared.outbound.slice(self.outbound.tail), len);
         self.shared.outbound.produce(&mut self.outbound, len);
         if len > 0 {
             self.notify();
@@ -261,10 +251,6 @@ impl StreamPort for LinkPort {
         Ok(())
     }
 
-    fn notify_both(&mut self) {
-        self.notify();
-    }
-
     fn end(&mut self, end: End) {
         let bit = match end {
             End::Finished => FINISHED,
@@ -276,7 +262,39 @@ impl StreamPort for LinkPort {
         self.notify();
     }
 
-    vmlane_port::plain!(fill, remind, withholds, notifies, doorbell, answer_doorbell, requests, keep);
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo { address: self.address, ..StreamInfo::default() }
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        None
+    }
+}
+
+impl Notifications for LinkPort {
+    fn flush_deferred(&mut self) -> bool {
+        false
+    }
+
+    fn notify_late(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn notify_both(&mut self) {
+        self.notify();
+    }
+
+    fn answer_doorbell(&mut self) -> bool {
+        false
+    }
+
+    fn requests(&self) -> Option<u64> {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -296,6 +314,7 @@ mod tests {
     #[test]
     fn all_of_the_credit_fits_and_no_byte_more() {
         let (mut device, mut port) = both();
+        let bytes = vec![0; CREDIT];
         for round in 0..5 {
             assert_eq!(device.room().unwrap().1, CREDIT, "round {round}");
             device.sent(CREDIT);
@@ -303,7 +322,7 @@ mod tests {
             assert_eq!(device.taken().unwrap(), round * CREDIT as u64);
             port.consume(CREDIT).unwrap();
             assert_eq!(port.writable().unwrap(), CREDIT);
-            port.produce(CREDIT).unwrap();
+            port.fill(Bytes::Private(&bytes), CREDIT).unwrap();
             assert!(port.arm_writable().unwrap());
             assert_eq!(device.waiting().unwrap().1, CREDIT);
             assert!(device.delivered(CREDIT), "a stream that sleeps on a full ring is kicked");

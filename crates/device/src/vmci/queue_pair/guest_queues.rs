@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{Pages, Word};
-use vmlane_port::indexed_ring::{Reading, Writing};
-use vmlane_port::{End, PortFault, StreamAddress};
+use vmlane_port::byte_ring::{Reading, Writing};
+use vmlane_port::{End, PortFault, StreamAddress, StreamInfo};
 use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;
 
-use super::port::QueueMemory;
+use super::port::{OtherSide, QueueMemory};
 use crate::vmci::notice::{Address, Notice};
 use crate::vmci::notifier::{Notifier, Protocol};
 
@@ -106,11 +106,6 @@ impl QueueMemory for GuestQueues {
         self.protocol
     }
 
-    fn address(&self) -> Option<StreamAddress> {
-        let Address { cid, port, peer_cid, peer_port } = self.notifier.address()?;
-        Some(StreamAddress { cid, port, peer_cid, peer_port })
-    }
-
     fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
         if self.protocol == Protocol::Pkt {
             let notifier = &self.notifier;
@@ -124,6 +119,19 @@ impl QueueMemory for GuestQueues {
         Ok(())
     }
 
+    fn wait_for(&self, notice: Notice, index: u64) {
+        self.notifier.wait_for(notice, index);
+    }
+}
+
+impl OtherSide for GuestQueues {
+    fn info(&self) -> StreamInfo<'_> {
+        let address = self.notifier.address().map(|Address { cid, port, peer_cid, peer_port }| {
+            StreamAddress { cid, port, peer_cid, peer_port }
+        });
+        StreamInfo { announces: self.notifier.connected(), address, doorbell: None }
+    }
+
     fn check(&self) -> Result<(), PortFault> {
         self.flush();
         if self.produce.poisoned() || self.consume.poisoned() {
@@ -132,16 +140,8 @@ impl QueueMemory for GuestQueues {
         Ok(())
     }
 
-    fn wait_for(&self, notice: Notice, index: u64) {
-        self.notifier.wait_for(notice, index);
-    }
-
-    fn held_back(&self) -> bool {
+    fn flush_deferred(&self) -> bool {
         self.notifier.deferring()
-    }
-
-    fn announces(&self) -> bool {
-        self.notifier.connected()
     }
 
     fn requests(&self) -> u64 {
@@ -160,7 +160,7 @@ impl QueueMemory for GuestQueues {
         self.notifier.keep(tail, bytes);
     }
 
-    fn tell(&self, end: End) {
+    fn end(&self, end: End) {
         self.notifier.end(end);
     }
 

@@ -10,18 +10,16 @@
 //! guest reads    consume ring <-- device writes    tail: device    head: guest
 //! ```
 
-use std::os::fd::BorrowedFd;
-
 use vmlane_mem::Pages;
-use vmlane_port::indexed_ring::{Reading, Untold, Writing, advance, distance};
-use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
+use vmlane_port::byte_ring::{Reading, Writing, advance};
+use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 
 use crate::vmci::notice::Notice;
 use crate::vmci::notifier::Protocol;
 
 /// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
 /// model in `tests/it/interleavings` is the other implementation.
-pub trait QueueMemory: Send {
+pub trait QueueMemory: OtherSide {
     /// Tail of the produce ring: the guest's.
     fn load_tail(&self) -> u64;
     /// Head of the consume ring: the guest's.
@@ -47,30 +45,28 @@ pub trait QueueMemory: Send {
         Ok(())
     }
 
+    /// The device is about to wait until `index` is passed (older protocol).
+    fn wait_for(&self, _notice: Notice, _index: u64) {}
+}
+
+/// The guest or the process behind the memory, as far as the rules do not ask for it: what it does not have, it leaves out.
+pub trait OtherSide: Send {
+    /// See [`StreamPort::info`].
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo::default()
+    }
+
     /// Called now and then: is the memory still there?
     fn check(&self) -> Result<(), PortFault> {
         Ok(())
     }
 
-    /// The device is about to wait until `index` is passed (older protocol).
-    fn wait_for(&self, _notice: Notice, _index: u64) {}
-
-    /// True while a notice may not be sent yet, so that the stream has to stay awake for it.
-    fn held_back(&self) -> bool {
+    /// See [`Notifications::flush_deferred`].
+    fn flush_deferred(&self) -> bool {
         false
     }
 
-    /// False if the guest announces nothing: the stream has to look by itself.
-    fn announces(&self) -> bool {
-        true
-    }
-
-    /// See [`StreamPort::doorbell`].
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// See [`StreamPort::answer_doorbell`].
+    /// See [`Notifications::answer_doorbell`].
     fn answer_doorbell(&self) -> bool {
         false
     }
@@ -87,13 +83,8 @@ pub trait QueueMemory: Send {
     /// The peer has left `bytes`, which go to index `tail` and behind.
     fn keep(&self, _tail: u64, _bytes: &[u8]) {}
 
-    /// Tells the guest how its stream ends.
-    fn tell(&self, _end: End) {}
-
-    /// Between whom the stream is, if it belongs to a connection that the guest knows.
-    fn address(&self) -> Option<StreamAddress> {
-        None
-    }
+    /// See [`StreamPort::end`].
+    fn end(&self, _end: End) {}
 
     /// The guest broke the rules of its ring.
     fn broke(&self) {}
@@ -104,24 +95,12 @@ pub struct QueuePairPort<M> {
     pub memory: M,
     pub reading: Reading,
     pub writing: Writing,
-    /// Heads that others took the place of since the guest was told of room. Should its tail turn out to make the ring full as one
-    /// of these has it, it may have gone to sleep for room that there is.
-    pub heads_before: Untold,
-    /// Tails that others took the place of since the guest was told of bytes. Should its head turn out to be at one of these, it may
-    /// have gone to sleep for bytes that there are.
-    pub tails_before: Untold,
 }
 
 impl<M: QueueMemory> QueuePairPort<M> {
     /// An end whose indices are all zero. Sizes in bytes, from the guest's view.
     pub fn new(memory: M, produce_size: u64, consume_size: u64) -> Self {
-        QueuePairPort {
-            memory,
-            reading: Reading::new(produce_size),
-            writing: Writing::new(consume_size),
-            heads_before: Untold::default(),
-            tails_before: Untold::default(),
-        }
+        QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
     }
 
     /// An end that a previous daemon served. `cur`: the first byte of the produce ring that the peer does
@@ -152,85 +131,96 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.memory.protocol() == Protocol::Pkt
     }
 
+    /// Bytes that wait, by one load of the guest's tail. M3, also for a guest without fences, whose tail became visible after
+    /// the head was published: it is notified of the room if its ring was full before.
     #[inline]
-    fn accept_tail(&mut self, tail: u64) -> Result<(), PortFault> {
-        self.reading.accept(tail).inspect_err(|_| self.memory.broke())
+    fn poll_tail(&mut self) -> Result<usize, PortFault> {
+        let waiting = self.reading.poll(self.memory.load_tail()).inspect_err(|_| self.memory.broke())?;
+        if self.reading.take_full() {
+            self.memory.owe(Notice::Read);
+        }
+        Ok(waiting)
+    }
+
+    /// Bytes of room, by one load of the guest's head. M2, also for a guest without fences, whose head became visible after
+    /// the tail was published: it is notified of the bytes if its ring was empty before.
+    #[inline]
+    fn poll_head(&mut self) -> Result<usize, PortFault> {
+        let head = self.memory.load_head();
+        self.accept_head(head)
     }
 
     #[inline]
-    fn accept_head(&mut self, head: u64) -> Result<(), PortFault> {
-        self.writing.accept(head).inspect_err(|_| self.memory.broke())
+    fn accept_head(&mut self, head: u64) -> Result<usize, PortFault> {
+        let room = self.writing.poll(head).inspect_err(|_| self.memory.broke())?;
+        if self.writing.take_empty() {
+            self.memory.owe(Notice::Wrote);
+        }
+        Ok(room)
     }
 
     /// Shows the guest the head `new`, and wakes it if it may sleep for room (M3).
     fn publish(&mut self, new: u64) -> Result<(), PortFault> {
-        let old = self.reading.published;
-        if new == old {
+        if new == self.reading.published {
             return Ok(());
         }
         self.memory.store_head(new);
-        // The check of the next tail is against the new head; everything up to `tail` stays pending.
-        self.reading.published = new;
+        self.reading.publish(new);
         self.memory.fence();
-        let tail = self.memory.load_tail();
-        self.heads_before.push(old, new, self.reading.size);
-        self.accept_tail(tail)?;
-        self.tell_of_room();
+        self.poll_tail()?;
         if self.pkt() { self.look() } else { Ok(()) }
-    }
-
-    /// M3, also for a guest without fences, whose tail became visible after the head was published: tells it of the room if
-    /// its ring was full before.
-    #[inline]
-    fn tell_of_room(&mut self) {
-        let Reading { size, published, tail, .. } = self.reading;
-        if self.heads_before.take(advance(tail, 1, size), published, size) {
-            self.memory.owe(Notice::Read);
-        }
-    }
-
-    /// M2, also for a guest without fences, whose head became visible after the tail was published: tells it of the bytes if
-    /// its ring was empty before.
-    #[inline]
-    fn tell_of_bytes(&mut self) {
-        let Writing { size, tail, head, .. } = self.writing;
-        if self.tails_before.take(head, tail, size) {
-            self.memory.owe(Notice::Wrote);
-        }
     }
 
     #[inline]
     fn look(&self) -> Result<(), PortFault> {
         self.memory.look(&self.reading, &self.writing)
     }
+
+    /// Shows the guest all the room there is (M3).
+    pub fn publish_room(&mut self) -> Result<(), PortFault> {
+        self.publish(self.reading.cur)
+    }
+
+    /// Where there is room in the guest's consume ring.
+    pub fn sink(&self) -> RingSlice<'_> {
+        let (_, consume, base) = self.memory.rings();
+        self.writing.sink(consume, base)
+    }
+
+    /// `len` bytes are there: publishes them, and wakes the guest if it may be asleep (M2).
+    #[inline]
+    pub fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+        let old = self.writing.produce(len);
+        self.memory.store_tail(self.writing.tail);
+        self.memory.fence();
+        let head = self.memory.load_head();
+        // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
+        self.writing.unannounced = head != old;
+        self.writing.head_at_produce = head;
+        self.memory.gave(len);
+        self.accept_head(head)?;
+        if self.pkt() { self.look() } else { Ok(()) }
+    }
 }
 
 impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
-    fn address(&self) -> Option<StreamAddress> {
-        self.memory.address()
-    }
-
     fn readable(&mut self) -> Result<usize, PortFault> {
         if self.reading.size == 0 {
             return Ok(0);
         }
         self.look()?;
-        let tail = self.memory.load_tail();
-        self.accept_tail(tail)?;
-        self.tell_of_room();
-        Ok(self.reading.pending() as usize)
+        self.poll_tail()
     }
 
     fn source(&self) -> RingSlice<'_> {
         let (produce, _, base) = self.memory.rings();
-        RingSlice { pages: produce, base, size: self.reading.size as usize, at: self.reading.cur as usize }
+        self.reading.source(produce, base)
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
-        let reading = &mut self.reading;
-        reading.cur = advance(reading.cur, len as u64, reading.size);
+        self.reading.consume(len);
         self.memory.took(len);
-        let lag = distance(self.reading.published, self.reading.cur, self.reading.size);
+        let lag = self.reading.lag();
         // M7: one byte stays unreported, so the guest never sees an empty ring and sends no WROTE;
         // and room is reported half a ring at a time, so a blocked writer is woken for a good reason.
         if lag > 1 && lag * 2 >= self.reading.size {
@@ -240,26 +230,18 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         Ok(())
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        if self.reading.size == 0 {
-            return Ok(());
-        }
-        self.publish(self.reading.cur)
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
         if self.reading.size == 0 {
             return Ok(true);
         }
+        self.publish_room()?;
         if self.pkt() {
             let next = advance(self.reading.cur, 1, self.reading.size);
             self.memory.wait_for(Notice::WaitingRead, next);
         }
         self.memory.fence();
-        let tail = self.memory.load_tail();
-        self.accept_tail(tail)?;
-        self.tell_of_room();
-        Ok(self.reading.pending() == 0 && self.reading.published == self.reading.cur)
+        let waiting = self.poll_tail()?;
+        Ok(waiting == 0 && self.reading.published == self.reading.cur)
     }
 
     fn writable(&mut self) -> Result<usize, PortFault> {
@@ -267,35 +249,16 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
             return Ok(0);
         }
         self.look()?;
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        Ok((self.writing.size - 1 - self.writing.used()) as usize)
-    }
-
-    fn sink(&self) -> RingSlice<'_> {
-        let (_, consume, base) = self.memory.rings();
-        RingSlice { pages: consume, base, size: self.writing.size as usize, at: self.writing.tail as usize }
+        self.poll_head()
     }
 
     fn keep_free(&self) -> usize {
         usize::from(self.writing.size > 2)
     }
 
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
-        let old = self.writing.tail;
-        self.writing.tail = advance(old, len as u64, self.writing.size);
-        self.memory.store_tail(self.writing.tail);
-        self.memory.fence();
-        let head = self.memory.load_head();
-        // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
-        self.tails_before.push(old, self.writing.tail, self.writing.size);
-        self.writing.unannounced = head != old;
-        self.writing.head_at_produce = head;
-        self.memory.gave(len);
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        if self.pkt() { self.look() } else { Ok(()) }
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        from.copy_to(self.sink(), len);
+        self.produce(len)
     }
 
     fn arm_writable(&mut self) -> Result<bool, PortFault> {
@@ -307,10 +270,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
             self.memory.wait_for(Notice::WaitingWrite, next);
         }
         self.memory.fence();
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        Ok(self.writing.used() == self.writing.size - 1)
+        Ok(self.poll_head()? == 0)
     }
 
     fn renotify_reader(&mut self) -> Result<(), PortFault> {
@@ -321,27 +281,45 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         // A guest that has read since it saw the last bytes knows of them all. One that has not may
         // sleep with a low-water mark above what its last WROTE announced.
         self.writing.unannounced = false;
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        self.tell_of_bytes();
-        if head == self.writing.head_at_produce && self.writing.used() > 0 {
+        self.poll_head()?;
+        if self.writing.head == self.writing.head_at_produce && self.writing.used() > 0 {
             self.memory.owe(Notice::Wrote);
         }
         Ok(())
     }
 
-    fn remind(&mut self) -> Result<(), PortFault> {
+    fn end(&mut self, end: End) {
+        self.memory.end(end);
+    }
+
+    fn info(&self) -> StreamInfo<'_> {
+        self.memory.info()
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        Some(self)
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        Some(self)
+    }
+}
+
+impl<M: QueueMemory> Notifications for QueuePairPort<M> {
+    fn flush_deferred(&mut self) -> bool {
+        self.memory.flush_deferred()
+    }
+
+    fn notify_late(&mut self) -> Result<(), PortFault> {
         if self.reading.size > 0 {
-            self.accept_tail(self.memory.load_tail())?;
-            let Reading { size, published, tail, .. } = self.reading;
-            if self.heads_before.take_any(advance(tail, 1, size), published, size) {
+            self.poll_tail()?;
+            if self.reading.take_any_full() {
                 self.memory.owe(Notice::Read);
             }
         }
         if self.writing.size > 0 {
-            self.accept_head(self.memory.load_head())?;
-            let Writing { size, tail, head, .. } = self.writing;
-            if self.tails_before.take_any(head, tail, size) {
+            self.poll_head()?;
+            if self.writing.take_any_empty() {
                 self.memory.owe(Notice::Wrote);
             }
         }
@@ -353,18 +331,6 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.memory.owe(Notice::Read);
     }
 
-    fn withholds(&mut self) -> bool {
-        self.memory.held_back()
-    }
-
-    fn notifies(&self) -> bool {
-        self.memory.announces()
-    }
-
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.doorbell()
-    }
-
     fn answer_doorbell(&mut self) -> bool {
         self.memory.answer_doorbell()
     }
@@ -372,14 +338,10 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
     fn requests(&self) -> Option<u64> {
         Some(self.memory.requests())
     }
+}
 
+impl<M: QueueMemory> Survival for QueuePairPort<M> {
     fn keep(&mut self, bytes: &[u8]) {
         self.memory.keep(self.writing.tail, bytes);
     }
-
-    fn end(&mut self, end: End) {
-        self.memory.tell(end);
-    }
-
-    vmlane_port::plain!(fill);
 }

@@ -26,14 +26,15 @@ mod rss;
 mod rx;
 mod tx;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, MAX_FRAME, PortStats, QueueTurns, Refused, RxCapabilities,
-    RxFrame, Sign, Token, TxFrame, WakeUp,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, MAX_FRAME, Overhead, PortStats, QueueTurns,
+    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -132,9 +133,10 @@ impl NicPort {
         let queues = rx.len() as u16;
         let live = shared.live.lock().clone();
         let mut moderator = Moderator::new(live.moderation);
+        let overhead = Overhead::default();
         let mut tx_queue = |setup: TxSetup| {
             let line = moderator.line(setup.vector);
-            TxQueue::new(setup, line, &memory)
+            TxQueue::new(setup, line, &memory, overhead.clone())
         };
         let tx: Vec<_> = tx.into_iter().map(&mut tx_queue).collect();
         let mut rx_queue = |(number, setup): (u16, RxSetup)| {
@@ -173,7 +175,7 @@ impl NicPort {
             scratch: Scratch {
                 into: Spans::new(memory, true),
                 buffers: Vec::with_capacity(rx_rules.limit.min(64)),
-                overhead: 0,
+                overhead,
             },
             tx,
             rx,
@@ -304,16 +306,6 @@ impl FramePort for NicPort {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0)
-    }
-
-    #[inline]
-    fn take_overhead(&mut self) -> usize {
-        let tx: usize = self.tx.iter_mut().map(|queue| std::mem::take(&mut queue.overhead)).sum();
-        tx + std::mem::take(&mut self.scratch.overhead)
-    }
-
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has lent from")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
@@ -368,10 +360,11 @@ impl FramePort for NicPort {
         self.interrupts.run(&self.shared, now);
     }
 
-    fn tick(&mut self, now: Instant) -> bool {
+    fn tick(&mut self, now: Instant) -> Ticked {
         let held = self.interrupts.run(&self.shared, now);
         let pending = self.shared.vectors.fire_pending(self.control_word());
-        held || pending && self.interrupts.restless.is_some_and(|until| now < until)
+        let soon = held || pending && self.interrupts.restless.is_some_and(|until| now < until);
+        Ticked { soon, changed: false }
     }
 
     /// All queues have stopped: Linux, Windows and FreeBSD reset the device when they see these events.
@@ -391,7 +384,10 @@ impl FramePort for NicPort {
         self.adopt(live);
     }
 
-    vmlane_port::plain!(changed);
+    fn info(&self) -> FramePortInfo {
+        let look_ahead = self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0);
+        FramePortInfo { look_ahead, overhead: self.scratch.overhead.clone() }
+    }
 }
 
 impl WakeUp for NicPort {
@@ -417,5 +413,11 @@ impl WakeUp for NicPort {
         true
     }
 
-    vmlane_port::plain!(doorbell_fd, readable_fd);
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

@@ -1,7 +1,7 @@
 //! One receive queue: frames are copied into posted buffers and completed.
 
 use vmlane_mem::{Spans, Window};
-use vmlane_port::{ChecksumStatus, DropReason, Network, RxFrame, Transport};
+use vmlane_port::{ChecksumStatus, DropReason, Network, Overhead, RxFrame, Transport};
 use vmlane_wire::ethernet::{MIN_FRAME, TAG};
 use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxCompletion, RxLayers, error};
 
@@ -47,7 +47,7 @@ pub struct Scratch {
     pub into: Spans,
     pub buffers: Vec<Buffer>,
     /// Descriptors read in vain.
-    pub overhead: usize,
+    pub overhead: Overhead,
 }
 
 /// One receive queue.
@@ -201,7 +201,7 @@ impl RxQueue {
         scratch: &mut Scratch,
     ) -> Result<bool, NoPlace> {
         let layout = self.buffers.lay_out(need, rules.limit, &mut scratch.into, &mut scratch.buffers);
-        scratch.overhead += scratch.buffers.len().saturating_sub(2 + need / FAIR_BUFFER);
+        scratch.overhead.add(scratch.buffers.len().saturating_sub(2 + need / FAIR_BUFFER));
         let layout = layout?;
         self.completions_left(scratch.buffers.len())?;
         self.buffers.take(layout);

@@ -1,7 +1,7 @@
 //! One transmit queue: frames are gathered from descriptors, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans, Window};
-use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, Sign, TxFrame};
+use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, Sign, TxFrame};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
@@ -58,14 +58,14 @@ pub struct TxQueue {
     done: Place,
     stopped: bool,
     /// Descriptors read in vain.
-    pub overhead: usize,
+    overhead: Overhead,
     /// Of its completions.
     pub line: LineId,
     pub descriptor: Window,
 }
 
 impl TxQueue {
-    pub fn new(setup: TxSetup, line: LineId, memory: &MemoryMap) -> TxQueue {
+    pub fn new(setup: TxSetup, line: LineId, memory: &MemoryMap, overhead: Overhead) -> TxQueue {
         let order = Order::new(setup.commands.size);
         TxQueue {
             commands: TxCommands::new(setup.commands),
@@ -76,7 +76,7 @@ impl TxQueue {
             order,
             done: Place::default(),
             stopped: false,
-            overhead: 0,
+            overhead,
             line,
             descriptor: setup.descriptor,
         }
@@ -137,12 +137,12 @@ impl TxQueue {
             slot.number = self.order.push(end.index, wants_completion);
             match lent.and_then(|()| fill(slot, &first, len, rules)) {
                 Ok(offload) => {
-                    self.overhead += descriptors.saturating_sub(1 + slot.spans.pieces());
+                    self.overhead.add(descriptors.saturating_sub(1 + slot.spans.pieces()));
                     counters::sent(counters, &slot.head, len, offload);
                     return Ok(Some(number));
                 }
                 Err(reason) => {
-                    self.overhead += descriptors;
+                    self.overhead.add(descriptors);
                     stats.drop(reason);
                     counters::tx_error(counters);
                     self.finish(number);

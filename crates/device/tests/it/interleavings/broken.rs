@@ -1,9 +1,8 @@
 //! Engines that break one rule each: ports around the real port, to show that the model notices.
 
-use std::os::fd::BorrowedFd;
-
 use vmlane_device::vmci::{Notice, Protocol, QueueMemory, QueuePairPort};
-use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
+use vmlane_port::wrap::StreamWrapper;
+use vmlane_port::{Bytes, PortFault, StreamPort};
 
 use super::memory::ModelMemory;
 
@@ -78,36 +77,30 @@ impl ModelEnd {
     }
 }
 
-impl StreamPort for ModelEnd {
-    fn readable(&mut self) -> Result<usize, PortFault> {
-        self.port.readable()
+impl StreamWrapper for ModelEnd {
+    fn inner(&self) -> &dyn StreamPort {
+        &self.port
     }
 
-    fn source(&self) -> RingSlice<'_> {
-        self.port.source()
+    fn inner_mut(&mut self) -> &mut dyn StreamPort {
+        &mut self.port
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
         self.silent(Rule::NoRead, Notice::Read, |end| end.port.consume(len))
     }
 
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        let known = self.port.reading.tail;
-        if self.breaks != Some(Rule::LaggingHead) {
-            self.silent(Rule::NoRead, Notice::Read, |end| end.port.publish_room())?;
-        }
-        if self.breaks == Some(Rule::StaleTail) {
-            self.port.reading.tail = known;
-        }
-        Ok(())
-    }
-
     fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        let known = self.port.reading.tail;
         match self.breaks {
-            Some(Rule::StaleTail) => Ok(self.port.reading.tail == self.port.reading.cur),
+            Some(Rule::StaleTail) => {
+                self.port.publish_room()?;
+                self.port.reading.tail = known;
+                Ok(known == self.port.reading.cur)
+            }
             Some(Rule::LaggingHead) => Ok(self.port.readable()? == 0),
             Some(Rule::Restless) => self.port.arm_readable().map(|_| false),
-            _ => self.port.arm_readable(),
+            _ => self.silent(Rule::NoRead, Notice::Read, |end| end.port.arm_readable()),
         }
     }
 
@@ -116,7 +109,7 @@ impl StreamPort for ModelEnd {
         Ok(if self.breaks == Some(Rule::ShortOfFull) { room.saturating_sub(1) } else { room })
     }
 
-    fn sink(&self) -> RingSlice<'_> {
+    fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
         let mut sink = self.port.sink();
         let next = (sink.at + 1) % sink.size;
         match self.breaks {
@@ -127,15 +120,12 @@ impl StreamPort for ModelEnd {
             Some(Rule::WrongPlace) => sink.at = next,
             _ => {}
         }
-        sink
+        from.copy_to(sink, len);
+        self.silent(Rule::NoWrote, Notice::Wrote, |end| end.port.produce(len))
     }
 
     fn keep_free(&self) -> usize {
         if self.breaks == Some(Rule::ShortOfFull) { 0 } else { self.port.keep_free() }
-    }
-
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
-        self.silent(Rule::NoWrote, Notice::Wrote, |end| end.port.produce(len))
     }
 
     fn arm_writable(&mut self) -> Result<bool, PortFault> {
@@ -143,30 +133,5 @@ impl StreamPort for ModelEnd {
             Some(Rule::ShortOfFull) => Ok(self.port.writable()? <= 1),
             _ => self.port.arm_writable(),
         }
-    }
-
-    fn renotify_reader(&mut self) -> Result<(), PortFault> {
-        self.port.renotify_reader()
-    }
-
-    fn notify_both(&mut self) {
-        self.port.notify_both();
-    }
-
-    fn end(&mut self, end: End) {
-        self.port.end(end);
-    }
-
-    vmlane_port::plain!(fill);
-
-    vmlane_port::forward! { port;
-        fn remind(&mut self) -> Result<(), PortFault>;
-        fn withholds(&mut self) -> bool;
-        fn notifies(&self) -> bool;
-        fn doorbell(&self) -> Option<BorrowedFd<'_>>;
-        fn answer_doorbell(&mut self) -> bool;
-        fn requests(&self) -> Option<u64>;
-        fn address(&self) -> Option<StreamAddress>;
-        fn keep(&mut self, bytes: &[u8]);
     }
 }

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use vmlane_device::vmci::QueuePairPort;
-use vmlane_port::indexed_ring::{Reading, Untold, Writing};
+use vmlane_port::byte_ring::{Reading, Writing};
 use vmlane_stream::{Blame, Direction};
 
 use super::broken::{Make, ModelEnd};
@@ -47,8 +47,8 @@ pub enum At {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Engine {
     direction: Direction,
-    reading: (Reading, Untold),
-    writing: (Writing, Untold),
+    reading: Reading,
+    writing: Writing,
     awake: bool,
 }
 
@@ -109,8 +109,8 @@ impl Device {
         let port = |produce, consume| QueuePairPort::new(memory.clone(), produce, consume);
         let engine = Engine {
             direction: Direction::default(),
-            reading: (port(size, 0).reading, Untold::default()),
-            writing: (port(0, size).writing, Untold::default()),
+            reading: port(size, 0).reading,
+            writing: port(0, size).writing,
             awake: true,
         };
         let mut device = Device {
@@ -214,7 +214,7 @@ impl Device {
             return state;
         }
         let engine = self.engines[past.0 as usize].clone();
-        let (before, published_before) = (engine.direction.moved() as u8, engine.reading.0.published);
+        let (before, published_before) = (engine.direction.moved() as u8, engine.reading.published);
         let outcome = self.run(engine, past.1, &past.2);
         let state = match (outcome, self.check_copy(before)) {
             (Outcome::Failed(why), _) | (_, Err(why)) => self.broken(why),
@@ -257,9 +257,9 @@ impl Device {
         let Make { size, quota, breaks, .. } = self.make;
         self.memory.rewind(results, size);
         let mut from = QueuePairPort::new(self.memory.clone(), size.into(), 0);
-        (from.reading, from.heads_before) = reading;
+        from.reading = reading;
         let mut to = QueuePairPort::new(self.memory.clone(), 0, size.into());
-        (to.writing, to.tails_before) = writing;
+        to.writing = writing;
         let (mut from, mut to) = (ModelEnd::new(from, breaks), ModelEnd::new(to, breaks));
         let ended = catch_unwind(AssertUnwindSafe(|| {
             let ends = (Some(from.as_port()), Some(to.as_port()));
@@ -271,8 +271,8 @@ impl Device {
             self.memory.drain();
             awake
         }));
-        let reading = (from.port.reading, from.port.heads_before.last());
-        let writing = (to.port.writing, to.port.tails_before.last());
+        let reading = from.port.reading.with_last_heads();
+        let writing = to.port.writing.with_last_tails();
         let now = |awake| Engine { direction, reading, writing, awake };
         match ended {
             Ok(Ok(awake)) => Outcome::Finished(now(awake)),

@@ -13,10 +13,10 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::{Notice, Protocol, QueueMemory};
+use vmlane_device::vmci::{Notice, OtherSide, Protocol, QueueMemory};
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
 use vmlane_port::PortFault;
-use vmlane_port::indexed_ring::{Reading, Writing};
+use vmlane_port::byte_ring::{Reading, Writing};
 
 use super::world::Message;
 
@@ -171,6 +171,8 @@ impl ModelMemory {
         tape.passed = false;
     }
 }
+
+impl OtherSide for ModelMemory {}
 
 impl QueueMemory for ModelMemory {
     fn load_tail(&self) -> u64 {

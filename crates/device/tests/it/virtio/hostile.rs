@@ -25,7 +25,7 @@ fn stands_still(mut nic: Nic) {
 
 /// Descriptors that the rings made the device read in vain.
 fn in_vain(nic: &Nic) -> usize {
-    nic.with(|end| end.take_overhead())
+    nic.with(|end| end.info().overhead.take())
 }
 
 #[test]

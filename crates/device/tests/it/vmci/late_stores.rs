@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use vmlane_device::vmci::{Notice, QueueMemory, QueuePairPort};
+use vmlane_device::vmci::{Notice, OtherSide, QueueMemory, QueuePairPort};
 use vmlane_mem::Pages;
-use vmlane_port::StreamPort;
+use vmlane_port::{Notifications, StreamPort};
 use vmlane_testkit::LONGEST;
 
 /// Bytes of a ring; it holds one less.
@@ -34,6 +34,8 @@ struct Line(AtomicU64);
 
 #[derive(Clone, Default)]
 struct Memory(Arc<Shared>);
+
+impl OtherSide for Memory {}
 
 impl QueueMemory for Memory {
     fn load_tail(&self) -> u64 {
@@ -150,8 +152,8 @@ fn a_guest_that_was_seen_much_too_late_is_told_once_the_stream_has_slept() {
     memory.0.tail.0.store(7, Ordering::Release);
     port.readable().unwrap();
     assert_eq!(memory.told(), []);
-    port.remind().unwrap();
-    port.remind().unwrap();
+    port.notify_late().unwrap();
+    port.notify_late().unwrap();
     assert_eq!(memory.told(), [Notice::Read]);
     // It read nothing of six that came one after the other, and was told of the first.
     let mut port = Memory::port(&memory);
@@ -162,13 +164,13 @@ fn a_guest_that_was_seen_much_too_late_is_told_once_the_stream_has_slept() {
     memory.0.head.0.store(1, Ordering::Release);
     port.writable().unwrap();
     assert_eq!(memory.told(), []);
-    port.remind().unwrap();
-    port.remind().unwrap();
+    port.notify_late().unwrap();
+    port.notify_late().unwrap();
     assert_eq!(memory.told(), [Notice::Wrote]);
     // One that has read all, and one that has written nothing, are told nothing.
     port.produce(1).unwrap();
     memory.0.head.0.store(7, Ordering::Release);
-    port.remind().unwrap();
+    port.notify_late().unwrap();
     assert_eq!(memory.told(), []);
 }
 
@@ -222,7 +224,7 @@ fn a_writer_without_fences_never_sleeps_for_ever() {
         port.consume(readable).unwrap();
         port.publish_room().unwrap();
         if idle == LONG {
-            port.remind().unwrap();
+            port.notify_late().unwrap();
         }
         memory.told();
         readable > 0
@@ -258,7 +260,7 @@ fn a_reader_without_fences_never_sleeps_for_ever() {
             port.produce(1).unwrap();
         }
         if idle == LONG {
-            port.remind().unwrap();
+            port.notify_late().unwrap();
         }
         memory.told();
         writable > 0

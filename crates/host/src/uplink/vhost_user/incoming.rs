@@ -2,7 +2,7 @@
 
 use vmlane_device::virtio::queue::lines_ahead;
 use vmlane_mem::{MemoryMap, Spans};
-use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame, VnetHeader};
+use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet;
 use vmlane_wire::virtio::net_feature::{GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_USO4};
 
@@ -37,7 +37,7 @@ pub struct Incoming {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Buffers read in vain.
-    pub overhead: usize,
+    pub overhead: Overhead,
 }
 
 /// What a look at the ring found.
@@ -65,7 +65,7 @@ impl Incoming {
             features,
             slots: (0..LOOK_AHEAD).map(slot).collect(),
             free: (0..LOOK_AHEAD as u32).rev().collect(),
-            overhead: 0,
+            overhead: Overhead::default(),
         }
     }
 
@@ -82,7 +82,8 @@ impl Incoming {
                 }
                 Look::Invalid(reason) => {
                     stats.drop(reason);
-                    self.overhead += 1 + self.give_back(number);
+                    let buffers = self.give_back(number);
+                    self.overhead.add(1 + buffers);
                 }
             }
         }

@@ -9,8 +9,8 @@ use std::time::Instant;
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame,
-    WakeUp,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, PortStats, Refused, RxCapabilities, RxFrame, Sign,
+    Ticked, Token, TxFrame, WakeUp,
 };
 use vmlane_transport::{EventFd, EventFdOwner};
 use vmlane_wire::ethernet::{HEADER, TAG};
@@ -220,15 +220,6 @@ impl FramePort for VhostUserPort {
         count
     }
 
-    fn look_ahead(&self) -> usize {
-        LOOK_AHEAD
-    }
-
-    #[inline]
-    fn take_overhead(&mut self) -> usize {
-        std::mem::take(&mut self.incoming.overhead)
-    }
-
     #[inline]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         self.incoming.frame(token.0)
@@ -272,19 +263,24 @@ impl FramePort for VhostUserPort {
         self.publish();
     }
 
-    fn tick(&mut self, _: Instant) -> bool {
+    fn tick(&mut self, _: Instant) -> Ticked {
         // Buffers of frames that were left out.
         if self.incoming.ring.is_unpublished() {
             self.publish();
         }
-        false
+        Ticked::default()
     }
 
     fn fail(&mut self) {
         self.broke(Broken::Fault);
     }
 
-    vmlane_port::plain!(changed, refresh);
+    fn refresh(&mut self) {}
+
+    fn info(&self) -> FramePortInfo {
+        let look_ahead = LOOK_AHEAD;
+        FramePortInfo { look_ahead, overhead: self.incoming.overhead.clone() }
+    }
 }
 
 impl WakeUp for VhostUserPort {
@@ -308,5 +304,11 @@ impl WakeUp for VhostUserPort {
         if self.incoming.ring.is_unpublished() { Glance::Turn } else { Glance::Announces }
     }
 
-    vmlane_port::plain!(signs, readable_fd);
+    fn signs(&self, _: &mut Vec<Sign>) -> bool {
+        false
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

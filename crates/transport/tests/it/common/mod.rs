@@ -1,6 +1,5 @@
 //! A toy PCI function, and a VMM connected to it over a socket pair.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,10 +8,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::config::{Bar, ConfigSpace, Msix};
-use vmlane_device::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region};
+use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region, Survives};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_mem::MemoryMap;
-use vmlane_state::{Found, Unusable};
 use vmlane_transport::{IrqSet, Session, SessionEnd, SessionHandle, SessionStats};
 
 /// Registers of region 2: plain storage, except for these.
@@ -157,24 +155,12 @@ impl PciDevice for Toy {
 
     fn begin(&mut self, _: u64) {}
 
-    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
-        Vec::new()
-    }
-
-    fn adopt(&mut self, _: &mut Found) {}
-
-    fn record(&mut self, _: &vmlane_state::Journal) {}
-
-    fn resume(&mut self, _: Checkpoint<'_>) -> Result<(), Unusable> {
-        Err(Unusable::Missing("what a previous daemon knew of this device".into()))
-    }
-
-    fn abandon(&mut self) {
-        self.reset();
-    }
-
     fn spin_hint(&self) -> Duration {
         self.spin
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survives> {
+        None
     }
 }
 

@@ -13,68 +13,18 @@
 //! ring, and not behind where it was before. What lies between accepted indices is copied once
 //! ([`transfer`]), across the ring's end where need be; only then does this side's index move.
 //!
-//! VMCI queue pairs, the rings of host programs and those of virtio-vsock connections keep these. A port over them
-//! loads and stores the indices.
+//! VMCI queue pairs, the rings of host programs (both with the daemon and with the route helper) and those of virtio-vsock
+//! connections are these. A port over them loads and stores the indices.
 
-use vmlane_mem::{Pages, copy};
+mod slice;
+mod unnotified;
+
+use vmlane_mem::Pages;
 
 use crate::PortFault;
 
-/// Values of an index that others took the place of since the other side was told: those at which it may have gone to sleep, if its
-/// own index became visible late. The last few are known exactly; of those before them, how far back they reach.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Untold {
-    recent: [u64; 3],
-    /// Bytes from the first of all to the index as it is; no more than a ring has.
-    reach: u64,
-}
-
-/// No index.
-const NONE: u64 = u64::MAX;
-
-impl Default for Untold {
-    fn default() -> Untold {
-        Untold { recent: [NONE; 3], reach: 0 }
-    }
-}
-
-impl Untold {
-    /// `to` has taken the place of `from`, in a ring of `size`.
-    #[inline]
-    pub fn push(&mut self, from: u64, to: u64, size: u64) {
-        let [a, b, _] = self.recent;
-        self.recent = [from, a, b];
-        self.reach = (self.reach + distance(from, to, size)).min(size);
-    }
-
-    /// Is `index` one of the last? Then the other side is to be told, and knows by that of all up to there.
-    #[inline]
-    pub fn take(&mut self, index: u64, now: u64, size: u64) -> bool {
-        let [a, b, c] = self.recent;
-        (a == index || b == index || c == index) && self.forget(index, now, size)
-    }
-
-    #[cold]
-    fn forget(&mut self, index: u64, now: u64, size: u64) -> bool {
-        let at = self.recent.iter().position(|one| *one == index).unwrap_or(0);
-        let first = at.checked_sub(1).and_then(|next| self.recent.get(next));
-        self.reach = first.map_or(0, |first| distance(*first, now, size));
-        self.recent.iter_mut().skip(at).for_each(|one| *one = NONE);
-        true
-    }
-
-    /// For a model that asks for the last ones alone, so that states which differ in the others are one.
-    #[doc(hidden)]
-    pub fn last(self) -> Untold {
-        Untold { reach: 0, ..self }
-    }
-
-    /// May `index` be one of them? All are forgotten: for the time when whatever the other side has stored is visible.
-    pub fn take_any(&mut self, index: u64, now: u64, size: u64) -> bool {
-        let reach = std::mem::take(self).reach;
-        (1..=reach).contains(&distance(index, now, size))
-    }
-}
+pub use self::slice::{Bytes, RingSlice, transfer};
+pub use self::unnotified::Unnotified;
 
 /// The ring that the other side writes and this side reads: plain data, valid after every call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +37,9 @@ pub struct Reading {
     pub published: u64,
     /// The tail at the last look.
     pub tail: u64,
+    /// Heads that others took the place of since the other side was notified of room. Should its tail turn out to make the ring
+    /// full as one of these has it, it may have gone to sleep for room that there is.
+    pub heads: Unnotified,
 }
 
 /// The ring that this side writes and the other side reads: plain data, valid after every call.
@@ -102,6 +55,9 @@ pub struct Writing {
     pub head_at_produce: u64,
     /// Bytes were published without a notice since the last one.
     pub unannounced: bool,
+    /// Tails that others took the place of since the other side was notified of bytes. Should its head turn out to be at one of
+    /// these, it may have gone to sleep for bytes that there are.
+    pub tails: Unnotified,
 }
 
 /// Bytes from index `from` forward to index `to` in a ring of `size`.
@@ -120,7 +76,7 @@ pub fn advance(index: u64, len: u64, size: u64) -> u64 {
 impl Reading {
     /// An empty ring, both indices zero.
     pub fn new(size: u64) -> Reading {
-        Reading { size, cur: 0, published: 0, tail: 0 }
+        Reading { size, cur: 0, published: 0, tail: 0, heads: Unnotified::default() }
     }
 
     /// Accepts a tail just loaded: inside the ring, and not behind the previous one.
@@ -150,12 +106,64 @@ impl Reading {
     pub fn room(&self) -> u64 {
         if self.size == 0 { 0 } else { self.size - 1 - distance(self.published, self.tail, self.size) }
     }
+
+    /// A fresh look: bytes that are not copied yet, by a tail just loaded.
+    #[inline]
+    pub fn poll(&mut self, tail: u64) -> Result<usize, PortFault> {
+        self.accept(tail)?;
+        Ok(self.pending() as usize)
+    }
+
+    /// Where they lie, in a ring whose first byte is at `base` of `pages`.
+    #[inline]
+    pub fn source<'a>(&self, pages: &'a Pages, base: usize) -> RingSlice<'a> {
+        RingSlice { pages, base, size: self.size as usize, at: self.cur as usize }
+    }
+
+    /// `len` of them are copied.
+    #[inline]
+    pub fn consume(&mut self, len: usize) {
+        self.cur = advance(self.cur, len as u64, self.size);
+    }
+
+    /// Copied bytes of which the other side does not know yet that they are room.
+    #[inline]
+    pub fn lag(&self) -> u64 {
+        distance(self.published, self.cur, self.size)
+    }
+
+    /// The other side sees the head `new` from now on. Everything up to `tail` stays pending, and the next tail is checked
+    /// against the new head.
+    #[inline]
+    pub fn publish(&mut self, new: u64) {
+        self.heads.push(self.published, new, self.size);
+        self.published = new;
+    }
+
+    /// May the other side have gone to sleep because its ring was full at one of the last heads? Asked after each look at its
+    /// tail; it is to be notified then.
+    #[inline]
+    pub fn take_full(&mut self) -> bool {
+        self.heads.take(advance(self.tail, 1, self.size), self.published, self.size)
+    }
+
+    /// The same for any head since it was notified last.
+    pub fn take_any_full(&mut self) -> bool {
+        self.heads.take_any(advance(self.tail, 1, self.size), self.published, self.size)
+    }
+
+    /// For a model that asks for the last heads alone, so that states which differ in the others are one.
+    #[doc(hidden)]
+    pub fn with_last_heads(self) -> Reading {
+        Reading { heads: self.heads.last(), ..self }
+    }
 }
 
 impl Writing {
     /// An empty ring, both indices zero.
     pub fn new(size: u64) -> Writing {
-        Writing { size, tail: 0, head: 0, head_at_produce: 0, unannounced: false }
+        let (tails, unannounced) = (Unnotified::default(), false);
+        Writing { size, tail: 0, head: 0, head_at_produce: 0, unannounced, tails }
     }
 
     /// Accepts a head just loaded: between the previous one and the tail.
@@ -182,60 +190,51 @@ impl Writing {
         }
         distance(self.head, self.tail, self.size)
     }
-}
 
-/// Where in a ring the next bytes are read or written. `at` is below `size`.
-#[derive(Clone, Copy, Debug)]
-pub struct RingSlice<'a> {
-    /// The memory that the ring lies in.
-    pub pages: &'a Pages,
-    /// Byte offset of the ring's first data byte in `pages`.
-    pub base: usize,
-    /// Ring size in bytes; indices wrap here, not at a page boundary.
-    pub size: usize,
-    /// The index, in bytes.
-    pub at: usize,
-}
-
-impl RingSlice<'_> {
-    /// The same ring, `by` bytes further; that is no more than its size.
-    pub fn advanced(self, by: usize) -> Self {
-        RingSlice { at: advance(self.at as u64, by as u64, self.size as u64) as usize, ..self }
+    /// Bytes of room, as of the last look.
+    #[inline]
+    pub fn free(&self) -> u64 {
+        self.size.saturating_sub(1) - self.used()
     }
 
-    /// Copies `out.len()` bytes out of the ring.
-    pub fn read(&self, out: &mut [u8]) {
-        let (head, tail) = out.split_at_mut(out.len().min(self.size - self.at));
-        self.pages.read(self.base + self.at, head);
-        self.pages.read(self.base, tail);
+    /// A fresh look: bytes of room, by a head just loaded.
+    #[inline]
+    pub fn poll(&mut self, head: u64) -> Result<usize, PortFault> {
+        self.accept(head)?;
+        Ok(self.free() as usize)
     }
 
-    /// Copies `data` into the ring.
-    pub fn write(&self, data: &[u8]) {
-        let (head, tail) = data.split_at(data.len().min(self.size - self.at));
-        self.pages.write(self.base + self.at, head);
-        self.pages.write(self.base, tail);
+    /// Where the room is, in a ring whose first byte is at `base` of `pages`.
+    #[inline]
+    pub fn sink<'a>(&self, pages: &'a Pages, base: usize) -> RingSlice<'a> {
+        RingSlice { pages, base, size: self.size as usize, at: self.tail as usize }
     }
-}
 
-/// Moves `len` bytes from ring to ring: at most three pieces, for two wraps.
-#[inline]
-pub fn transfer(to: RingSlice<'_>, from: RingSlice<'_>, len: usize) {
-    if len <= to.size - to.at && len <= from.size - from.at {
-        return copy(to.pages, to.base + to.at, from.pages, from.base + from.at, len);
+    /// `len` bytes are there: the tail to be published. Returns the one before.
+    #[inline]
+    pub fn produce(&mut self, len: usize) -> u64 {
+        let old = self.tail;
+        self.tail = advance(old, len as u64, self.size);
+        self.tails.push(old, self.tail, self.size);
+        old
     }
-    transfer_wrapped(to, from, len);
-}
 
-#[cold]
-fn transfer_wrapped(to: RingSlice<'_>, from: RingSlice<'_>, mut len: usize) {
-    let (mut to_at, mut from_at) = (to.at, from.at);
-    while len > 0 {
-        let here = len.min(to.size - to_at).min(from.size - from_at);
-        copy(to.pages, to.base + to_at, from.pages, from.base + from_at, here);
-        to_at = if to_at + here == to.size { 0 } else { to_at + here };
-        from_at = if from_at + here == from.size { 0 } else { from_at + here };
-        len -= here;
+    /// May the other side have gone to sleep because its ring was empty at one of the last tails? Asked after each look at its
+    /// head; it is to be notified then.
+    #[inline]
+    pub fn take_empty(&mut self) -> bool {
+        self.tails.take(self.head, self.tail, self.size)
+    }
+
+    /// The same for any tail since it was notified last.
+    pub fn take_any_empty(&mut self) -> bool {
+        self.tails.take_any(self.head, self.tail, self.size)
+    }
+
+    /// For a model that asks for the last tails alone, so that states which differ in the others are one.
+    #[doc(hidden)]
+    pub fn with_last_tails(self) -> Writing {
+        Writing { tails: self.tails.last(), ..self }
     }
 }
 
