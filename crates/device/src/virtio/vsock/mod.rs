@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `device.rs` | a VM's device as its vhost-user session drives it |
 //! | `events.rs` | the event queue: a driver that comes from elsewhere hears of it |
-//! | `port.rs` | its running rings: packets out, packets in |
+//! | `port.rs`, `receive.rs` | its running rings: packets out; packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `repeats.rs` | RSTs of connections that are over |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
@@ -30,6 +30,7 @@ mod events;
 mod link;
 mod patience;
 mod port;
+mod receive;
 mod repeats;
 mod route;
 mod stats;

@@ -100,7 +100,7 @@ impl Routes {
             self.reset_all(cid);
         }
         if let Some(vm) = self.vms.get(cid) {
-            port.stats = vm.stats.clone();
+            port.count_in(vm.stats.clone());
         }
         self.vms.attach(cid, port);
         if let Some(bridge) = &mut self.bridge {
