@@ -12,7 +12,7 @@ use vmlane_wire::virtio_vsock::{HEADER, Header, MAX_PAYLOAD, SEQPACKET, op};
 use vmlane_worker::{Doorbells, Work};
 use zerocopy::FromBytes;
 
-use super::patience::Wait;
+use super::backlog::Waiting;
 use super::receive::{NoBuffers, Receive};
 use super::stats::GuestStats;
 
@@ -37,8 +37,8 @@ pub struct Outgoing {
     /// Payload bytes, and how many of them are delivered.
     pub len: usize,
     pub done: usize,
-    /// Its receiver has no buffer.
-    pub waits: Option<Wait>,
+    /// Since when its receiver has had no buffer for it.
+    pub waits: Option<Instant>,
 }
 
 /// One VM's rings. A worker owns it. Many fields, because what two rings, the packets on their way in each direction and the
@@ -225,14 +225,25 @@ impl Port {
         }
     }
 
+    /// Gives what is left of a packet that has waited to this guest. True: all of it.
+    pub fn deliver_waiting(&mut self, packet: &mut Waiting) -> bool {
+        let Waiting { header, bytes, done, .. } = packet;
+        if !self.rx.has_room(bytes.len() - *done) {
+            return false;
+        }
+        loop {
+            let rest = bytes.get(*done..).unwrap_or_default();
+            let copy = |into: &Spans| into.write(0, rest.get(..into.len()).unwrap_or_default());
+            let Ok(here) = self.rx.send(*header, rest.len(), copy) else { return false };
+            *done += here;
+            if *done == bytes.len() {
+                return true;
+            }
+        }
+    }
+
     /// Sends this guest one packet with up to `len` bytes of `from`, from `at` on. Returns how many it took.
-    pub fn send(
-        &mut self,
-        header: Header,
-        from: &Spans,
-        at: usize,
-        len: usize,
-    ) -> Result<usize, NoBuffers> {
+    pub fn send(&mut self, header: Header, from: &Spans, at: usize, len: usize) -> Result<usize, NoBuffers> {
         self.rx.send(header, len, |into| copy_spans(into, 0, from, at, into.len()))
     }
 
