@@ -96,9 +96,10 @@ impl Drop for Bench {
     }
 }
 
-/// Sends by `send` until the time is up, then `finish`; `receive` returns 0 at the end.
-fn one_way(
+/// Sends `block` bytes at a time by `send` until the time is up, then `finish`; `receive` returns 0 at the end.
+pub fn one_way(
     length: Duration,
+    block: usize,
     mut send: impl FnMut(&[u8]) -> anyhow::Result<()> + Send,
     finish: impl FnOnce() + Send,
     mut receive: impl FnMut(&mut [u8]) -> anyhow::Result<usize> + Send,
@@ -108,7 +109,7 @@ fn one_way(
     std::thread::scope(|scope| {
         let stop = &stop;
         let sender = scope.spawn(move || -> anyhow::Result<()> {
-            let data = vec![0xa5; BLOCK];
+            let data = vec![0xa5; block];
             while !stop.load(Ordering::Relaxed) {
                 send(&data)?;
             }
@@ -136,14 +137,14 @@ fn to_guest(length: Duration) -> anyhow::Result<Sample> {
     let bench = Bench::new()?;
     let (near, far) = bench.stream()?;
     let finish = || drop(near.shutdown(Shutdown::Write));
-    one_way(length, |data| Ok((&near).write_all(data)?), finish, |data| far.recv(data).map_err(guests))
+    one_way(length, BLOCK, |data| Ok((&near).write_all(data)?), finish, |data| far.recv(data).map_err(guests))
 }
 
 fn from_guest(length: Duration) -> anyhow::Result<Sample> {
     let bench = Bench::new()?;
     let (near, far) = bench.stream()?;
     let send = |data: &[u8]| far.send_all(data).map_err(guests);
-    one_way(length, send, || far.shutdown(SHUTDOWN_SEND), |data| Ok((&near).read(data)?))
+    one_way(length, BLOCK, send, || far.shutdown(SHUTDOWN_SEND), |data| Ok((&near).read(data)?))
 }
 
 /// What programs under `vmlane run` have.
@@ -152,7 +153,7 @@ fn plain_to_guest(length: Duration) -> anyhow::Result<Sample> {
     let (near, far) = bench.connect(|host| plain::connect(host, 3, PORT, Duration::from_secs(30)))?;
     let near = near.0;
     let finish = || drop(near.shutdown(Shutdown::Write));
-    one_way(length, |data| Ok((&near).write_all(data)?), finish, |data| far.recv(data).map_err(guests))
+    one_way(length, BLOCK, |data| Ok((&near).write_all(data)?), finish, |data| far.recv(data).map_err(guests))
 }
 
 fn round_trips(length: Duration) -> anyhow::Result<Sample> {

@@ -1,10 +1,11 @@
 //! virtio-vsock between siblings: two synthetic guests, CID 3 and CID 4, whose devices are served by our daemon
 //! or by vhost-device-vsock. Either is a process of its own with its defaults, started anew for each sample;
-//! the guests' driver is the same.
+//! the guests' driver is the same. Rows with a VMCI guest or a program of the host at the other end: `mixed.rs`.
 
 mod backend;
 mod guest;
 mod many;
+mod mixed;
 mod nics;
 mod ring;
 mod traffic;
@@ -29,6 +30,7 @@ const THEIRS: &str = "vhost-device-vsock";
 
 /// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
 pub fn register(registry: &mut Registry, only: &Only) {
+    mixed::register(registry);
     if let Err(error) = many::register(registry) {
         eprintln!("left out: the rows of many VMs: {error:#}");
     }

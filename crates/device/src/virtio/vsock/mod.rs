@@ -2,34 +2,35 @@
 //!
 //! A packet goes from the sender's chain to the receiver's buffers with one copy. Credit is between the two guests:
 //! what one announces, the other hears; the daemon only asks receivers for news of it in time. Between two such
-//! devices nothing holds payload; a receiver without buffers stops its senders for a while, and then its connections
-//! are reset.
+//! devices nothing holds payload, but of packets whose receiver has no buffers: these wait, and delay no packet to another
+//! receiver. One that takes nothing for long loses its connections.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `device.rs` | a VM's device as its vhost-user session drives it |
 //! | `events.rs` | the event queue: a driver that comes from elsewhere hears of it |
-//! | `port.rs` | its running rings: packets out, packets in |
+//! | `port.rs`, `receive.rs` | its running rings: packets out; packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `repeats.rs` | RSTs of connections that are over |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
 //! | `route.rs` | routes |
 //! | `clients.rs` | who asks for connections, and is charged for them |
-//! | `patience.rs` | how long packets wait for a receiver's buffers |
+//! | `backlog.rs` | packets that wait for a receiver's buffers |
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
 //! | `bridge/mailbox.rs`, `bridge/links.rs`, `bridge/ready.rs` | what other threads tell the worker of a guest; its connections; those to which something happened |
 //! | `worker.rs`, `vms.rs`, `stats.rs` | a worker, what it keeps of each VM, what it counts |
 //! | `workers.rs` | all of them, and which one serves which VM |
 //! | `views.rs` | what an operator may see |
 
+mod backlog;
 mod bridge;
 mod clients;
 mod credit;
 mod device;
 mod events;
 mod link;
-mod patience;
 mod port;
+mod receive;
 mod repeats;
 mod route;
 mod stats;

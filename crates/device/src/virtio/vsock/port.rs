@@ -1,31 +1,23 @@
 //! The running rings of one VM's device: packets out, packets in.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::virtio::queue::{Broken, Queue, Segment, Taken};
 use crate::virtio::recall::Recall;
 use crate::virtio::vhost::{Lines, Setup};
-use vmlane_mem::{Fault, MemoryMap, Spans, copy_spans};
+use vmlane_mem::{MemoryMap, Spans, copy_spans};
 use vmlane_wire::virtio::feature;
-use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, HEADER, Header, MAX_PAYLOAD, SEQPACKET, op};
+use vmlane_wire::virtio_vsock::{HEADER, Header, MAX_PAYLOAD, SEQPACKET, op};
 use vmlane_worker::{Doorbells, Work};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
-use super::patience::Wait;
+use super::backlog::Waiting;
+use super::receive::{NoBuffers, Receive};
 use super::stats::GuestStats;
 
-const RX: usize = 0;
+pub const RX: usize = 0;
 const TX: usize = 1;
-/// Packets of our own that wait for buffers. While as many do, the guest's are not looked at.
-const MAX_REPLIES: usize = 256;
-/// Beyond so many they are forgotten.
-const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
-
-/// Descriptors that are looked at to see whether a packet can be delivered as a whole. Linux needs 34 for the longest
-/// one.
-const LOOKED_AT: u64 = 1024;
 
 /// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before the worker
 /// sleeps. It frees their memory then; an interrupt costs an emulated guest as much as a packet.
@@ -45,14 +37,14 @@ pub struct Outgoing {
     /// Payload bytes, and how many of them are delivered.
     pub len: usize,
     pub done: usize,
-    /// Its receiver has no buffer.
-    pub waits: Option<Wait>,
+    /// Since when its receiver has had no buffer for it.
+    pub waits: Option<Instant>,
 }
 
 /// One VM's rings. A worker owns it. Many fields, because what two rings, the packets on their way in each direction and the
 /// charge of this round need is looked at together in every turn.
 pub struct Port {
-    rx: Queue,
+    rx: Receive,
     tx: Queue,
     pub seqpacket: bool,
     /// The guest's driver has begun anew: it knows of no connection.
@@ -62,10 +54,6 @@ pub struct Port {
     /// The payload of `outgoing`.
     payload: Spans,
     outgoing: Option<Outgoing>,
-    head: Spans,
-    into: Spans,
-    /// Headers of packets that the daemon sends to this guest.
-    replies: VecDeque<Header>,
     /// Since when the driver wants to hear that packets are sent, and the descriptors of those it has not
     /// heard of.
     owed: Option<Instant>,
@@ -73,12 +61,8 @@ pub struct Port {
     /// What those packets take of their sockets' memory, about, in bytes.
     held: usize,
     recall: Recall,
-    /// Descriptors read that its VM was not charged for yet begin here; its receive ring is read up to here in this
-    /// round.
+    /// Descriptors read that its VM was not charged for yet begin here.
     charged: u64,
-    walk_until: u64,
-    /// That was not enough in this round.
-    limited: bool,
     /// Bytes that its VM was not charged for yet.
     copied: usize,
     broken: bool,
@@ -104,10 +88,6 @@ impl Drop for Bell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonsense;
 
-/// Room for the guest to receive in is missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoBuffers;
-
 impl Port {
     /// The rings of `setup`. None if not both of them can run.
     pub fn new(cid: u32, setup: Setup, lines: Arc<dyn Lines>) -> Option<Port> {
@@ -127,24 +107,19 @@ impl Port {
         let ((mut rx, _), (tx, fresh)) = (ring(RX)?, ring(TX)?);
         rx.quiet();
         let mut port = Port {
-            rx,
+            rx: Receive::new(rx, &memory, lines.clone()),
             tx,
             seqpacket: features & SEQPACKET != 0,
             fresh: fresh && features & feature::VERSION_1 != 0,
             segments: Vec::with_capacity(64),
             payload: Spans::new(memory.clone(), false),
             outgoing: None,
-            head: Spans::new(memory.clone(), true),
-            into: Spans::new(memory.clone(), true),
             memory,
-            replies: VecDeque::new(),
             owed: None,
             unheard: 0,
             held: 0,
             recall: Recall::new(&*lines),
             charged: 0,
-            walk_until: u64::MAX,
-            limited: false,
             copied: 0,
             broken: false,
             lines,
@@ -155,12 +130,18 @@ impl Port {
         Some(port)
     }
 
+    /// What the rings do is counted there from now on.
+    pub fn count_in(&mut self, stats: Arc<GuestStats>) {
+        self.rx.stats = stats.clone();
+        self.stats = stats;
+    }
+
     /// Takes the packet that the guest sends next, if there is one and none is under way.
     pub fn fetch(&mut self) -> Result<Option<Outgoing>, Nonsense> {
         if let Some(outgoing) = self.outgoing.take() {
             return Ok(Some(outgoing));
         }
-        if self.broken || self.replies.len() >= MAX_REPLIES {
+        if self.is_broken() || !self.rx.takes_replies() {
             return Ok(None);
         }
         self.segments.clear();
@@ -168,7 +149,7 @@ impl Port {
             Ok(Some(taken)) => taken,
             Ok(None) => return Ok(None),
             Err(broken) => {
-                self.breaks(TX, broken);
+                self.breaks(broken);
                 return Ok(None);
             }
         };
@@ -231,7 +212,7 @@ impl Port {
     /// Gives what is left of `outgoing`, whose payload is in `from`, to this guest: several packets if
     /// its buffers are small.
     pub fn deliver(&mut self, from: &Port, outgoing: &mut Outgoing) -> Result<(), NoBuffers> {
-        if !self.holds(outgoing.len - outgoing.done) {
+        if !self.rx.has_room(outgoing.len - outgoing.done) {
             return Err(NoBuffers);
         }
         loop {
@@ -244,33 +225,26 @@ impl Port {
         }
     }
 
+    /// Gives what is left of a packet that has waited to this guest. True: all of it.
+    pub fn deliver_waiting(&mut self, packet: &mut Waiting) -> bool {
+        let Waiting { header, bytes, done, .. } = packet;
+        if !self.rx.has_room(bytes.len() - *done) {
+            return false;
+        }
+        loop {
+            let rest = bytes.get(*done..).unwrap_or_default();
+            let copy = |into: &Spans| into.write(0, rest.get(..into.len()).unwrap_or_default());
+            let Ok(here) = self.rx.send(*header, rest.len(), copy) else { return false };
+            *done += here;
+            if *done == bytes.len() {
+                return true;
+            }
+        }
+    }
+
     /// Sends this guest one packet with up to `len` bytes of `from`, from `at` on. Returns how many it took.
-    pub fn send(
-        &mut self,
-        mut header: Header,
-        from: &Spans,
-        at: usize,
-        len: usize,
-    ) -> Result<usize, NoBuffers> {
-        let Some((taken, room)) = self.buffer()? else { return Err(NoBuffers) };
-        let here = len.min(room);
-        if self.spread(here).is_err() {
-            self.breaks(RX, Broken::Descriptor(taken.id()));
-            return Err(NoBuffers);
-        }
-        header.len = (here as u32).into();
-        if here < len {
-            // The message does not end here.
-            header.flags = (header.flags.get() & !(END_OF_MESSAGE | END_OF_RECORD)).into();
-        }
-        copy_spans(&self.into, 0, from, at, here);
-        self.head.write(0, header.as_bytes());
-        self.log(here);
-        self.rx.next = taken.next();
-        self.rx.complete(taken.id(), taken.count(), (HEADER + here) as u32);
-        self.stats.packets_received.bump(1);
-        self.stats.bytes_received.bump(here as u64);
-        Ok(here)
+    pub fn send(&mut self, header: Header, from: &Spans, at: usize, len: usize) -> Result<usize, NoBuffers> {
+        self.rx.send(header, len, |into| copy_spans(into, 0, from, at, into.len()))
     }
 
     /// The payload of the packet that was fetched last.
@@ -278,68 +252,10 @@ impl Port {
         &self.payload
     }
 
-    /// Are there buffers for `len` bytes? A packet that is delivered at once is never half delivered
-    /// when the daemon dies. One that half of the ring would not hold goes in parts.
-    fn holds(&mut self, len: usize) -> bool {
-        let (mut at, mut room, mut descriptors) = (self.rx.next, 0usize, 0);
-        let enough = self.rx.walked() + LOOKED_AT;
-        while room < len && descriptors < self.rx.size() / 2 && self.rx.walked() < enough && !self.broken {
-            if !self.may_walk() {
-                return false;
-            }
-            self.segments.clear();
-            match self.rx.read(at, &mut self.segments) {
-                Ok(Some(taken)) => {
-                    let bytes: usize = self.segments.iter().map(|segment| segment.len as usize).sum();
-                    room = room.saturating_add(bytes.saturating_sub(HEADER));
-                    descriptors += taken.count();
-                    at = taken.next();
-                }
-                Ok(None) => return false,
-                Err(broken) => self.breaks(RX, broken),
-            }
-        }
-        !self.broken
-    }
-
-    /// The next buffer and the payload bytes that it holds; its pieces are in `segments`.
-    fn buffer(&mut self) -> Result<Option<(Taken, usize)>, NoBuffers> {
-        if self.broken || !self.may_walk() {
-            return Err(NoBuffers);
-        }
-        // A packet of this guest's own that is under way has been parsed already.
-        self.segments.clear();
-        let taken = match self.rx.read(self.rx.next, &mut self.segments) {
-            Ok(taken) => taken,
-            Err(broken) => {
-                self.breaks(RX, broken);
-                return Err(NoBuffers);
-            }
-        };
-        let Some(taken) = taken else { return Ok(None) };
-        let all: usize = self.segments.iter().map(|segment| segment.len as usize).sum();
-        let writable = self.segments.iter().all(|segment| segment.writable);
-        match all.checked_sub(HEADER).filter(|&room| room > 0 && writable) {
-            Some(room) => Ok(Some((taken, room))),
-            None => {
-                self.breaks(RX, Broken::Descriptor(taken.id()));
-                Err(NoBuffers)
-            }
-        }
-    }
-
-    /// May the receive ring be read on, in this round?
-    fn may_walk(&mut self) -> bool {
-        let may = self.rx.walked() < self.walk_until;
-        self.limited |= !may;
-        may
-    }
-
     /// A round begins, in which so many descriptors of the receive ring may be read. True if those of the last one
     /// were too few.
     pub fn begin_round(&mut self, descriptors: usize) -> bool {
-        self.walk_until = self.rx.walked() + descriptors as u64;
-        std::mem::take(&mut self.limited)
+        self.rx.begin_round(descriptors)
     }
 
     /// Bytes of a stream of its own were copied to the guest: it is charged for them.
@@ -349,79 +265,31 @@ impl Port {
 
     /// What the rings have caused since this was last asked.
     pub fn take_work(&mut self) -> Work {
-        let walked = self.rx.walked() + self.tx.walked();
+        let walked = self.rx.ring.walked() + self.tx.walked();
         let descriptors = (walked - std::mem::replace(&mut self.charged, walked)) as usize;
         Work { bytes: std::mem::take(&mut self.copied), descriptors, ..Work::default() }
     }
 
-    /// Resolves the pieces of a buffer for a header and `len` bytes.
-    fn spread(&mut self, len: usize) -> Result<(), Fault> {
-        self.head.clear();
-        self.into.clear();
-        let mut before = 0;
-        for piece in &self.segments {
-            let bytes = (piece.len as usize).min(HEADER + len - before);
-            let of_head = bytes.min(HEADER.saturating_sub(before));
-            if of_head > 0 {
-                self.head.push(piece.addr, of_head)?;
-            }
-            if bytes > of_head {
-                self.into.push(piece.addr.wrapping_add(of_head as u64), bytes - of_head)?;
-            }
-            before += bytes;
-        }
-        Ok(())
-    }
-
-    /// A header and `len` bytes were written to the buffer.
-    fn log(&self, len: usize) {
-        let Some(log) = self.rx.log() else { return };
-        let mut left = HEADER + len;
-        for piece in &self.segments {
-            let here = left.min(piece.len as usize);
-            log.mark(piece.addr, here);
-            left -= here;
-        }
-    }
-
-    /// Sends this guest a packet without payload, now or when there is room. It is forgotten if too
-    /// many wait: a guest that takes none gets none.
+    /// Sends this guest a packet without payload, now or when there is room ([`Receive::reply`]).
     pub fn reply(&mut self, header: Header) {
-        if self.replies.len() < TOO_MANY_REPLIES {
-            self.replies.push_back(header);
-        }
+        self.rx.reply(header);
     }
 
     /// Is there room for more of them? A caller that can wait, waits until there is.
     pub fn takes_replies(&self) -> bool {
-        self.replies.len() < MAX_REPLIES
+        self.rx.takes_replies()
     }
 
     /// Delivers waiting replies. True if one was.
     pub fn send_replies(&mut self) -> bool {
-        let mut moved = false;
-        while let Some(header) = self.replies.front().copied() {
-            let Ok(Some((taken, _))) = self.buffer() else { break };
-            if self.spread(0).is_err() {
-                self.breaks(RX, Broken::Descriptor(taken.id()));
-                break;
-            }
-            self.head.write(0, header.as_bytes());
-            self.log(0);
-            self.rx.next = taken.next();
-            self.rx.complete(taken.id(), taken.count(), HEADER as u32);
-            self.stats.packets_received.bump(1);
-            self.replies.pop_front();
-            moved = true;
-        }
-        moved
+        self.rx.send_replies()
     }
 
     /// Makes what was done visible. The driver hears of packets for it at once. Of packets that it sent it hears when half of
     /// its ring is given back, or a little later; if they hold much memory, before the packets for it, since these may be the
     /// credit that a sender waits for.
     pub fn flush(&mut self, now: Instant) {
-        let calls = self.rx.publish();
+        let calls = self.rx.ring.publish();
         if self.tx.publish() {
             self.owed.get_or_insert(now);
         }
@@ -452,7 +320,7 @@ impl Port {
             return;
         }
         // What is withheld is not to be heard yet.
-        let heard = self.rx.is_heard() && (self.owed.is_some() || self.tx.is_heard());
+        let heard = self.rx.ring.is_heard() && (self.owed.is_some() || self.tx.is_heard());
         if self.recall.is_due(now, heard) {
             self.lines.call(RX);
         }
@@ -485,30 +353,34 @@ impl Port {
         self.lines.fail(TX);
     }
 
+    fn is_broken(&self) -> bool {
+        self.broken || self.rx.is_broken()
+    }
+
     #[cold]
-    fn breaks(&mut self, ring: usize, broken: Broken) {
-        tracing::debug!(ring, %broken, "a virtio ring broke");
+    fn breaks(&mut self, broken: Broken) {
+        tracing::debug!(ring = TX, %broken, "a virtio ring broke");
         self.broken = true;
-        self.lines.fail(ring);
+        self.lines.fail(TX);
     }
 
     pub fn has_buffers(&self) -> bool {
-        !self.broken && self.rx.is_there(self.rx.next)
+        !self.broken && self.rx.has_buffers()
     }
 
     /// Asks the driver to announce packets, and buffers if some are waited for.
     pub fn arm(&mut self, for_buffers: bool) {
         self.tx.listen();
         if for_buffers {
-            self.rx.listen();
+            self.rx.ring.listen();
         }
     }
 
     /// After a fence: is there something to do already?
     pub fn waits(&self) -> bool {
-        let sends = self.outgoing.is_none() && self.replies.len() < MAX_REPLIES;
-        let replies = !self.replies.is_empty() && self.has_buffers();
-        !self.broken && (replies || sends && self.tx.is_there(self.tx.next))
+        let sends = self.outgoing.is_none() && self.rx.takes_replies();
+        let replies = self.rx.holds_replies() && self.rx.has_buffers();
+        !self.is_broken() && (replies || sends && self.tx.is_there(self.tx.next))
     }
 
     /// A packet of this guest waits for its receiver.
@@ -517,12 +389,12 @@ impl Port {
     }
 
     pub fn holds_replies(&self) -> bool {
-        !self.replies.is_empty() && !self.broken
+        self.rx.holds_replies() && !self.broken
     }
 
     pub fn disarm(&mut self) {
         self.tx.quiet();
-        self.rx.quiet();
+        self.rx.ring.quiet();
         self.lines.clear();
     }
 
@@ -545,7 +417,7 @@ impl Port {
     /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under way, it has to
     /// be looked at.
     pub fn may_doze(&self) -> bool {
-        let under_way = self.holds_packet() || self.holds_replies() || self.limited;
+        let under_way = self.holds_packet() || self.holds_replies() || self.rx.is_limited();
         self.announces() && !under_way && !self.withholds() && !self.repeats()
     }
 }
@@ -561,7 +433,6 @@ impl Drop for Port {
             _ => self.tx.next,
         };
         self.tx.leave(first);
-        let next = self.rx.next;
-        self.rx.leave(next);
+        self.rx.leave();
     }
 }

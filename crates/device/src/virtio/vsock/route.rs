@@ -9,8 +9,8 @@ use vmlane_port::wrap::{PacketPayload, StreamTap, wall_clock};
 use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, Header, kind, op};
 use vmlane_worker::{Account, Meter, Work, contained};
 
+use super::backlog::{ALONE, ALONE_AND_FULL, BESIDE_OTHERS, Backlog};
 use super::bridge::{Bridge, CONNECT};
-use super::patience::Wait;
 use super::port::{Nonsense, Outgoing, Port};
 use super::stats::{GuestStats, VsockStats};
 use super::table::{Passage, Table};
@@ -27,6 +27,8 @@ const WALK: usize = QUOTA / 96;
 const SHOWN: usize = 16 << 10;
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
+/// For so long after a packet has waited for a receiver, the next ones do not wait for it in their rings.
+const SLOW: Duration = Duration::from_millis(100);
 
 /// All VMs with such a device. One worker owns it.
 pub struct Routes {
@@ -51,6 +53,13 @@ pub struct Routes {
 enum Fate {
     Finished,
     Waits,
+}
+
+/// A guest whose turn it is.
+struct Sender<'a> {
+    cid: u32,
+    account: Account,
+    backlog: &'a mut Backlog,
 }
 
 impl Routes {
@@ -100,7 +109,7 @@ impl Routes {
             self.reset_all(cid);
         }
         if let Some(vm) = self.vms.get(cid) {
-            port.stats = vm.stats.clone();
+            port.count_in(vm.stats.clone());
         }
         self.vms.attach(cid, port);
         if let Some(bridge) = &mut self.bridge {
@@ -140,6 +149,7 @@ impl Routes {
         if let Some(bridge) = &mut self.bridge {
             bridge.drop_all(cid);
         }
+        self.vms.forget_waiting(cid);
         for known in self.table.clear(cid) {
             if let Some(peer) = self.vms.port(known.peer) {
                 let from = (cid, known.port);
@@ -215,10 +225,17 @@ impl Routes {
             vm.stats.deferred.bump(1);
             return vm.port.is_some();
         }
-        let Some(mut port) = vm.port.take() else { return false };
-        let moved = contained(|| self.send((cid, account), &mut port, now));
+        if vm.port.is_none() && vm.backlog.is_empty() {
+            return false;
+        }
+        let (mut port, mut backlog) = (vm.port.take(), std::mem::take(&mut vm.backlog));
+        let moved = contained(|| {
+            let mut sender = Sender { cid, account, backlog: &mut backlog };
+            let waited = self.deliver_waiting(&mut sender, port.as_deref_mut(), now);
+            waited | port.as_deref_mut().is_some_and(|port| self.send(&mut sender, port, now))
+        });
         if let Some(vm) = self.vms.get_mut(cid) {
-            vm.port = Some(port);
+            (vm.port, vm.backlog) = (port, backlog);
         }
         moved.unwrap_or_else(|| {
             self.fault(cid);
@@ -226,10 +243,87 @@ impl Routes {
         })
     }
 
-    fn send(&mut self, (cid, account): (u32, Account), port: &mut Port, now: Instant) -> bool {
+    /// What waits goes to the receivers that have buffers by now.
+    #[inline]
+    fn deliver_waiting(
+        &mut self,
+        sender: &mut Sender<'_>,
+        mut port: Option<&mut Port>,
+        now: Instant,
+    ) -> bool {
+        let (mut moved, mut last) = (false, None);
+        while let Some(to) = sender.backlog.next_receiver(last) {
+            last = Some(to);
+            match self.deliver_waiting_for(to, sender, now) {
+                Some(bytes) => moved |= bytes,
+                None => {
+                    self.give_up(to, sender, port.as_deref_mut());
+                    moved = true;
+                }
+            }
+        }
+        moved
+    }
+
+    /// What waits for one receiver. True if something moved; none if it is to wait no longer.
+    fn deliver_waiting_for(&mut self, to: u32, sender: &mut Sender<'_>, now: Instant) -> Option<bool> {
+        let (allowed, early) = (self.may_talk(sender.cid, to), self.is_early(now));
+        let vm = self.vms.woken(to).filter(|_| allowed)?;
+        let Some(receiver) = vm.port.as_deref_mut() else {
+            return (early && !vm.shut).then_some(false);
+        };
+        if receiver.holds_replies() {
+            receiver.send_replies();
+        }
+        let mut moved = false;
+        while !self.meter.is_over(sender.account)
+            && let Some(packet) = sender.backlog.first(to)
+        {
+            let before = packet.done;
+            let delivered = receiver.deliver_waiting(packet);
+            let (header, len, here) = (packet.header, packet.len, packet.done - before);
+            charge(&mut self.meter, &self.stats, vm.account, receiver.take_work());
+            let work = Work { bytes: here, ..Work::default() };
+            charge(&mut self.meter, &self.stats, sender.account, work);
+            if delivered || here > 0 {
+                sender.backlog.moves(to, now);
+                moved = true;
+            }
+            if !delivered {
+                if !sender.backlog.is_over(to, now) {
+                    break;
+                }
+                vm.stalled = true;
+                self.stats.stalled.bump(1);
+                vm.stats.stalled.bump(1);
+                return None;
+            }
+            sender.backlog.pop(to);
+            if self.table.delivered(&header, len) {
+                ask_for_credit(receiver, &header, &self.taps);
+            }
+        }
+        Some(moved)
+    }
+
+    /// The connections end of which something waits for `to`: both ends are told.
+    #[cold]
+    fn give_up(&mut self, to: u32, sender: &mut Sender<'_>, mut port: Option<&mut Port>) {
+        for header in sender.backlog.take(to) {
+            if let Some(receiver) = self.vms.port(to) {
+                reply(receiver, peer_reset(&header), &self.taps);
+            }
+            match &mut port {
+                Some(port) => _ = self.refuse(port, &header),
+                None => self.table.forget(&header),
+            }
+        }
+    }
+
+    fn send(&mut self, sender: &mut Sender<'_>, port: &mut Port, now: Instant) -> bool {
         let (mut moved, mut hidden) = (false, 0);
         for _ in 0..PACKETS {
-            if self.meter.is_over(account) {
+            if self.meter.is_over(sender.account) {
                 break;
             }
             let mut outgoing = match port.fetch() {
@@ -238,18 +332,18 @@ impl Routes {
                 Err(Nonsense) => {
                     self.stats.nonsense.bump(1);
                     port.stats.nonsense.bump(1);
-                    charge(&mut self.meter, &self.stats, account, port.take_work());
+                    charge(&mut self.meter, &self.stats, sender.account, port.take_work());
                     moved = true;
                     continue;
                 }
             };
             let before = outgoing.done;
-            let fate = self.route(cid, port, &mut outgoing, now);
+            let fate = self.route(sender, port, &mut outgoing, now);
             let here = outgoing.done - before;
             moved |= here > 0;
             self.stats.bytes.bump(here as u64);
             let work = port.take_work();
-            charge(&mut self.meter, &self.stats, account, Work { bytes: work.bytes + here, ..work });
+            charge(&mut self.meter, &self.stats, sender.account, Work { bytes: work.bytes + here, ..work });
             match fate {
                 Fate::Finished => {
                     self.stats.packets.bump(1);
@@ -273,8 +367,14 @@ impl Routes {
         moved
     }
 
-    fn route(&mut self, cid: u32, port: &mut Port, outgoing: &mut Outgoing, now: Instant) -> Fate {
-        let header = outgoing.header;
+    fn route(
+        &mut self,
+        sender: &mut Sender<'_>,
+        port: &mut Port,
+        outgoing: &mut Outgoing,
+        now: Instant,
+    ) -> Fate {
+        let (cid, header) = (sender.cid, outgoing.header);
         if header.src_cid.get() != u64::from(cid) {
             self.stats.forged.bump(1);
             port.stats.forged.bump(1);
@@ -288,27 +388,13 @@ impl Routes {
         if to.is_some_and(|to| self.relay((cid, to), port, outgoing)) {
             return Fate::Finished;
         }
-        let allowed = to.is_some_and(|to| self.may_talk(cid, to));
+        let Some(to) = to.filter(|&to| self.may_talk(cid, to)) else { return self.refuse(port, &header) };
         let most = match header.op.get() {
             op::REQUEST => self.vms.get(cid).map_or(0, |vm| vm.spec.connections),
             _ => 0,
         };
-        let Some(vm) = to.filter(|_| allowed).and_then(|to| self.vms.woken(to)) else {
-            return self.refuse(port, &header);
-        };
-        let Some(receiver) = vm.port.as_deref_mut() else {
-            let grace = !vm.shut && now.saturating_duration_since(self.started) < GRACE;
-            return if grace { Fate::Waits } else { self.refuse(port, &header) };
-        };
-        let lacks = header.kind.get() == kind::SEQPACKET && !receiver.seqpacket;
-        if vm.stalled && receiver.has_buffers() {
-            vm.stalled = false;
-        }
         // Once a packet, not once a try.
         let first = outgoing.done == 0 && outgoing.waits.is_none();
-        if lacks || vm.stalled {
-            return self.refuse(port, &header);
-        }
         match if first { self.table.pass(&header, most) } else { Passage::Passes } {
             Passage::Passes => {}
             Passage::Repeated => return Fate::Finished,
@@ -316,6 +402,26 @@ impl Routes {
                 port.stats.over_connections.bump(1);
                 return self.refuse(port, &header);
             }
+        }
+        let Some(vm) = self.vms.woken(to) else { return self.refuse(port, &header) };
+        let shut = vm.shut;
+        let Some(receiver) = vm.port.as_deref_mut() else {
+            let waits = !shut && self.is_early(now);
+            return if waits {
+                self.wait(to, sender, port, outgoing, now)
+            } else {
+                self.refuse(port, &header)
+            };
+        };
+        let lacks = header.kind.get() == kind::SEQPACKET && !receiver.seqpacket;
+        if vm.stalled && receiver.has_buffers() {
+            vm.stalled = false;
+        }
+        if lacks || vm.stalled {
+            return self.refuse(port, &header);
+        }
+        if sender.backlog.waits_for(to) {
+            return self.wait(to, sender, port, outgoing, now);
         }
         // Replies before packets: a reset must not be overtaken by what comes after it.
         if receiver.holds_replies() {
@@ -328,29 +434,13 @@ impl Routes {
         }
         // The sender pays for the copy, the receiver for its descriptors.
         charge(&mut self.meter, &self.stats, vm.account, receiver.take_work());
-        if delivered {
-            if self.table.delivered(&header, outgoing.len) {
-                let (op, len, flags) = (op::CREDIT_REQUEST.into(), 0.into(), 0.into());
-                reply(receiver, Header { op, len, flags, ..header }, &self.taps);
-            }
-            if let Some(wait) = outgoing.waits.take() {
-                self.end_wait(cid, &header, &wait, now);
-            }
-            return Fate::Finished;
+        if !delivered {
+            return self.wait(to, sender, port, outgoing, now);
         }
-        let Some(wait) = outgoing.waits else {
-            outgoing.waits = self.begin_wait(cid, &header, now);
-            return Fate::Waits;
-        };
-        if !wait.is_over(now) {
-            return Fate::Waits;
+        if self.table.delivered(&header, outgoing.len) {
+            ask_for_credit(receiver, &header, &self.taps);
         }
-        vm.stalled = true;
-        self.stats.stalled.bump(1);
-        vm.stats.stalled.bump(1);
-        reply(receiver, peer_reset(&header), &self.taps);
-        self.end_wait(cid, &header, &wait, now);
-        self.refuse(port, &header)
+        Fate::Finished
     }
 
     /// A packet to what is no virtio-vsock guest, or is reached as one that is not. False: it is none.
@@ -373,18 +463,51 @@ impl Routes {
         true
     }
 
-    /// A packet of `cid` begins to wait for its receiver's buffers.
-    fn begin_wait(&mut self, cid: u32, header: &Header, now: Instant) -> Option<Wait> {
-        let to = header.dst_cid.get() as u32;
-        let others = self.table.talks_to_others(cid, to)
-            || self.bridge.as_ref().is_some_and(|bridge| bridge.has_connections(cid));
-        Some(self.vms.get_mut(cid)?.patience.begin(to, others, now))
+    /// The receiver of a packet has no buffers for it. It waits in its ring for a moment, and then in the backlog. If that is
+    /// full its connection ends.
+    #[cold]
+    fn wait(
+        &mut self,
+        to: u32,
+        sender: &mut Sender<'_>,
+        port: &mut Port,
+        outgoing: &mut Outgoing,
+        now: Instant,
+    ) -> Fate {
+        let beside_others = self.table.talks_to_others(sender.cid, to)
+            || self.bridge.as_ref().is_some_and(|bridge| bridge.has_connections(sender.cid));
+        let since = *outgoing.waits.get_or_insert(now);
+        let waited = now.saturating_duration_since(since);
+        let slow = |vm: &Vm| vm.slow.is_some_and(|at| now.saturating_duration_since(at) < SLOW);
+        let may_wait = !sender.backlog.waits_for(to) && !self.vms.get(to).is_some_and(slow);
+        if may_wait && waited < if beside_others { BESIDE_OTHERS } else { ALONE } {
+            return Fate::Waits;
+        }
+        let (header, rest) = (outgoing.header, outgoing.done..outgoing.len);
+        if sender.backlog.push(to, header, (port.payload(), rest), since) {
+            let before = std::mem::replace(&mut outgoing.done, outgoing.len);
+            if !self.taps.is_empty() {
+                show(&self.taps, port, outgoing, before, true);
+            }
+            if let Some(vm) = self.vms.get_mut(to) {
+                vm.slow = Some(now);
+            }
+            return Fate::Finished;
+        }
+        if !beside_others && waited < ALONE_AND_FULL {
+            return Fate::Waits;
+        }
+        let descriptors = sender.backlog.forget_connection(to, &header);
+        charge(&mut self.meter, &self.stats, sender.account, Work { descriptors, ..Work::default() });
+        if let Some(receiver) = self.vms.port(to) {
+            reply(receiver, peer_reset(&header), &self.taps);
+        }
+        self.refuse(port, &header)
     }
 
-    fn end_wait(&mut self, cid: u32, header: &Header, wait: &Wait, now: Instant) {
-        if let Some(vm) = self.vms.get_mut(cid) {
-            vm.patience.end(header.dst_cid.get() as u32, wait, now);
-        }
+    /// May VMs that are absent come back yet?
+    fn is_early(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.started) < GRACE
     }
 
     fn may_talk(&self, a: u32, b: u32) -> bool {
@@ -468,6 +591,7 @@ impl Routes {
     /// cannot listen to?
     pub fn is_waiting(&self) -> bool {
         self.vms.awake_ports().any(|port| port.holds_packet() || !port.announces())
+            || self.vms.holds_packets()
             || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }
 }
@@ -476,6 +600,12 @@ impl Routes {
 fn charge(meter: &mut Meter<u32>, stats: &VsockStats, account: Account, work: Work) {
     stats.descriptors.bump(work.descriptors as u64);
     meter.charge(account, work);
+}
+
+/// The receiver of a packet is to say what it has taken.
+fn ask_for_credit(receiver: &mut Port, header: &Header, taps: &[Arc<dyn StreamTap>]) {
+    let (op, len, flags) = (op::CREDIT_REQUEST.into(), 0.into(), 0.into());
+    reply(receiver, Header { op, len, flags, ..*header }, taps);
 }
 
 /// The guest of `port` gets a packet without payload that no guest has sent.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_worker::{Account, Doorbells, contained};
 
-use super::patience::Patience;
+use super::backlog::Backlog;
 use super::port::Port;
 use super::stats::{GuestStats, VsockStats};
 
@@ -31,8 +31,10 @@ pub struct Vm {
     pub shut: bool,
     /// It has had no buffers for longer than a packet may wait.
     pub stalled: bool,
-    /// How long it has waited for others.
-    pub patience: Patience,
+    /// When a packet for it last waited for longer than in its sender's ring.
+    pub slow: Option<Instant>,
+    /// Its packets that wait.
+    pub backlog: Backlog,
     /// What its rings cause is charged to it.
     pub account: Account,
     pub stats: Arc<GuestStats>,
@@ -52,9 +54,9 @@ struct Watch {
 impl Vm {
     /// Without rings.
     pub fn new(spec: vmlane_vsock::Vm, account: Account, stats: Arc<GuestStats>) -> Vm {
-        let (port, patience) = (None, Patience::default());
         let watch = Watch { awake: false, armed: false, packets: 0, busy: Instant::now() };
-        Vm { spec, port, shut: false, stalled: false, patience, account, stats, watch }
+        let (port, slow, backlog) = (None, None, Backlog::default());
+        Vm { spec, port, shut: false, stalled: false, slow, backlog, account, stats, watch }
     }
 
     /// A fault of ours came while it was served, and has left its rings in an unknown state: they end.
@@ -69,9 +71,15 @@ impl Vm {
     /// Ends its rings for good: its driver is told.
     #[cold]
     pub fn end_port(&mut self) {
+        self.backlog = Backlog::default();
         let Some(mut port) = self.port.take() else { return };
         let _ = contained(|| port.fail());
         let _ = contained(|| drop(port));
+    }
+
+    /// Will it announce what it does, once it is asked to?
+    fn may_doze(&self) -> bool {
+        self.backlog.is_empty() && self.port.as_deref().is_none_or(Port::may_doze)
     }
 
     /// Has nothing happened to it for a while?
@@ -158,6 +166,19 @@ impl Vms {
         &self.awake
     }
 
+    /// Does something wait for a receiver?
+    pub fn holds_packets(&self) -> bool {
+        self.awake.iter().filter_map(|cid| self.all.get(cid)).any(|vm| !vm.backlog.is_empty())
+    }
+
+    /// Nothing of any VM waits for `cid` any more, nor anything of its own.
+    pub fn forget_waiting(&mut self, cid: u32) {
+        self.all.values_mut().for_each(|vm| vm.backlog.forget(cid));
+        if let Some(vm) = self.all.get_mut(&cid) {
+            vm.backlog = Backlog::default();
+        }
+    }
+
     /// The rings of those that are awake.
     pub fn awake_ports(&self) -> impl Iterator<Item = &Port> {
         self.awake.iter().filter_map(|cid| self.all.get(cid)?.port.as_deref())
@@ -219,7 +240,7 @@ impl Vms {
         for cid in &self.awake {
             if let Some(vm) = self.all.get_mut(cid)
                 && vm.is_idle(now)
-                && vm.port.as_deref().is_none_or(Port::may_doze)
+                && vm.may_doze()
             {
                 arm(vm);
                 any = true;
@@ -235,7 +256,7 @@ impl Vms {
         let all = &mut self.all;
         self.awake.retain(|cid| {
             let Some(vm) = all.get_mut(cid) else { return false };
-            vm.watch.awake = !(may(vm) && vm.port.as_deref().is_none_or(Port::may_doze));
+            vm.watch.awake = !(may(vm) && vm.may_doze());
             vm.watch.awake
         });
     }

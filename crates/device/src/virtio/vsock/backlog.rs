@@ -1,0 +1,214 @@
+//! Packets of one VM that wait for their receivers' buffers.
+//!
+//! A packet waits in its sender's ring for a moment: buffers that come meanwhile get it with one copy. Then
+//! it would delay what is behind it in the ring, to all receivers; so it is copied to here, and its chain is
+//! completed. Chains stay completed in their order, by which the next owner of the ring finds those that are
+//! left, and a ring is never full of chains that wait.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use vmlane_mem::Spans;
+use vmlane_port::fair::may_take;
+use vmlane_wire::virtio_vsock::Header;
+
+/// How long a packet waits in the ring if its sender has connections with others, too, and if it has none:
+/// then it delays no one but a new connection; and so if too much waits already.
+pub const BESIDE_OTHERS: Duration = Duration::from_micros(200);
+pub const ALONE: Duration = Duration::from_millis(20);
+pub const ALONE_AND_FULL: Duration = Duration::from_millis(200);
+/// A receiver that takes nothing for so long loses the connections of which something waits. A guest of a
+/// machine with more guests than processors is easily kept from its own for some hundred milliseconds (Linux'
+/// vhost-vsock waits without limit).
+const LONGEST: Duration = Duration::from_secs(2);
+/// Bytes that wait for all receivers of one VM together, with what each packet takes beside its payload. What
+/// of it one receiver may have: [`may_take`].
+const MOST: usize = 16 << 20;
+const PACKET: usize = 128;
+
+/// A packet that waits.
+pub struct Waiting {
+    pub header: Header,
+    /// Payload bytes that it has had.
+    pub len: usize,
+    /// What was left of them when it began to wait; those before `done` are delivered.
+    pub bytes: Vec<u8>,
+    pub done: usize,
+}
+
+impl Waiting {
+    fn cost(&self) -> usize {
+        PACKET + self.bytes.len()
+    }
+
+    /// What its connection is known by, between these two VMs.
+    fn name(header: &Header) -> (u32, u32, u16) {
+        (header.src_port.get(), header.dst_port.get(), header.kind.get())
+    }
+}
+
+/// What waits for one receiver, in order. Never empty.
+struct Line {
+    packets: VecDeque<Waiting>,
+    /// What they cost.
+    cost: usize,
+    /// Since when the receiver has taken nothing.
+    since: Instant,
+}
+
+/// All that waits of one VM, by receiver.
+#[derive(Default)]
+pub struct Backlog {
+    lines: BTreeMap<u32, Line>,
+    /// What all of it costs.
+    cost: usize,
+}
+
+impl Backlog {
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Does something wait for `receiver`? What follows has to wait behind it.
+    #[inline]
+    pub fn waits_for(&self, receiver: u32) -> bool {
+        self.lines.contains_key(&receiver)
+    }
+
+    /// The receivers, one after the other.
+    pub fn next_receiver(&self, last: Option<u32>) -> Option<u32> {
+        let from = last.map_or(Unbounded, Excluded);
+        self.lines.range((from, Unbounded)).next().map(|(&receiver, _)| receiver)
+    }
+
+    /// Keeps what is left of a packet: `rest` of its payload, which ends there. It has waited since `since`.
+    /// False: too much waits already.
+    pub fn push(
+        &mut self,
+        receiver: u32,
+        header: Header,
+        (payload, rest): (&Spans, Range<usize>),
+        since: Instant,
+    ) -> bool {
+        let own = self.lines.get(&receiver).map_or(0, |line| line.cost);
+        if !may_take(own, self.cost, MOST) {
+            return false;
+        }
+        let mut bytes = vec![0; rest.len()];
+        payload.read(rest.start, &mut bytes);
+        let waiting = Waiting { header, len: rest.end, bytes, done: 0 };
+        let line =
+            self.lines.entry(receiver).or_insert_with(|| Line { packets: VecDeque::new(), cost: 0, since });
+        line.cost += waiting.cost();
+        self.cost += waiting.cost();
+        line.packets.push_back(waiting);
+        true
+    }
+
+    /// What waits longest for `receiver`.
+    pub fn first(&mut self, receiver: u32) -> Option<&mut Waiting> {
+        self.lines.get_mut(&receiver)?.packets.front_mut()
+    }
+
+    /// The receiver has taken a part of it.
+    pub fn moves(&mut self, receiver: u32, now: Instant) {
+        if let Some(line) = self.lines.get_mut(&receiver) {
+            line.since = now;
+        }
+    }
+
+    /// The receiver has all of it.
+    pub fn pop(&mut self, receiver: u32) {
+        let Some(line) = self.lines.get_mut(&receiver) else { return };
+        let cost = line.packets.pop_front().map_or(0, |packet| packet.cost());
+        line.cost -= cost;
+        self.cost -= cost;
+        if line.packets.is_empty() {
+            self.lines.remove(&receiver);
+        }
+    }
+
+    /// Has the receiver taken nothing for as long as it may?
+    pub fn is_over(&self, receiver: u32, now: Instant) -> bool {
+        self.lines.get(&receiver).is_some_and(|line| now.saturating_duration_since(line.since) >= LONGEST)
+    }
+
+    /// Nothing waits for `receiver` any more.
+    pub fn forget(&mut self, receiver: u32) {
+        self.cost -= self.lines.remove(&receiver).map_or(0, |line| line.cost);
+    }
+
+    /// The same; a packet of each connection of which something did.
+    pub fn take(&mut self, receiver: u32) -> Vec<Header> {
+        let Some(line) = self.lines.remove(&receiver) else { return Vec::new() };
+        self.cost -= line.cost;
+        let mut names = HashSet::new();
+        let headers = line.packets.iter().map(|packet| packet.header);
+        headers.filter(|header| names.insert(Waiting::name(header))).collect()
+    }
+
+    /// Nothing waits of the connection that the packet `header` is of. How many packets were looked at.
+    pub fn forget_connection(&mut self, receiver: u32, header: &Header) -> usize {
+        let Some(line) = self.lines.get_mut(&receiver) else { return 0 };
+        let (count, before) = (line.packets.len(), line.cost);
+        line.packets.retain(|packet| Waiting::name(&packet.header) != Waiting::name(header));
+        line.cost = line.packets.iter().map(Waiting::cost).sum();
+        self.cost -= before - line.cost;
+        if line.packets.is_empty() {
+            self.lines.remove(&receiver);
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmlane_mem::{MapRequest, MemoryMap, memfd};
+    use vmlane_wire::virtio_vsock::{kind, op};
+
+    use super::*;
+
+    /// A packet to a port.
+    fn packet(port: u32) -> Header {
+        Header::new((3, 1), (4, port), kind::STREAM, op::RW)
+    }
+
+    fn payload(len: usize) -> Spans {
+        let fd = memfd("payload", len as u64).unwrap();
+        let request = MapRequest { guest: 0, len: len as u64, offset: 0, fd, writable: true };
+        let mut spans = Spans::new(MemoryMap::default().map(request).unwrap(), false);
+        spans.push(0, len).unwrap();
+        spans
+    }
+
+    #[test]
+    fn one_receiver_leaves_places_for_another_and_all_is_given_back() {
+        const LEN: usize = 64 << 10;
+        let (mut backlog, payload, now) = (Backlog::default(), payload(LEN), Instant::now());
+        let fill = |backlog: &mut Backlog, receiver| {
+            (0..1000).take_while(|_| backlog.push(receiver, packet(2), (&payload, 0..LEN), now)).count()
+        };
+        let [first, second, third] = [4, 5, 6].map(|receiver| fill(&mut backlog, receiver));
+        assert!((124..=128).contains(&first), "half of all: {first}");
+        assert!((62..=65).contains(&second) && (30..=33).contains(&third), "{second} {third}");
+        assert_eq!((backlog.next_receiver(None), backlog.next_receiver(Some(5))), (Some(4), Some(6)));
+        backlog.forget(4);
+        (0..second).for_each(|_| backlog.pop(5));
+        backlog.forget_connection(6, &packet(3));
+        assert!(backlog.waits_for(6) && !backlog.waits_for(5));
+        assert_eq!(backlog.forget_connection(6, &packet(2)), third);
+        assert_eq!((backlog.is_empty(), backlog.cost), (true, 0));
+    }
+
+    #[test]
+    fn a_receiver_that_takes_something_has_its_time_again() {
+        let (mut backlog, payload, now) = (Backlog::default(), payload(4096), Instant::now());
+        assert!(backlog.push(4, packet(2), (&payload, 0..100), now));
+        assert!(!backlog.is_over(4, now + LONGEST / 2) && backlog.is_over(4, now + LONGEST));
+        backlog.moves(4, now + LONGEST);
+        assert!(!backlog.is_over(4, now + LONGEST) && !backlog.is_over(5, now + LONGEST));
+    }
+}
