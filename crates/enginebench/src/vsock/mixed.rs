@@ -61,14 +61,14 @@ fn other<T>(result: anyhow::Result<T>) -> io::Result<T> {
 /// The guest's peer.
 enum Far {
     Vmci(Stream),
-    Host(HostStream),
+    Host(Box<HostStream>),
 }
 
 impl Far {
     fn send(&self, data: &[u8]) -> anyhow::Result<()> {
         match self {
             Far::Vmci(stream) => stream.send_all(data).map_err(|error| anyhow!("{error}")),
-            Far::Host(stream) => Ok((&*stream).write_all(data)?),
+            Far::Host(stream) => Ok((&**stream).write_all(data)?),
         }
     }
 
@@ -76,7 +76,7 @@ impl Far {
     fn receive(&self, data: &mut [u8]) -> anyhow::Result<usize> {
         match self {
             Far::Vmci(stream) => stream.recv(data).map_err(|error| anyhow!("{error}")),
-            Far::Host(stream) => Ok((&*stream).read(data)?),
+            Far::Host(stream) => Ok((&**stream).read(data)?),
         }
     }
 
@@ -138,7 +138,7 @@ impl Connected {
                 let far = connect(&mut near, HOST, || {
                     let (stream, _) = listener.accept()?;
                     stream.set_spin(SPIN);
-                    Ok(Far::Host(stream))
+                    Ok(Far::Host(Box::new(stream)))
                 })?;
                 (far, Some(sockets), None)
             }
