@@ -20,9 +20,9 @@ const MAX_REPLIES: usize = 256;
 /// Beyond so many they are forgotten.
 const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
 
-/// Descriptors that are read to see whether a packet can be delivered as a whole. Linux needs 34 for the
-/// longest one.
-const LOOKED_AT: u64 = 1024;
+/// Pieces of buffers that are read ahead, to see whether a packet can be delivered as a whole. Linux needs 34
+/// for the longest one.
+const AHEAD: usize = 1024;
 
 /// Room for the guest to receive in is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,10 +109,9 @@ impl Receive {
     }
 
     /// Are there buffers for `len` bytes? A packet that is delivered at once is never half delivered
-    /// when the daemon dies. One that half of the ring would not hold goes in parts.
+    /// when the daemon dies. One that half of the ring would not hold, or very many pieces, goes in parts.
     pub fn has_room(&mut self, len: usize) -> bool {
-        let enough = self.ring.walked() + LOOKED_AT;
-        while self.room < len && self.descriptors < self.ring.size() / 2 && self.ring.walked() < enough {
+        while self.room < len && self.descriptors < self.ring.size() / 2 && self.pieces.len() < AHEAD {
             if self.read_ahead().is_err() {
                 return false;
             }
