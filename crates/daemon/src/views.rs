@@ -135,9 +135,7 @@ impl Views<'_> {
 
     fn stats_of(&self, served: &Served, all: &AllSockets) -> Stats {
         let vm_stats = |vm: &ServedVm| {
-            let Sockets { vmci, virtio, hybrid } = Sockets::of(vm, all);
-            // The hypervisor knows the other VMs, too, and counts nothing for them.
-            let view = vmci.filter(|_| virtio.is_none() && hybrid.is_none());
+            let Sockets { vmci: view, virtio, hybrid } = Sockets::of(vm, all);
             let vsock =
                 virtio.map(|guest| guest.stats.snapshot()).or(hybrid.map(|hybrid| hybrid.stats.snapshot()));
             VmStats {
@@ -186,10 +184,10 @@ impl Views<'_> {
     }
 
     pub fn ports(&self) -> Ports {
-        let views = self.host.hypervisor.vms();
+        let known = self.host.router.vms().known();
         let name = |cid: u32| match cid {
             vmlane_wire::vmci::CID_HOST => "host".into(),
-            _ => views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone()),
+            _ => known.get(cid).map_or_else(String::new, |vm| vm.name.clone()),
         };
         let vmci = self.host.hypervisor.connections();
         let mut connections: BTreeMap<_, _> = self

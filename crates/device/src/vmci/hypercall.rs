@@ -8,7 +8,6 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::caller::{Caller, shifted};
 use super::record::Dirty;
-use super::spec::VmSpec;
 use super::stats::{Quota, Refusal};
 use super::tables::{Hypervisor, Inner};
 
@@ -73,7 +72,7 @@ impl Hypervisor {
         if context.doorbells.contains_key(&handle.resource) {
             return Err(Refusal::Call(VmciError::DuplicateEntry));
         }
-        if context.doorbells.len() >= context.spec.limits.doorbells {
+        if context.doorbells.len() >= context.limits.doorbells {
             return Err(Refusal::Quota(Quota::Doorbells));
         }
         context.doorbells.insert(handle.resource, index as usize);
@@ -117,8 +116,8 @@ impl Hypervisor {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
-        let Inner { contexts, well_known, .. } = &mut *inner;
-        let VmSpec { vm, limits, .. } = &contexts.get(&cid).ok_or(Refusal::Destination)?.spec;
+        let (vm, limits) = (inner.vm(cid)?, inner.context(cid)?.limits);
+        let well_known = &mut inner.well_known;
         if well_known.owner(&vm.group, resource).is_some() {
             return Err(Refusal::Call(VmciError::AlreadyExists));
         }
@@ -135,9 +134,8 @@ impl Hypervisor {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
-        let Inner { contexts, well_known, .. } = &mut *inner;
-        let context = contexts.get(&cid).ok_or(Refusal::Destination)?;
-        if !well_known.give_up((&context.spec.vm.group, cid), resource) {
+        let vm = inner.vm(cid)?;
+        if !inner.well_known.give_up((&vm.group, cid), resource) {
             return Err(Refusal::Call(VmciError::NotFound));
         }
         inner.dirty.push(Dirty::WellKnown(cid, resource));

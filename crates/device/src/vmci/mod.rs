@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `device.rs` | one VM's PCI function: registers, the two datagram paths, reset |
 //! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
-//! | `spec.rs`, `caller.rs` | a VM as configured and its limits; the guest that makes a call |
+//! | `spec.rs`, `caller.rs` | what a VM may use at most; the guest that makes a call |
 //! | `tables.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
 //! | `pairs.rs`, `well_known.rs` | two of its tables, with what keeps look-ups short |
 //! | `sides.rs` | one value for each side of a pair or connection |
@@ -65,7 +65,7 @@ pub use notifier::Protocol;
 pub use queue_pair::port::{OtherSide, QueueMemory, QueuePairPort};
 pub use record::restore::HypervisorCheckpoint;
 pub use shared::{Asks, SharedMap, SharedRing, Waker};
-pub use spec::{AddError, Limits, VmSpec};
+pub use spec::Limits;
 pub use stats::VmciStats;
 pub use tables::Hypervisor;
 pub use views::{Bound, ConnectionView, VmView};

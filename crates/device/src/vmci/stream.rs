@@ -145,8 +145,9 @@ impl Hypervisor {
         };
         let packet = Packet { sender, addressed, kind, body };
         let via_host = (dst_cid == CID_HOST).then_some(addressed.1);
-        let vm = &inner.context(cid)?.spec.vm;
-        let forward = via_host.and_then(|port| vm.forward(port));
+        inner.context(cid)?;
+        // Packets about bytes of other connections are many: they look for no forward.
+        let forward = via_host.and_then(|port| self.router.vms().get(cid)?.forward(port).copied());
         let (peer, via_host) = match forward {
             Some(forward) => ((forward.to_cid, forward.to_port), via_host),
             // The host itself, if its programs take part.

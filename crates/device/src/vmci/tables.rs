@@ -10,23 +10,23 @@ use parking_lot::Mutex;
 use vmlane_mem::Pages;
 use vmlane_port::{Budget, StreamId, Streams};
 use vmlane_state::Journal;
-use vmlane_vsock::{Calls, HOST, Key, Remote, Router};
+use vmlane_vsock::{Calls, Key, Remote, Router, Vm};
 use vmlane_wire::vmci::Handle;
 
 use super::connection::Connection;
 use super::inbox::Inbox;
 use super::pairs::Pairs;
 use super::record::Dirty;
-use super::spec::VmSpec;
+use super::spec::Limits;
 use super::stats::{Refusal, VmciStats};
 use super::well_known::WellKnown;
 
-/// One VM as the hypervisor knows it.
+/// One VM's device as the hypervisor knows it; what is configured of the VM is in the router's table of VMs.
 pub(super) struct Context {
-    pub spec: VmSpec,
+    pub limits: Limits,
     pub stats: Arc<VmciStats>,
     pub budget: Arc<Budget>,
-    pub inbox: Option<Arc<Inbox>>,
+    pub inbox: Arc<Inbox>,
     /// The driver has enabled interrupts: it can be reached.
     pub ready: bool,
     /// Its datagrams go through byte ports: a handshake takes long.
@@ -46,12 +46,12 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub fn new(spec: VmSpec) -> Context {
+    pub fn new(limits: Limits, inbox: Arc<Inbox>, stats: Arc<VmciStats>) -> Context {
         Context {
-            budget: Arc::new(Budget::new(spec.limits.spill_bytes)),
-            spec,
-            stats: Arc::default(),
-            inbox: None,
+            budget: Arc::new(Budget::new(limits.spill_bytes)),
+            limits,
+            stats,
+            inbox,
             ready: false,
             slow: false,
             memory: 0,
@@ -73,12 +73,12 @@ impl Context {
 
     /// Bytes that its queue pairs may have together.
     pub fn queue_pair_bytes(&self) -> u64 {
-        self.spec.limits.queue_pair_bytes(self.memory)
+        self.limits.queue_pair_bytes(self.memory)
     }
 
     /// Its queue, if a driver is there to fetch from it.
     pub fn reachable_inbox(&self) -> Option<&Arc<Inbox>> {
-        self.inbox.as_ref().filter(|_| self.ready)
+        self.ready.then_some(&self.inbox)
     }
 }
 
@@ -140,7 +140,7 @@ impl Inner {
 
     /// Is there a VMCI device for `cid`?
     pub fn is_guest(&self, cid: u32) -> bool {
-        self.contexts.get(&cid).is_some_and(|context| context.inbox.is_some())
+        self.contexts.contains_key(&cid)
     }
 
     pub fn context(&self, cid: u32) -> Result<&Context, Refusal> {
@@ -153,16 +153,12 @@ impl Inner {
 
     /// May these two exchange anything at all?
     pub fn may_talk(&self, a: u32, b: u32) -> bool {
-        match (a, b) {
-            // Which programs of the host may is for the host's rules to say.
-            (HOST, vm) | (vm, HOST) => self.router.has_host() && self.contexts.contains_key(&vm),
-            _ => match (self.contexts.get(&a), self.contexts.get(&b)) {
-                (Some(a), Some(b)) => a.spec.vm.may_talk(&b.spec.vm),
-                (None, None) => false,
-                // One of another host's.
-                _ => self.router.may_talk(a, b),
-            },
-        }
+        self.router.vms().may_talk(a, b)
+    }
+
+    /// What is configured of a VM.
+    pub fn vm(&self, cid: u32) -> Result<Arc<Vm>, Refusal> {
+        self.router.vms().get(cid).ok_or(Refusal::Destination)
     }
 
     /// The queue of `to` if `from` may reach it and a driver is there.

@@ -10,9 +10,7 @@ use super::tables::{Context, Hypervisor};
 /// One VM.
 #[derive(Clone, Debug)]
 pub struct VmView {
-    pub name: String,
     pub cid: u32,
-    pub group: String,
     /// Its driver is there.
     pub ready: bool,
     pub queue_pairs: usize,
@@ -42,10 +40,10 @@ pub struct Bound {
     pub refused: u64,
 }
 
-fn bounds(context: &Context) -> Vec<Bound> {
-    let (limits, stats) = (&context.spec.limits, &context.stats);
+/// `connections`: how many it may have.
+fn bounds(context: &Context, connections: usize) -> Vec<Bound> {
+    let (limits, stats) = (&context.limits, &context.stats);
     let spilled = limits.spill_bytes.saturating_sub(context.budget.left());
-    let inbox = context.inbox.as_ref().map_or(0, |inbox| inbox.bytes());
     let rows = [
         ("queue_pairs", context.pairs as u64, limits.queue_pairs as u64, stats.over_queue_pairs.get()),
         (
@@ -57,11 +55,11 @@ fn bounds(context: &Context) -> Vec<Bound> {
         (
             "connections",
             context.connections as u64,
-            context.spec.vm.connections as u64,
+            connections as u64,
             stats.over_connections.get(),
         ),
         ("doorbells", context.doorbells.len() as u64, limits.doorbells as u64, stats.over_doorbells.get()),
-        ("inbox_bytes", inbox as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
+        ("inbox_bytes", context.inbox.bytes() as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
         ("spill_bytes", spilled as u64, limits.spill_bytes as u64, context.budget.refused()),
     ];
     rows.map(|(name, used, limit, refused)| Bound { name, used, limit, refused }).to_vec()
@@ -83,26 +81,25 @@ impl Hypervisor {
         (lost > 0).then(|| format!("the file of their records is full, {lost} records did not fit"))
     }
 
-    /// All VMs, by CID.
+    /// All VMs with a VMCI device, by CID.
     pub fn vms(&self) -> Vec<VmView> {
+        let known = self.router.vms().known();
         let inner = self.inner.lock();
         let mut vms: Vec<VmView> = inner
             .contexts
-            .values()
-            .map(|context| VmView {
-                name: context.spec.name.clone(),
-                cid: context.spec.vm.cid,
-                group: context.spec.vm.group.clone(),
+            .iter()
+            .map(|(&cid, context)| VmView {
+                cid,
                 ready: context.ready,
                 queue_pairs: context.pairs,
                 queue_pair_bytes: context.pair_bytes,
                 connections: context.connections,
                 doorbells: context.doorbells.len(),
-                inbox_bytes: context.inbox.as_ref().map_or(0, |inbox| inbox.bytes()),
-                packets_waiting: context.inbox.as_ref().map_or(0, |inbox| inbox.own()),
+                inbox_bytes: context.inbox.bytes(),
+                packets_waiting: context.inbox.own(),
                 spill_left: context.budget.left(),
                 stats: context.stats.clone(),
-                bounds: bounds(context),
+                bounds: bounds(context, known.get(cid).map_or(0, |vm| vm.connections)),
             })
             .collect();
         vms.sort_by_key(|vm| vm.cid);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use vmlane_access::{Owner, Peer};
+use vmlane_access::Peer;
 use vmlane_port::Budget;
 use vmlane_vsock::{FIRST_FREE_PORT, Failed, HOST, HostAccess, HostRules, Router};
 use vmlane_wire::host::{PORT_ANY, Reply, SWITCH};
@@ -72,8 +72,8 @@ pub struct Server {
     bounds: Bounds,
     epoll: OwnedFd,
     listening: HashMap<Token, ListeningSocket>,
-    /// VMs whose devices are ours, and the owners of those that have one of their own.
-    guests: HashMap<u32, (Guest, Option<Owner>)>,
+    /// VMs whose devices are ours: their hybrid Unix sockets.
+    guests: HashMap<u32, Guest>,
     /// VMs whose VMMs have the sockets.
     hybrids: Hybrids,
     /// Other hosts.
@@ -188,7 +188,7 @@ impl Server {
             let Some(call) = self.mailbox.next_request() else { return };
             match call.key.server.0 {
                 HOST => self.requested(call),
-                cid if self.hybrids.vm(cid).is_some() => self.ask_vmm(call),
+                cid if self.hybrids.path(cid).is_some() => self.ask_vmm(call),
                 _ => self.ask_route(call),
             }
         }
@@ -231,16 +231,13 @@ impl Server {
                 if let Err(error) = self.open(socket, Dialect::Hybrid(guest.cid)) {
                     tracing::error!(%error, path = %guest.uds.display(), "opening a VM's Unix socket");
                 }
-                self.guests.insert(guest.cid, (guest, None));
+                self.guests.insert(guest.cid, guest);
             }
             Mail::RemoveGuest(cid) => {
                 self.listening.retain(|_, listening| listening.dialect != Dialect::Hybrid(cid));
                 self.guests.remove(&cid);
             }
-            Mail::Owner(cid, owner) => {
-                self.guests.get_mut(&cid).into_iter().for_each(|guest| guest.1 = owner);
-            }
-            Mail::Hybrid(vm, stats) => self.hybrids.set(*vm, stats),
+            Mail::Hybrid(cid, path, stats) => self.hybrids.set(cid, path, stats),
             Mail::RemoveHybrid(cid) => self.remove_hybrid(cid),
             Mail::Listen(cid, port, socket) => {
                 if let Err(error) = self.open(socket, Dialect::Forward(cid, port)) {
@@ -319,8 +316,9 @@ impl Server {
     fn is_owner(&self, dialect: Dialect, peer: &Peer) -> bool {
         let owner = match dialect {
             Dialect::Native => return true,
-            Dialect::Hybrid(cid) => self.guests.get(&cid).and_then(|guest| guest.1),
-            Dialect::Forward(cid, _) => self.hybrids.vm(cid).and_then(|vm| vm.owner),
+            Dialect::Hybrid(cid) | Dialect::Forward(cid, _) => {
+                self.router.vms().get(cid).and_then(|vm| vm.owner)
+            }
             Dialect::Route => self.routes.helper(),
         };
         self.is_ours(peer) || owner.is_some_and(|owner| owner.includes(peer))

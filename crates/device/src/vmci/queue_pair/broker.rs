@@ -88,7 +88,7 @@ impl Hypervisor {
     ) -> Result<i32, Refusal> {
         let request = Request::parse(caller, payload)?;
         let mut inner = self.inner.lock();
-        let limits = inner.context(caller.cid)?.spec.limits;
+        let limits = inner.context(caller.cid)?.limits;
         let context = inner.context(caller.cid)?;
         if context.pairs >= limits.queue_pairs {
             return Err(Refusal::Quota(Quota::QueuePairs));
@@ -123,7 +123,7 @@ impl Hypervisor {
             inner
                 .contexts
                 .get(&end)
-                .and_then(|context| Some((context.inbox.clone()?, context.budget.clone(), context.slow)))
+                .map(|context| (context.inbox.clone(), context.budget.clone(), context.slow))
         });
         let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
         // A guest that never fetches what is queued about its pairs gets no more of them.
@@ -214,10 +214,7 @@ impl Hypervisor {
         pages: Waiting,
     ) -> Result<(), Refusal> {
         let context = inner.context(cid)?;
-        let (Some(inbox), budget, slow) = (context.inbox.clone(), context.budget.clone(), context.slow)
-        else {
-            return Err(Refusal::Destination);
-        };
+        let (inbox, budget, slow) = (context.inbox.clone(), context.budget.clone(), context.slow);
         if inbox.own() >= MAX_OWN {
             return Err(Refusal::Quota(Quota::Notices));
         }

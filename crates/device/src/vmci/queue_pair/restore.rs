@@ -150,8 +150,7 @@ impl Hypervisor {
             }
         }
         // An endpoint of another kind did not outlive the previous daemon: the guest's connection is reset.
-        let has_device = |cid: &u32| inner.contexts.get(cid).is_some_and(|context| context.inbox.is_some());
-        let all_have = cids.into_array().iter().flatten().all(has_device);
+        let all_have = cids.into_array().into_iter().flatten().all(|cid| inner.is_guest(cid));
         if gone.a && gone.b || (joined && !all_have) {
             return false;
         }
@@ -182,7 +181,7 @@ impl Hypervisor {
         let cids = Sides::new(pair.creator, pair.attacher?);
         let context = |cid: u32| {
             let context = inner.contexts.get(&cid)?;
-            Some((context.inbox.clone()?, context.budget.clone(), context.slow))
+            Some((context.inbox.clone(), context.budget.clone(), context.slow))
         };
         let contexts = Sides::new(context(cids.a)?, context(cids.b)?);
         let own = pair

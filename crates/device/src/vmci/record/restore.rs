@@ -139,7 +139,7 @@ impl Hypervisor {
             log.stage((GENERATION, inner.generation, 0), &[]);
         }
         let first = first_number(inner.generation);
-        for inbox in inner.contexts.values().filter_map(|context| context.inbox.as_ref()) {
+        for inbox in inner.contexts.values().map(|context| &context.inbox) {
             inbox.number_from(first);
         }
         self.resume_contexts(inner, &sorted, maps);
@@ -166,7 +166,7 @@ impl Hypervisor {
         }
         inner.end_damaged(&damage);
         for (cid, items) in sorted.items {
-            let Some(inbox) = inner.contexts.get(&cid).and_then(|context| context.inbox.as_ref()) else {
+            let Some(inbox) = inner.contexts.get(&cid).map(|context| &context.inbox) else {
                 continue;
             };
             let known = items.iter().filter_map(|(number, record)| {
@@ -217,8 +217,10 @@ impl Hypervisor {
             }
         }
         for &(cid, resource) in &sorted.well_known {
-            if let Some(context) = inner.contexts.get(&cid).filter(|_| maps.contains_key(&cid)) {
-                inner.well_known.take((&context.spec.vm.group, cid), resource);
+            if let Ok(vm) = inner.vm(cid)
+                && maps.contains_key(&cid)
+            {
+                inner.well_known.take((&vm.group, cid), resource);
             }
         }
         for (cid, record) in &sorted.executed {
@@ -237,8 +239,7 @@ impl Hypervisor {
     ) {
         for (key, record) in connections {
             let there = maps.contains_key(&key.client.0) || maps.contains_key(&key.server.0);
-            let has_device = |cid| inner.contexts.get(&cid).is_some_and(|context| context.inbox.is_some());
-            let routed = !has_device(key.client.0) || !has_device(key.server.0);
+            let routed = !inner.is_guest(key.client.0) || !inner.is_guest(key.server.0);
             match Connection::from_record(&record).filter(|_| there) {
                 // What an endpoint of another kind knew of it is gone, however far it had come.
                 Some(connection) if routed => {
@@ -272,8 +273,8 @@ impl Inner {
             self.dirty.push(Dirty::Pair(serial));
         }
         for &key in &damage.connections {
-            let forwards = self.contexts.get(&key.client.0).map(|context| context.spec.vm.forwards.clone());
-            let ways_in = forwards.unwrap_or_default().into_iter();
+            let client = self.vm(key.client.0).ok();
+            let ways_in = client.iter().flat_map(|vm| &vm.forwards);
             let ways_in = ways_in.filter(|forward| (forward.to_cid, forward.to_port) == key.server);
             // The client may know the server by another address.
             for known_as in ways_in.map(|forward| (CID_HOST, forward.port)).chain([key.server]) {

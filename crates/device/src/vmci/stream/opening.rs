@@ -40,8 +40,9 @@ pub(super) fn request(
         }
         None => {}
     }
+    let most = inner.vm(key.client.0)?.connections;
     let client = inner.context_mut(key.client.0)?;
-    if client.connections >= client.spec.vm.connections {
+    if client.connections >= most {
         return Err(Refusal::Quota(Quota::Connections));
     }
     if routed {

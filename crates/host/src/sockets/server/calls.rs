@@ -115,11 +115,10 @@ impl Server {
                 let (token, peer) = (token, client.peer.clone());
                 // Another host's client speaks for the groups that its host and the configuration let it.
                 let claim = self.routes.claim(call).map(|claim| claim.groups);
-                let groups = claim.or_else(|| self.router.group_of(cid).map(|group| vec![group]));
-                groups
-                    .unwrap_or_default()
-                    .iter()
-                    .any(|group| self.allows(&peer, HostAccess::BeReached(group)))
+                let vm = self.router.vms().get(cid);
+                let own = vm.as_ref().map(|vm| std::slice::from_ref(&vm.group));
+                let groups = claim.as_deref().or(own).unwrap_or_default();
+                groups.iter().any(|group| self.allows(&peer, HostAccess::BeReached(group)))
                     && self.accept_for(call, token, peer, ring).is_some()
             }
             None => self.accept_for_path(call).is_some(),
@@ -138,7 +137,7 @@ impl Server {
 
     /// A program may listen at a path of its own, named after the VM's socket and the port.
     fn accept_for_path(&mut self, call: Call) -> Option<()> {
-        let mut path = self.guests.get(&call.key.client.0)?.0.uds.clone().into_os_string();
+        let mut path = self.guests.get(&call.key.client.0)?.uds.clone().into_os_string();
         path.push(format!("_{}", call.key.server.1));
         let socket = socket::connect(path.as_ref()).ok()?;
         let peer = Arc::new(Peer::of(&socket).ok()?);

@@ -34,14 +34,15 @@ impl Server {
 
     fn begin_to_ask(&mut self, call: Call) -> Result<(), Failed> {
         let (cid, port) = call.key.server;
-        let vm = self.hybrids.vm(cid).ok_or(Failed::Absent)?;
+        let path = self.hybrids.path(cid).ok_or(Failed::Absent)?;
+        let vm = self.router.vms().get(cid).ok_or(Failed::Absent)?;
         let account = Account::Vm(cid);
         let count = |what: fn(&HybridStats)| self.hybrids.count(Some(cid), what);
-        if self.clients.of(account) >= vm.vm.connections || !self.clients.has_room(account) {
+        if self.clients.of(account) >= vm.connections || !self.clients.has_room(account) {
             count(|stats| stats.over_connections.inc());
             return Err(Failed::Refused);
         }
-        let socket = match socket::connect(&vm.path) {
+        let socket = match socket::connect(path) {
             Ok(socket) => socket,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 count(|stats| stats.late.inc());
@@ -49,7 +50,7 @@ impl Server {
             }
             Err(error) => {
                 count(|stats| stats.absent.inc());
-                tell_absent(cid, &vm.path, &error);
+                tell_absent(cid, path, &error);
                 return Err(Failed::Absent);
             }
         };
@@ -61,7 +62,7 @@ impl Server {
                 cid,
                 pid = peer.pid,
                 uid = peer.uid,
-                path = %vm.path.display(),
+                path = %path.display(),
                 "the process that listens there is not the VM's owner's; the VM's owner in the configuration says whose it may be"
             );
             return Err(Failed::Absent);
@@ -145,8 +146,8 @@ impl Server {
 
     /// A guest has connected to a port of the host: its VMM is at the socket of a forward.
     pub(super) fn forward(&mut self, (cid, port): (u32, u32), socket: OwnedFd, peer: Arc<Peer>) {
-        let Some(vm) = self.hybrids.vm(cid) else { return };
-        let (account, most, to) = (Account::Vm(cid), vm.vm.connections, target(&vm.vm, port));
+        let Some(vm) = self.router.vms().get(cid) else { return };
+        let (account, most, to) = (Account::Vm(cid), vm.connections, target(&vm, port));
         self.turns.charge(account, turns::CONNECT);
         self.hybrids.count(Some(cid), |stats| stats.connects.inc());
         let full = self.clients.of(account) >= most;

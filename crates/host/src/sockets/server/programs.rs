@@ -112,8 +112,8 @@ impl Server {
                     let Ok((to, payload)) = vmlane_wire::host::Peer::read_from_prefix(datagram) else {
                         continue;
                     };
-                    let group = self.router.group_of(to.cid.get());
-                    if group.is_some_and(|group| self.allows(&peer, HostAccess::Connect(&group))) {
+                    let vm = self.router.vms().get(to.cid.get());
+                    if vm.is_some_and(|vm| self.allows(&peer, HostAccess::Connect(&vm.group))) {
                         let from = (CID_HOST, port);
                         let _ = self.router.send_datagram(from, (to.cid.get(), to.port.get()), payload);
                     }

@@ -285,10 +285,10 @@ impl Server {
             let groups = self.routes.sources.remove(&call.number).unwrap_or_default();
             (routes.host_cid.ok_or_else(|| refused(Failed::Absent))?, groups, 0)
         } else {
-            let vm = self.router.vm(cid).ok_or_else(|| refused(Failed::Absent))?;
+            let vm = self.router.vms().get(cid).ok_or_else(|| refused(Failed::Absent))?;
             let flags =
                 if vm.restricted { FLAG_RESTRICTED } else { 0 } | if vm.trusted { FLAG_TRUSTED } else { 0 };
-            (cid, vec![vm.group], flags)
+            (cid, vec![vm.group.clone()], flags)
         };
         let groups = common(&peer.groups, &groups);
         if groups.is_empty() || self.routes.line.is_none() || !shared.up.load(Ordering::Acquire) {
@@ -425,7 +425,7 @@ impl Server {
 
     /// May a program of this host talk to `cid`? For which groups.
     pub(super) fn program_reaches(&self, peer: &vmlane_access::Peer, cid: u32) -> Result<Vec<String>, Errno> {
-        let mut groups = self.router.groups_of(cid).ok_or(Errno::NODEV)?;
+        let mut groups = self.router.vms().known().groups_of(cid).ok_or(Errno::NODEV)?;
         groups.retain(|group| self.allows(peer, HostAccess::Connect(group)));
         if groups.is_empty() { Err(Errno::ACCESS) } else { Ok(groups) }
     }
