@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vmlane_port::queue_pair::Protocol;
 use vmlane_port::{End, Side, StreamId};
 use vmlane_state::{Reader, Writer};
 use vmlane_vsock::{Call, Key, Role, SocketAddress};
@@ -12,7 +13,7 @@ use vmlane_wire::vmci_stream::ControlPacket;
 use zerocopy::IntoBytes;
 
 use super::handshake::State;
-use super::notifier::{Notifier, Protocol};
+use super::notifier::Notifier;
 use super::sides::Sides;
 
 pub const SAID_RECEIVE: u8 = 1;

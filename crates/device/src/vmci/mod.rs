@@ -10,10 +10,9 @@
 //! | `sides.rs` | one value for each side of a pair or connection |
 //! | `hypervisor.rs` | VMs come, change, are reset and go; datagrams between them |
 //! | `hypercall.rs` | calls to the hypervisor |
-//! | `queue_pair/` | queue pairs: create, attach, detach; each end as a stream port |
+//! | `queue_pair/` | queue pairs: create, attach, detach, the pages of an end |
 //! | `routed.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
 //! | `stream.rs`, `handshake.rs`, `pace.rs` | stream connections: control packets, what each state allows, how many at once |
-//! | `shared.rs` | a stream port like a queue pair's, over memory that a process of the host shares |
 //! | `inbox.rs`, `account.rs`, `notice.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
 //! | `record.rs`, `record/` | what is recorded for the next daemon: keys, when it is written, how it is restored |
 //! | `views.rs`, `stats.rs` | what an operator may see |
@@ -43,7 +42,6 @@ mod ports;
 mod queue_pair;
 mod record;
 mod routed;
-mod shared;
 mod sides;
 mod signals;
 mod spec;
@@ -60,11 +58,7 @@ mod sync {
 
 pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
-pub use notice::Notice;
-pub use notifier::Protocol;
-pub use queue_pair::port::{OtherSide, QueueMemory, QueuePairPort};
 pub use record::restore::HypervisorCheckpoint;
-pub use shared::{Asks, SharedMap, SharedRing, Waker};
 pub use spec::Limits;
 pub use stats::VmciStats;
 pub use tables::Hypervisor;

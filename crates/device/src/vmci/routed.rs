@@ -15,6 +15,7 @@
 use std::sync::Weak;
 use std::time::Instant;
 
+use vmlane_port::queue_pair::Protocol;
 use vmlane_port::{Side, StreamEnd, StreamId};
 use vmlane_vsock::{
     Call, ConnectError, DatagramError, Endpoint, Event, Failed, Key, Remote, Role, SocketAddress,
@@ -25,7 +26,6 @@ use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 use super::account::Account;
 use super::connection::Connection;
 use super::handshake::State;
-use super::notifier::Protocol;
 use super::stats::Refusal;
 use super::tables::{Hypervisor, Inner, RoutedPeer};
 

@@ -10,6 +10,7 @@ mod packet;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use vmlane_port::queue_pair::Protocol;
 use vmlane_port::{Shutdown, StreamId};
 use vmlane_vsock::{Event, Failed, Key, Role, SocketAddress};
 use vmlane_wire::vmci::{CID_HOST, DatagramHeader, Handle, VmciError};
@@ -22,7 +23,6 @@ use super::account::Account;
 use super::caller::Caller;
 use super::connection::{Connection, SAID_RECEIVE, SAID_RESET, SAID_SEND};
 use super::handshake::{State, Verdict, verdict};
-use super::notifier::Protocol;
 use super::record::Dirty;
 use super::stats::{Refusal, VmciStats};
 use super::tables::{Hypervisor, Inner};

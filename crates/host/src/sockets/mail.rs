@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::net::SendFlags;
-use vmlane_device::vmci::{Asks, Waker};
+use vmlane_port::shared_ring::{Asks, RingProcess};
 use vmlane_port::{End, Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
 use vmlane_wire::host::{SIGNAL, SWITCH};
@@ -266,7 +266,7 @@ impl StreamWaker {
     }
 }
 
-impl Waker for StreamWaker {
+impl RingProcess for StreamWaker {
     fn wake(&self, room: bool) {
         self.send_signal();
         match self.of_ring() {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vmlane_port::queue_pair::{Protocol, QueuePairPort};
 use vmlane_port::{Side, StreamEnd};
 use vmlane_state::Journal;
 use vmlane_vsock::{Event, Key};
@@ -12,12 +13,11 @@ use vmlane_wire::vmci::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::guest_queues::{GuestQueues, initialise_headers};
-use super::port::QueuePairPort;
 use super::{NO_STREAM, Pair, PairState, Ranges, Waiting};
 use crate::vmci::caller::{Caller, shifted};
 use crate::vmci::inbox::{Inbox, MAX_OWN};
 use crate::vmci::notice::Address;
-use crate::vmci::notifier::{Notifier, Place, Protocol};
+use crate::vmci::notifier::{Notifier, Place};
 use crate::vmci::record::{self, Dirty};
 use crate::vmci::sides::Sides;
 use crate::vmci::stats::{Quota, Refusal};

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use vmlane_mem::MemoryMap;
+use vmlane_port::queue_pair::QueuePairPort;
 use vmlane_port::{Budget, End, Resumed, Side, StreamEnd, StreamId};
 use vmlane_state::{Reader, Writer};
 use vmlane_vsock::Key;
@@ -11,7 +12,6 @@ use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 
 use super::broker::notifiers;
 use super::guest_queues::GuestQueues;
-use super::port::QueuePairPort;
 use super::{NO_STREAM, Pair, PairState, Waiting};
 use crate::vmci::record::PairParts;
 use crate::vmci::sides::Sides;

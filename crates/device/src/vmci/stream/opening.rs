@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
+use vmlane_port::queue_pair::Protocol;
 use vmlane_vsock::{Event, Failed, Key, Role};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
 use super::packet::{Packet, refuse};
 use crate::vmci::connection::Connection;
 use crate::vmci::handshake::State;
-use crate::vmci::notifier::Protocol;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::{Quota, Refusal, VmciStats};
 use crate::vmci::tables::{Hypervisor, Inner};

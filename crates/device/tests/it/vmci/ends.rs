@@ -1,8 +1,9 @@
 //! How streams end: half, whole, by a crash; and what is left of a VM that has gone.
 
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{Limits, Protocol};
-use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, SocketError, vm, VmSpec};
+use vmlane_device::vmci::Limits;
+use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, SocketError, VmSpec, vm};
+use vmlane_port::queue_pair::Protocol;
 use vmlane_testkit::wait_until;
 use vmlane_wire::vmci::{CID_ANY, CONTROL_RESET, Handle, QP_ATTACH_ONLY, Reg, VmciError, call, queue_header};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_access::Peer;
-use vmlane_device::vmci::SharedMap;
+use vmlane_port::shared_ring::SharedMap;
 use vmlane_port::{Budget, Side, StreamAddress, StreamEnd, StreamId};
 use vmlane_vsock::{Call, ConnectError, HostAccess, Key};
 use vmlane_wire::host::{RING, Reply, layout};
