@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
 
-use crate::config::VmConfig;
+use crate::config::{HybridConfig, VmConfig};
 use crate::host::Host;
 use crate::paths::{Paths, TooLong};
 use crate::serve::VmError;
@@ -36,10 +36,10 @@ pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
 impl ServedHybrid {
     /// Answers for a VM that is in the table of VMs. Sockets of its forwards that cannot be made are tried again later: its
     /// VMM may be why, and must not keep the daemon from serving others.
-    pub fn offer(host: &Host, vm: &VmConfig) -> Result<ServedHybrid, VmError> {
+    pub fn offer(host: &Host, vm: &VmConfig, hybrid: &HybridConfig) -> Result<ServedHybrid, VmError> {
         let name = || vm.name.clone();
         let path = path(&host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
-        if vm.vsock.hybrid().is_some_and(|hybrid| hybrid.path.is_none()) {
+        if hybrid.path.is_none() {
             let directory = host.paths.hybrid_directory(&vm.name);
             make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;
         }

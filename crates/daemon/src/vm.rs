@@ -11,7 +11,6 @@ use crate::config::{Config, VmConfig, Vsock};
 use crate::extras::Target;
 use crate::faults::FaultRecord;
 use crate::host::Host;
-use crate::hybrid::ServedHybrid;
 use crate::nic::ServedNic;
 use crate::serve::VmError;
 use crate::vsock::{ServedDevice, ServedVsock, record};
@@ -22,8 +21,6 @@ pub struct ServedVm {
     /// Its CID, if it is in the table of VMs.
     cid: Option<u32>,
     group: String,
-    /// The kind of `vsock`, as the configuration names it.
-    kind: &'static str,
     vsock: ServedVsock,
     pub nics: Vec<ServedNic>,
     /// Its PCI functions are over vhost-user.
@@ -51,7 +48,6 @@ impl ServedVm {
             name: vm.name.clone(),
             cid,
             group: vm.group.clone(),
-            kind: vm.vsock.name(),
             vsock: ServedVsock::None,
             nics: Vec::new(),
             uml_pci: vm.uml_pci,
@@ -192,22 +188,21 @@ impl ServedVm {
 
     /// The kind of its device for sockets, as the configuration names it.
     pub fn vsock_kind(&self) -> &'static str {
-        self.kind
+        self.vsock.name()
     }
 
     fn device(&self) -> Option<&ServedDevice> {
         self.vsock.device()
     }
 
-    /// The socket of the VMCI or virtio-vsock device, or the hybrid one.
+    /// See [`ServedVsock::socket`].
     pub fn socket(&self) -> Option<&Path> {
-        let hybrid = self.vsock.hybrid().map(|hybrid| &*hybrid.path);
-        self.device().map(|vsock| vsock.server.path()).or(hybrid)
+        self.vsock.socket()
     }
 
-    /// Its hybrid socket is there, which tells all that is known of its guest.
+    /// See [`ServedVsock::has_hybrid_socket`].
     pub fn has_hybrid_socket(&self) -> bool {
-        self.vsock.hybrid().is_some_and(ServedHybrid::is_there)
+        self.vsock.has_hybrid_socket()
     }
 
     /// Counters of that device's connection.

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use vmlane_device::virtio::vsock::{GuestStats, VsockDevice, VsockWorker};
-use vmlane_device::vmci::VmciDevice;
-use vmlane_host::sockets::Guest;
+use vmlane_device::virtio::vsock::{GuestStats, GuestView, VsockDevice, VsockWorker};
+use vmlane_device::vmci::{VmView, VmciDevice};
+use vmlane_host::sockets::{Guest, HybridView};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Found;
 use vmlane_transport::{RingLines, Server, SessionStats};
@@ -38,22 +38,64 @@ pub enum ServedVsock {
     None,
 }
 
+/// What an operator may see of that, as far as it is there.
+pub enum VsockView<'v> {
+    Vmci(&'v VmView),
+    Virtio(&'v GuestView),
+    Hybrid(&'v HybridView),
+    None,
+}
+
+/// The same of all VMs.
+pub struct VsockViews {
+    vmci: Vec<VmView>,
+    virtio: Vec<GuestView>,
+    hybrid: Vec<HybridView>,
+}
+
+impl VsockViews {
+    /// As they are now. A worker that is stuck keeps the caller waiting.
+    pub fn of(host: &Host) -> VsockViews {
+        let Host { hypervisor, vsock_workers, sockets, .. } = host;
+        VsockViews { vmci: hypervisor.vms(), virtio: vsock_workers.guests(), hybrid: sockets.hybrids() }
+    }
+
+    pub fn vm(&self, cid: Option<u32>) -> VsockView<'_> {
+        let Some(cid) = cid else { return VsockView::None };
+        let vmci = self.vmci.iter().find(|view| view.cid == cid).map(VsockView::Vmci);
+        let virtio = || self.virtio.iter().find(|view| view.cid == cid).map(VsockView::Virtio);
+        let hybrid = || self.hybrid.iter().find(|view| view.cid == cid).map(VsockView::Hybrid);
+        vmci.or_else(virtio).or_else(hybrid).unwrap_or(VsockView::None)
+    }
+}
+
 impl ServedVsock {
-    /// Opens the socket of a VM that is in the table of VMs. Also returns the memory that a previous daemon's VMCI device had, by context id.
+    /// As the configuration names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ServedVsock::Vmci(_) => "vmci",
+            ServedVsock::Virtio(_) => "virtio",
+            ServedVsock::Hybrid(_) => "hybrid",
+            ServedVsock::None => "none",
+        }
+    }
+
+    /// Opens the socket of a VM that is in the table of VMs. Also returns the memory that a previous daemon's VMCI device had,
+    /// by context id.
     pub fn offer(
         host: &Host,
         config: &Config,
         vm: &VmConfig,
         found: &mut Found,
     ) -> Result<(ServedVsock, Option<(u32, MemoryMap)>), VmError> {
-        Ok(match vm.vsock {
+        Ok(match &vm.vsock {
             Vsock::Vmci => {
                 let (device, map) = offer_vmci(host, config, vm, found)?;
                 let known = map.map(|map| (device.cid, map));
                 (ServedVsock::Vmci(device), known)
             }
-            Vsock::Virtio { role } => (ServedVsock::Virtio(offer_virtio(host, config, vm, role)?), None),
-            Vsock::Hybrid(_) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm)?), None),
+            Vsock::Virtio { role } => (ServedVsock::Virtio(offer_virtio(host, config, vm, *role)?), None),
+            Vsock::Hybrid(hybrid) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, hybrid)?), None),
             Vsock::None => (ServedVsock::None, None),
         })
     }
@@ -82,10 +124,22 @@ impl ServedVsock {
         }
     }
 
-    pub fn hybrid(&self) -> Option<&ServedHybrid> {
+    /// The socket of its device, or the hybrid one.
+    pub fn socket(&self) -> Option<&Path> {
         match self {
-            ServedVsock::Hybrid(hybrid) => Some(hybrid),
-            ServedVsock::Vmci(_) | ServedVsock::Virtio(_) | ServedVsock::None => None,
+            ServedVsock::Vmci(device) | ServedVsock::Virtio(ServedVirtio { device, .. }) => {
+                Some(device.server.path())
+            }
+            ServedVsock::Hybrid(hybrid) => Some(&hybrid.path),
+            ServedVsock::None => None,
+        }
+    }
+
+    /// Its hybrid socket is there, which tells all that is known of its guest.
+    pub fn has_hybrid_socket(&self) -> bool {
+        match self {
+            ServedVsock::Hybrid(hybrid) => hybrid.is_there(),
+            ServedVsock::Vmci(_) | ServedVsock::Virtio(_) | ServedVsock::None => false,
         }
     }
 
@@ -149,8 +203,8 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
     host.router.set_endpoint(vm.cid, worker.endpoint(vm.cid));
     let device = Box::new(VsockDevice::new(vm.cid, worker.clone(), lines.clone()));
     let served = end.serve(&device_name(&vm.name, "vsock"), device, lines, stats.clone());
-    let served = served.map_err(threads).and_then(|server| {
-        match host.sockets.add_guest(Guest { cid: vm.cid, uds }) {
+    let served =
+        served.map_err(threads).and_then(|server| match host.sockets.add_guest(Guest { cid: vm.cid, uds }) {
             Ok(()) => {
                 let device = ServedDevice { cid: vm.cid, server, stats };
                 Ok(ServedVirtio { device, worker, counts })
@@ -159,8 +213,7 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
                 server.stop();
                 Err(VmError::Uds { name: name(), cause })
             }
-        }
-    });
+        });
     if served.is_err() {
         forget_virtio(host, vm.cid);
     }
