@@ -21,13 +21,14 @@ use crate::irq::Interrupts;
 
 use super::account::Account;
 use super::caller::Caller;
+use super::contexts::Context;
 use super::inbox::Inbox;
 use super::record::{self, Dirty};
-use super::routed::{GuestEndpoint, GuestEnds};
+use super::routed::{GuestEnds, VmciEndpoint};
 use super::signals::Signals;
 use super::spec::Limits;
 use super::stats::{Refusal, VmciStats};
-use super::tables::{Context, Hypervisor, Inner};
+use super::tables::{Hypervisor, Inner};
 
 /// The old "well-known" context: its resources are mapped to the first guest that asked for them.
 const CID_WELL_KNOWN: u32 = 1;
@@ -58,7 +59,7 @@ impl Hypervisor {
 
     /// What a VM's device may use from now on.
     pub fn set_limits(&self, cid: u32, limits: Limits) {
-        if let Some(context) = self.inner.lock().contexts.get_mut(&cid) {
+        if let Some(context) = self.inner.lock().contexts.get_mut(cid) {
             context.limits = limits;
         }
     }
@@ -68,7 +69,7 @@ impl Hypervisor {
         self.reset(cid);
         let mut inner = self.inner.lock();
         inner.disown_connections(cid);
-        if inner.contexts.remove(&cid).is_some() {
+        if inner.contexts.remove(cid).is_some() {
             self.router.clear_endpoint(cid);
         }
         inner.dirty.push(Dirty::Context(cid));
@@ -77,7 +78,7 @@ impl Hypervisor {
 
     /// The VM has so many bytes of RAM now.
     pub(super) fn set_memory(&self, cid: u32, bytes: u64) {
-        if let Some(context) = self.inner.lock().contexts.get_mut(&cid) {
+        if let Some(context) = self.inner.lock().contexts.get_mut(cid) {
             context.memory = bytes;
         }
     }
@@ -86,20 +87,20 @@ impl Hypervisor {
     pub(super) fn open(&self, cid: u32, limits: Limits, irqs: Arc<dyn Interrupts>) -> Option<Arc<Inbox>> {
         let mut inner = self.inner.lock();
         let first = record::first_number(inner.generation);
-        inner.router.vms().get(cid).filter(|_| !inner.is_guest(cid))?;
+        inner.contexts.vm(cid).ok().filter(|_| !inner.contexts.is_guest(cid))?;
         let stats = Arc::<VmciStats>::default();
         let signals = Signals::new(irqs, stats.clone());
         let numbered = (cid, self.log.clone(), first);
         let inbox = Arc::new(Inbox::new(limits.inbox_bytes, signals, stats.clone(), numbered));
         inner.contexts.insert(cid, Context::new(limits, inbox.clone(), stats));
-        self.router.set_endpoint(cid, Arc::new(GuestEndpoint { hypervisor: self.me.clone(), cid }));
+        self.router.set_endpoint(cid, Arc::new(VmciEndpoint { hypervisor: self.me.clone(), cid }));
         Some(inbox)
     }
 
     /// The driver is there (its probe is over). `slow`: it sends byte by byte.
     pub(super) fn set_ready(&self, cid: u32, slow: bool) {
         let mut inner = self.inner.lock();
-        if let Some(context) = inner.contexts.get_mut(&cid) {
+        if let Some(context) = inner.contexts.get_mut(cid) {
             context.ready = !context.inbox.is_quarantined();
             context.slow = slow;
             inner.dirty.push(Dirty::Context(cid));
@@ -111,7 +112,7 @@ impl Hypervisor {
     /// is lost. Their vCPUs wait for answers there.
     pub(super) fn set_buffers_high(&self, cid: u32, high: [u32; 2]) {
         let mut inner = self.inner.lock();
-        if let Some(context) = inner.contexts.get_mut(&cid).filter(|context| context.buffers_high != high) {
+        if let Some(context) = inner.contexts.get_mut(cid).filter(|context| context.buffers_high != high) {
             context.buffers_high = high;
             inner.dirty.push(Dirty::Context(cid));
             self.commit(&mut inner);
@@ -119,7 +120,7 @@ impl Hypervisor {
     }
 
     pub(super) fn buffers_high(&self, cid: u32) -> [u32; 2] {
-        self.inner.lock().contexts.get(&cid).map_or([0; 2], |context| context.buffers_high)
+        self.inner.lock().contexts.get(cid).map_or([0; 2], |context| context.buffers_high)
     }
 
     /// A datagram from `caller`: `bytes` are a private copy, header first. Returns the value for
@@ -172,7 +173,10 @@ impl Hypervisor {
         let from = caller.cid;
         let mut inner = self.inner.lock();
         let to = if dst.context == CID_WELL_KNOWN {
-            inner.well_known.owner(&inner.vm(from)?.group, dst.resource).ok_or(Refusal::Destination)?
+            inner
+                .well_known
+                .owner(&inner.contexts.vm(from)?.group, dst.resource)
+                .ok_or(Refusal::Destination)?
         } else {
             dst.context
         };
@@ -180,7 +184,7 @@ impl Hypervisor {
         if dst.resource == EVENT_RESOURCE {
             return Err(Refusal::Source);
         }
-        if !inner.is_guest(to) {
+        if !inner.contexts.is_guest(to) {
             drop(inner);
             let (header, payload) =
                 DatagramHeader::read_from_prefix(bytes).map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
@@ -190,7 +194,7 @@ impl Hypervisor {
                 DatagramError::Port | DatagramError::TooLarge | DatagramError::Full => Refusal::Full,
             });
         }
-        let inbox = inner.reach(from, to)?.clone();
+        let inbox = inner.contexts.reach(from, to)?.clone();
         let watch = self.router.watch_datagram();
         if !inbox.push(Account::Ordinary, from, bytes.into()) {
             return Err(Refusal::Full);
@@ -207,7 +211,7 @@ impl Hypervisor {
     pub fn reset(&self, cid: u32) {
         let (leaving, dirty) = {
             let mut inner = self.inner.lock();
-            let Some(context) = inner.contexts.get_mut(&cid) else { return };
+            let Some(context) = inner.contexts.get_mut(cid) else { return };
             context.ready = false;
             context.bitmap = None;
             context.bitmap_at = None;
@@ -218,7 +222,7 @@ impl Hypervisor {
             let mut gone: Vec<Dirty> = gone.collect();
             gone.push(Dirty::Context(cid));
             inner.dirty.extend(gone);
-            if let Ok(vm) = inner.vm(cid) {
+            if let Ok(vm) = inner.contexts.vm(cid) {
                 let resources = inner.well_known.give_up_all((&vm.group, cid));
                 inner.dirty.extend(resources.into_iter().map(|resource| Dirty::WellKnown(cid, resource)));
             }
@@ -233,7 +237,7 @@ impl Hypervisor {
         self.run_after();
         let mut inner = self.inner.lock();
         // Ends that were told while the context left may have queued something for it.
-        if let Some(context) = inner.contexts.get(&cid) {
+        if let Some(context) = inner.contexts.get(cid) {
             context.inbox.clear();
         }
         inner.executed.remove(&cid);
@@ -246,7 +250,7 @@ impl Hypervisor {
     pub fn unmap(&self, cid: u32, start: u64, len: u64) {
         let (leaving, dirty) = {
             let mut inner = self.inner.lock();
-            let Some(context) = inner.contexts.get_mut(&cid) else { return };
+            let Some(context) = inner.contexts.get_mut(cid) else { return };
             if context.bitmap.as_ref().is_some_and(|pages| pages.touches(start, len)) {
                 context.bitmap = None;
                 context.bitmap_at = None;
@@ -278,11 +282,11 @@ impl Hypervisor {
 
     /// What tells whose a stream's end is: the budget that all ends of this VM share. `None` if it has no VMCI device.
     pub fn stream_owner(&self, cid: u32) -> Option<Arc<Budget>> {
-        self.inner.lock().contexts.get(&cid).map(|context| context.budget.clone())
+        self.inner.lock().contexts.get(cid).map(|context| context.budget.clone())
     }
 
     fn inbox(&self, cid: u32) -> Option<Arc<Inbox>> {
-        self.inner.lock().contexts.get(&cid).map(|context| context.inbox.clone())
+        self.inner.lock().contexts.get(cid).map(|context| context.inbox.clone())
     }
 
     /// Drops connections whose set-up has stopped. Call it every few seconds.

@@ -5,13 +5,14 @@
 //! | `device.rs` | one VM's PCI function: registers, the two datagram paths, reset |
 //! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
 //! | `spec.rs`, `caller.rs` | what a VM may use at most; the guest that makes a call |
-//! | `tables.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
+//! | `tables.rs`, `contexts.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: devices, queue pairs, connections; imported by what follows |
 //! | `pairs.rs`, `well_known.rs` | two of its tables, with what keeps look-ups short |
+//! | `ending.rs` | connections and queue pairs end, and take each other along |
 //! | `sides.rs` | one value for each side of a pair or connection |
 //! | `hypervisor.rs` | VMs come, change, are reset and go; datagrams between them |
 //! | `hypercall.rs` | calls to the hypervisor |
 //! | `queue_pair/` | queue pairs: create, attach, detach, the pages of an end |
-//! | `routed.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
+//! | `routed.rs`, `other_ends.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
 //! | `stream.rs`, `handshake.rs`, `pace.rs` | stream connections: control packets, what each state allows, how many at once |
 //! | `inbox.rs`, `account.rs`, `notice.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
 //! | `record.rs`, `record/` | what is recorded for the next daemon: keys, when it is written, how it is restored |
@@ -28,14 +29,17 @@
 mod account;
 mod caller;
 mod connection;
+mod contexts;
 mod device;
 mod dma;
+mod ending;
 mod handshake;
 mod hypercall;
 mod hypervisor;
 mod inbox;
 mod notice;
 mod notifier;
+mod other_ends;
 mod pace;
 mod pairs;
 mod ports;

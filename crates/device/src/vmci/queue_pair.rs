@@ -3,12 +3,10 @@
 //! | file | what |
 //! | --- | --- |
 //! | `broker.rs` | how it comes about: create, attach, join |
-//! | `detach.rs` | how it ends |
 //! | `guest_queues.rs` | the pages of a guest's end, and how the guest is notified |
 //! | `restore.rs` | what is recorded of it, and how the next daemon restores it |
 
 mod broker;
-mod detach;
 mod guest_queues;
 mod restore;
 

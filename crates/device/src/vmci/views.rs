@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use vmlane_vsock::SocketAddress;
 
+use super::contexts::Context;
 use super::stats::VmciStats;
-use super::tables::{Context, Hypervisor};
+use super::tables::Hypervisor;
 
 /// One VM.
 #[derive(Clone, Debug)]
@@ -52,12 +53,7 @@ fn bounds(context: &Context, connections: usize) -> Vec<Bound> {
             context.queue_pair_bytes(),
             stats.over_queue_pair_bytes.get(),
         ),
-        (
-            "connections",
-            context.connections as u64,
-            connections as u64,
-            stats.over_connections.get(),
-        ),
+        ("connections", context.connections as u64, connections as u64, stats.over_connections.get()),
         ("doorbells", context.doorbells.len() as u64, limits.doorbells as u64, stats.over_doorbells.get()),
         ("inbox_bytes", context.inbox.bytes() as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
         ("spill_bytes", spilled as u64, limits.spill_bytes as u64, context.budget.refused()),
@@ -88,7 +84,7 @@ impl Hypervisor {
         let mut vms: Vec<VmView> = inner
             .contexts
             .iter()
-            .map(|(&cid, context)| VmView {
+            .map(|(cid, context)| VmView {
                 cid,
                 ready: context.ready,
                 queue_pairs: context.pairs,
@@ -115,7 +111,7 @@ impl Hypervisor {
             .map(|(key, connection)| ConnectionView {
                 client: key.client,
                 server: key.server,
-                state: connection.state().name(),
+                state: connection.state.name(),
             })
             .collect();
         connections.sort_by_key(|connection| (connection.client, connection.server));

@@ -150,7 +150,7 @@ impl Hypervisor {
             }
         }
         // An endpoint of another kind did not outlive the previous daemon: the guest's connection is reset.
-        let all_have = cids.into_array().into_iter().flatten().all(|cid| inner.is_guest(cid));
+        let all_have = cids.into_array().into_iter().flatten().all(|cid| inner.contexts.is_guest(cid));
         if gone.a && gone.b || (joined && !all_have) {
             return false;
         }
@@ -164,7 +164,7 @@ impl Hypervisor {
             return false;
         }
         for side in Side::BOTH.into_iter().filter(|side| !gone[*side]) {
-            if let Some(context) = cids[side].and_then(|cid| inner.contexts.get_mut(&cid)) {
+            if let Some(context) = cids[side].and_then(|cid| inner.contexts.get_mut(cid)) {
                 context.pairs += 1;
                 context.pair_bytes += pair.bytes();
             }
@@ -180,7 +180,7 @@ impl Hypervisor {
         let Ends { gone, mut pages, told, mut spill } = ends;
         let cids = Sides::new(pair.creator, pair.attacher?);
         let context = |cid: u32| {
-            let context = inner.contexts.get(&cid)?;
+            let context = inner.contexts.get(cid)?;
             Some((context.inbox.clone(), context.budget.clone(), context.slow))
         };
         let contexts = Sides::new(context(cids.a)?, context(cids.b)?);
