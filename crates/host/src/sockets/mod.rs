@@ -2,8 +2,9 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `server.rs` | the one thread that serves them all: listening sockets, requests, listeners by port |
-//! | `server/calls.rs`, `server/clients.rs` | how streams come about; the table of clients |
+//! | `server.rs` | the one thread that serves them all: what comes next |
+//! | `server/calls.rs`, `server/moving.rs`, `server/ends.rs` | how streams come about, have their turns, and end |
+//! | `server/clients.rs`, `server/poller.rs`, `server/ports.rs`, `server/rings.rs` | its tables: clients, files that are waited for, the host's ports, rings and their budgets |
 //! | `server/programs.rs` | what programs ask for |
 //! | `hybrid.rs`, `forwards.rs`, `hybrid_views.rs`, `server/hybrid.rs`, `server/asked.rs` | VMs whose VMMs have hybrid Unix sockets |
 //! | `route.rs`, `route_socket.rs`, `server/route_table.rs`, `server/routes.rs` | other hosts, and the helper that carries streams to them |

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmlane_vsock::{Call, Failed, Router};
+use vmlane_vsock::{Call, Failed, Key, Router};
 
 use crate::sockets::client::Account;
 use crate::sockets::hybrid::HybridStats;
@@ -72,7 +72,9 @@ impl Hybrids {
     }
 
     /// A VM's connection is to be seen from now on.
-    pub fn shows(&self, token: Token, connection: HybridConnection) {
+    pub fn shows(&self, token: Token, vm: u32, call: Call) {
+        let Key { client, server } = call.key;
+        let connection = HybridConnection { vm, client, server, established: false };
         self.shown.lock().connects(token, connection);
     }
 
