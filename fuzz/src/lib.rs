@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{Hypervisor, Limits, VmSpec, VmciDevice};
+use vmlane_device::vmci::{Hypervisor, Limits, VmciDevice};
 use vmlane_mem::{MapRequest, MemoryMap, memfd};
 use vmlane_stream::Inline;
 use vmlane_vsock::{Forward, Router};
@@ -82,6 +82,10 @@ struct Vm {
     pub memory: MemoryMap,
 }
 
+fn limits() -> Limits {
+    Limits { queue_pairs: 8, doorbells: 8, ..Limits::default() }
+}
+
 /// VMs with CIDs 3, 4 (one group, 3 forwards port 5000 to 4's 7) and 5 (another group).
 struct World {
     pub hypervisor: Arc<Hypervisor>,
@@ -93,17 +97,14 @@ impl World {
     pub fn new() -> World {
         let streams = Arc::new(Inline::default());
         let hypervisor = Hypervisor::new(Router::new(streams.clone()));
-        let limits = Limits { queue_pairs: 8, doorbells: 8, ..Limits::default() };
         let vms = [(3, "one"), (4, "one"), (5, "two")].map(|(cid, group)| {
             let forwards =
                 if cid == 3 { vec![Forward { port: 5000, to_cid: 4, to_port: 7 }] } else { Vec::new() };
-            let (restricted, trusted, group) = (false, false, group.into());
-            let vm =
-                vmlane_vsock::Vm { cid, group, restricted, trusted, connections: 8, forwards, parent: None };
-            let spec = VmSpec { name: format!("vm{cid}"), vm, limits };
-            hypervisor.add_vm(spec).expect("distinct CIDs");
-            let mut device =
-                VmciDevice::new(hypervisor.clone(), cid, Arc::new(Lines::default())).expect("known VM");
+            let new = vmlane_vsock::Vm::new(format!("vm{cid}"), cid, group);
+            let vm = vmlane_vsock::Vm { connections: 8, forwards, ..new };
+            hypervisor.router().vms().add(vm).expect("distinct CIDs");
+            let lines = Arc::new(Lines::default());
+            let mut device = VmciDevice::new(hypervisor.clone(), (cid, limits()), lines).expect("known VM");
             let fd = memfd("fuzz", RAM).expect("memfd");
             let request = MapRequest { guest: 0, len: RAM, offset: 0, fd, writable: true };
             let memory = MemoryMap::default().map(request).expect("maps");
@@ -113,6 +114,12 @@ impl World {
             Vm { device, memory }
         });
         World { hypervisor, streams, vms: vms.into() }
+    }
+
+    /// Another device for the VM with CID 3, instead of its own.
+    pub fn device(&self, irqs: Arc<dyn Interrupts>) -> VmciDevice {
+        self.hypervisor.remove(3);
+        VmciDevice::new(self.hypervisor.clone(), (3, limits()), irqs).expect("a known VM")
     }
 
     /// Writes a register of VM `vm` through BAR 1.

@@ -60,7 +60,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     // How a VMM reaches a device; what the host itself brings.
     ("transport", &["access", "device", "mem", "port", "sock", "state", "stats", "wire"]),
     // An uplink is the other end of what `transport` serves, and raises event fds as it does.
-    ("host", &["access", "device", "mem", "port", "sock", "stats", "transport", "vsock", "wire"]),
+    ("host", &["access", "mem", "port", "sock", "stats", "transport", "vsock", "wire"]),
     // A host program's half.
     ("sock", &["mem", "wire"]),
     // What a process gives up, by the roles of its threads.

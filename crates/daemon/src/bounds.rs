@@ -1,44 +1,41 @@
 //! What each VM may use, as `vmlane stats` shows it.
 
 use vmlane_api::Bound;
-use vmlane_device::virtio::vsock::GuestView;
-use vmlane_device::vmci::VmView;
-use vmlane_host::sockets::HybridView;
+use vmlane_device::vmci;
 use vmlane_mem::MAX_REGIONS;
 use vmlane_transport::SessionStats;
 
 use crate::log;
 use crate::serve::{device_name, nic_name};
 use crate::vm::ServedVm;
+use crate::vsock::VsockView;
 
 /// All bounds of a VM: those of its VMCI or virtio-vsock device, then memory and log lines of each device.
-pub fn of(
-    vm: &ServedVm,
-    view: Option<&VmView>,
-    guest: Option<&GuestView>,
-    hybrid: Option<&HybridView>,
-) -> Vec<Bound> {
-    let vmci = view.map(|view| view.bounds.clone()).unwrap_or_default().into_iter();
-    let mut bounds: Vec<Bound> = vmci
-        .map(|bound| Bound {
-            name: bound.name.into(),
-            used: bound.used,
-            limit: bound.limit,
-            refused: bound.refused,
-        })
-        .collect();
-    bounds.extend(guest.map(|guest| Bound {
+pub fn of(vm: &ServedVm, view: &VsockView<'_>) -> Vec<Bound> {
+    let connections = |used: usize, limit: usize, refused| Bound {
         name: "connections".into(),
-        used: guest.counted as u64,
-        limit: guest.limit as u64,
-        refused: guest.stats.over_connections.get(),
-    }));
-    bounds.extend(hybrid.map(|hybrid| Bound {
-        name: "connections".into(),
-        used: hybrid.connections as u64,
-        limit: hybrid.limit as u64,
-        refused: hybrid.stats.over_connections.get(),
-    }));
+        used: used as u64,
+        limit: limit as u64,
+        refused,
+    };
+    let mut bounds: Vec<Bound> = match view {
+        VsockView::Vmci(device) => {
+            let own = |bound: &vmci::Bound| Bound {
+                name: bound.name.into(),
+                used: bound.used,
+                limit: bound.limit,
+                refused: bound.refused,
+            };
+            device.bounds.iter().map(own).collect()
+        }
+        VsockView::Virtio(device) => {
+            vec![connections(device.counted, device.limit, device.stats.over_connections.get())]
+        }
+        VsockView::Hybrid(hybrid) => {
+            vec![connections(hybrid.connections, hybrid.limit, hybrid.stats.over_connections.get())]
+        }
+        VsockView::None => Vec::new(),
+    };
     let mut device = |prefix: &str, session: &SessionStats, thread: String| {
         let (used, refused) = session.regions();
         let name = format!("{prefix}memory_regions");
@@ -49,9 +46,9 @@ pub fn of(
         bounds.push(Bound { name: format!("{prefix}log_lines"), used, limit, refused });
     };
     if let Some(stats) = vm.stats() {
-        let thread = match guest {
-            Some(_) => format!("vhu-{}", device_name(vm.name(), "vsock")),
-            None => format!("{}-{}", session_kind(vm.uml_pci), device_name(vm.name(), "vmci")),
+        let thread = match view {
+            VsockView::Virtio(_) => format!("vhu-{}", device_name(vm.name(), "vsock")),
+            _ => format!("{}-{}", session_kind(vm.uml_pci), device_name(vm.name(), "vmci")),
         };
         device("", stats, thread);
     }

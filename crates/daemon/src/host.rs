@@ -84,7 +84,7 @@ impl Host {
         };
         let switch = Arc::new(Switch::start(settings).map_err(HostError::Workers)?);
         let settings = vmlane_device::virtio::vsock::Settings { spin, poll };
-        let vsock_workers = VsockWorkers::start(of_each, settings, Some(&router));
+        let vsock_workers = VsockWorkers::start(of_each, settings, &router);
         let vsock_workers = Arc::new(vsock_workers.map_err(HostError::Workers)?);
         drop(placed);
         // For its own user, until access control lists let others in.

@@ -9,11 +9,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
-use vmlane_device::vmci::VmSpec;
-use vmlane_host::sockets::HybridVm;
-use vmlane_vsock::Vm;
 
-use crate::config::VmConfig;
+use crate::config::{HybridConfig, VmConfig};
 use crate::host::Host;
 use crate::paths::{Paths, TooLong};
 use crate::serve::VmError;
@@ -37,32 +34,29 @@ pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
 }
 
 impl ServedHybrid {
-    /// Makes the VM known. Sockets of its forwards that cannot be made are tried again later: its VMM may be why, and must not
-    /// keep the daemon from serving others.
-    pub fn offer(host: &Host, vm: &VmConfig, spec: VmSpec) -> Result<ServedHybrid, VmError> {
+    /// Answers for a VM that is in the table of VMs. Sockets of its forwards that cannot be made are tried again later: its
+    /// VMM may be why, and must not keep the daemon from serving others.
+    pub fn offer(host: &Host, vm: &VmConfig, hybrid: &HybridConfig) -> Result<ServedHybrid, VmError> {
         let name = || vm.name.clone();
         let path = path(&host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
-        if vm.vsock.hybrid().is_some_and(|hybrid| hybrid.path.is_none()) {
+        if hybrid.path.is_none() {
             let directory = host.paths.hybrid_directory(&vm.name);
             make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;
         }
-        let policy = spec.vm.clone();
-        host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name(), cause })?;
-        let mut served = ServedHybrid { cid: vm.cid, path };
-        served.update(host, vm, policy);
+        let served = ServedHybrid { cid: vm.cid, path };
+        served.update(host);
         Ok(served)
     }
 
-    /// Forwards, limits or the owner change.
-    pub fn update(&mut self, host: &Host, vm: &VmConfig, policy: Vm) {
+    /// Forwards or the owner change.
+    pub fn update(&self, host: &Host) {
         // What is wrong is told by the sockets.
-        host.sockets.set_hybrid(HybridVm { vm: policy, path: self.path.clone(), owner: vm.owner });
+        host.sockets.set_hybrid(self.cid, self.path.clone());
     }
 
     /// Ends its connections, and removes what was made for it.
     pub fn withdraw(self, host: &Host, name: &str) {
         host.sockets.remove_hybrid(self.cid);
-        host.hypervisor.remove_vm(self.cid);
         // Stays if anything is in it: the VMM's socket is the VMM's.
         let _ = std::fs::remove_dir(host.paths.hybrid_directory(name));
     }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::config::{Config, DaemonConfig, HybridConfig, NicConfig, VmConfig, Vsock, ovn};
-use crate::vsock::spec;
+use crate::vsock::record;
 
 /// What to do, in this order, and what will be in force then.
 #[derive(Debug, PartialEq, Eq)]
@@ -252,14 +252,14 @@ fn conflict(config: &Config) -> Option<String> {
     None
 }
 
-/// VMs that stay and of which the hypervisor must hear: their own keys changed, or their targets' CIDs.
+/// VMs that stay and whose record in the table of VMs changes: their own keys changed, or their targets' CIDs.
 fn changed_in_place(old: &Config, plan: &Plan) -> Vec<String> {
     let stays = |vm: &&VmConfig| !plan.add.contains(&vm.name);
     let differs = |vm: &&VmConfig| {
         let before = old.vm(&vm.name);
         before != Some(*vm)
             || before
-                .is_none_or(|before| spec(old, before).vm.forwards != spec(&plan.effective, vm).vm.forwards)
+                .is_none_or(|before| record(old, before).forwards != record(&plan.effective, vm).forwards)
             || vm
                 .nics
                 .iter()

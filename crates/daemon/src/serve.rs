@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{AddError, CreateError};
+use vmlane_device::vmci::CreateError;
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Scope};
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{Caller, IrqSet, ListenError, Listener, Server, SessionStats, VhostEnd};
+use vmlane_vsock::AddError;
 
 use crate::config::{Role, VmConfig};
 use crate::extras::{Attached, PROGRAM};

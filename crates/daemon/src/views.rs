@@ -7,9 +7,7 @@ use parking_lot::Mutex;
 use vmlane_api::{
     Connection, CounterList, ListedVm, PeerStatus, Ports, Stats, Status, VmList, VmStats, VmStatus,
 };
-use vmlane_device::virtio::vsock::GuestView;
-use vmlane_device::vmci::VmView;
-use vmlane_host::sockets::{HybridView, PeerView};
+use vmlane_host::sockets::PeerView;
 use vmlane_stats::Counters;
 use vmlane_switch::PortView;
 use vmlane_vsock::HOST;
@@ -24,31 +22,7 @@ use crate::ports::switch_port;
 use crate::served::Served;
 use crate::uplink::{team_stats, team_status};
 use crate::vm::ServedVm;
-
-/// What the devices for sockets tell of a VM, and its hybrid socket. Each VM has one at most.
-struct Sockets<'v> {
-    vmci: Option<&'v VmView>,
-    virtio: Option<&'v GuestView>,
-    hybrid: Option<&'v HybridView>,
-}
-
-/// What all of them tell.
-struct AllSockets {
-    vmci: Vec<VmView>,
-    virtio: Vec<GuestView>,
-    hybrid: Vec<HybridView>,
-}
-
-impl<'v> Sockets<'v> {
-    fn of(vm: &ServedVm, all: &'v AllSockets) -> Sockets<'v> {
-        let cid = vm.cid();
-        Sockets {
-            vmci: all.vmci.iter().find(|view| Some(view.cid) == cid),
-            virtio: all.virtio.iter().find(|view| Some(view.cid) == cid),
-            hybrid: all.hybrid.iter().find(|view| Some(view.cid) == cid),
-        }
-    }
-}
+use crate::vsock::{VsockView, VsockViews};
 
 /// The parts of a daemon that there is something to show of.
 pub struct Views<'d> {
@@ -62,12 +36,8 @@ pub struct Views<'d> {
 impl Views<'_> {
     /// Shows the state together with what the devices for sockets tell. These are asked before the state is locked: a worker that
     /// is stuck keeps an operator waiting, and no one else.
-    fn with_sockets<T>(&self, show: impl FnOnce(&Served, &AllSockets) -> T) -> T {
-        let all = AllSockets {
-            vmci: self.host.hypervisor.vms(),
-            virtio: self.host.vsock_workers.guests(),
-            hybrid: self.host.sockets.hybrids(),
-        };
+    fn with_sockets<T>(&self, show: impl FnOnce(&Served, &VsockViews) -> T) -> T {
+        let all = VsockViews::of(self.host);
         show(&self.served.lock(), &all)
     }
 
@@ -75,7 +45,7 @@ impl Views<'_> {
         self.with_sockets(|served, all| self.status_of(served, all))
     }
 
-    fn status_of(&self, served: &Served, all: &AllSockets) -> Status {
+    fn status_of(&self, served: &Served, all: &VsockViews) -> Status {
         let daemon = &served.config.daemon;
         let ports = self.host.switch.ports();
         Status {
@@ -92,7 +62,7 @@ impl Views<'_> {
             vms: served
                 .vms
                 .iter()
-                .map(|vm| with_ovn(served, vm, self.vm_status(vm, &Sockets::of(vm, all), &ports)))
+                .map(|vm| with_ovn(served, vm, self.vm_status(vm, &all.vm(vm.cid()), &ports)))
                 .collect(),
             confined: vmlane_confine::state(),
             watched: self.health.status(Instant::now()),
@@ -103,9 +73,14 @@ impl Views<'_> {
         }
     }
 
-    fn vm_status(&self, vm: &ServedVm, sockets: &Sockets<'_>, ports: &[PortView]) -> VmStatus {
-        let Sockets { vmci: view, virtio, hybrid } = sockets;
-        let opened = virtio.map(|guest| guest.opened).or(hybrid.map(|hybrid| hybrid.opened));
+    fn vm_status(&self, vm: &ServedVm, view: &VsockView<'_>, ports: &[PortView]) -> VmStatus {
+        let (ready, connections) = match view {
+            VsockView::Vmci(device) => (device.ready, device.connections),
+            VsockView::Virtio(device) => (device.ready, device.opened),
+            VsockView::Hybrid(hybrid) => (vm.has_hybrid_socket(), hybrid.opened),
+            VsockView::None => (vm.has_hybrid_socket(), 0),
+        };
+        let vmci = if let VsockView::Vmci(device) = view { Some(device) } else { None };
         VmStatus {
             name: vm.name().into(),
             cid: vm.cid(),
@@ -114,15 +89,13 @@ impl Views<'_> {
             vmm_pid: vm.vmm_pid(),
             refused_vmm_pid: vm.refused_vmm_pid(),
             vsock: vm.vsock_kind().into(),
-            ready: view.is_some_and(|view| view.ready)
-                || virtio.is_some_and(|guest| guest.ready)
-                || vm.has_hybrid_socket(),
+            ready,
             sockets: vm.socket().iter().map(|socket| socket.display().to_string()).collect(),
-            queue_pairs: view.map_or(0, |view| view.queue_pairs),
-            queue_pair_bytes: view.map_or(0, |view| view.queue_pair_bytes),
-            connections: opened.unwrap_or(view.map_or(0, |view| view.connections)),
-            doorbells: view.map_or(0, |view| view.doorbells),
-            inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
+            queue_pairs: vmci.map_or(0, |view| view.queue_pairs),
+            queue_pair_bytes: vmci.map_or(0, |view| view.queue_pair_bytes),
+            connections,
+            doorbells: vmci.map_or(0, |view| view.doorbells),
+            inbox_bytes: vmci.map_or(0, |view| view.inbox_bytes),
             faults: vm.faults(&self.host.switch),
             quarantined: vm.quarantined,
             nics: vm.nics.iter().map(|nic| nic.status(ports)).collect(),
@@ -133,21 +106,23 @@ impl Views<'_> {
         self.with_sockets(|served, all| self.stats_of(served, all))
     }
 
-    fn stats_of(&self, served: &Served, all: &AllSockets) -> Stats {
+    fn stats_of(&self, served: &Served, all: &VsockViews) -> Stats {
         let vm_stats = |vm: &ServedVm| {
-            let Sockets { vmci, virtio, hybrid } = Sockets::of(vm, all);
-            // The hypervisor knows the other VMs, too, and counts nothing for them.
-            let view = vmci.filter(|_| virtio.is_none() && hybrid.is_none());
-            let vsock =
-                virtio.map(|guest| guest.stats.snapshot()).or(hybrid.map(|hybrid| hybrid.stats.snapshot()));
+            let view = all.vm(vm.cid());
+            let (vmci, vsock) = match &view {
+                VsockView::Vmci(device) => (device.stats.snapshot(), Vec::new()),
+                VsockView::Virtio(device) => (Vec::new(), device.stats.snapshot()),
+                VsockView::Hybrid(hybrid) => (Vec::new(), hybrid.stats.snapshot()),
+                VsockView::None => (Vec::new(), Vec::new()),
+            };
             VmStats {
                 name: vm.name().into(),
                 cid: vm.cid(),
-                vmci: view.map(|view| view.stats.snapshot().into_iter().collect()).unwrap_or_default(),
-                vsock: vsock.map(|counters| counters.into_iter().collect()).unwrap_or_default(),
+                vmci: vmci.into_iter().collect(),
+                vsock: vsock.into_iter().collect(),
                 session: vm.stats().map(|stats| stats.snapshot().into_iter().collect()).unwrap_or_default(),
                 nics: vm.nics.iter().map(|nic| nic.stats(&self.host.switch)).collect(),
-                bounds: bounds::of(vm, view, virtio, hybrid),
+                bounds: bounds::of(vm, &view),
             }
         };
         Stats {
@@ -186,10 +161,10 @@ impl Views<'_> {
     }
 
     pub fn ports(&self) -> Ports {
-        let views = self.host.hypervisor.vms();
+        let known = self.host.router.vms().known();
         let name = |cid: u32| match cid {
             vmlane_wire::vmci::CID_HOST => "host".into(),
-            _ => views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone()),
+            _ => known.get(cid).map_or_else(String::new, |vm| vm.name.clone()),
         };
         let vmci = self.host.hypervisor.connections();
         let mut connections: BTreeMap<_, _> = self

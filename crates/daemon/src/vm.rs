@@ -1,4 +1,4 @@
-//! One configured VM while it is served: its place in the hypervisor, its devices, their sockets.
+//! One configured VM while it is served: its place in the table of VMs, its devices, their sockets.
 
 use std::path::Path;
 
@@ -7,21 +7,20 @@ use vmlane_state::Found;
 use vmlane_switch::Switch;
 use vmlane_transport::SessionStats;
 
-use crate::config::{Config, VmConfig};
+use crate::config::{Config, VmConfig, Vsock};
 use crate::extras::Target;
 use crate::faults::FaultRecord;
 use crate::host::Host;
-use crate::hybrid::ServedHybrid;
 use crate::nic::ServedNic;
 use crate::serve::VmError;
-use crate::vsock::{ServedDevice, ServedVsock, spec};
+use crate::vsock::{ServedDevice, ServedVsock, record};
 
 /// A VM on offer. [`ServedVm::withdraw`] takes it back.
 pub struct ServedVm {
     name: String,
+    /// Its CID, if it is in the table of VMs.
+    cid: Option<u32>,
     group: String,
-    /// The kind of `vsock`, as the configuration names it.
-    kind: &'static str,
     vsock: ServedVsock,
     pub nics: Vec<ServedNic>,
     /// Its PCI functions are over vhost-user.
@@ -32,7 +31,7 @@ pub struct ServedVm {
 }
 
 impl ServedVm {
-    /// Makes a VM known to the hypervisor and the switch and opens its sockets.
+    /// Makes a VM known, to all that its devices are connected with, and opens its sockets.
     /// Also returns the memory that a previous daemon's VMCI device had, by context id.
     pub fn offer(
         host: &Host,
@@ -40,10 +39,15 @@ impl ServedVm {
         vm: &VmConfig,
         found: &mut Found,
     ) -> Result<(ServedVm, Option<(u32, MemoryMap)>), VmError> {
+        let cid = (vm.vsock != Vsock::None).then_some(vm.cid);
+        if cid.is_some() {
+            let added = host.router.vms().add(record(config, vm));
+            added.map_err(|cause| VmError::Add { name: vm.name.clone(), cause })?;
+        }
         let mut served = ServedVm {
             name: vm.name.clone(),
+            cid,
             group: vm.group.clone(),
-            kind: vm.vsock.name(),
             vsock: ServedVsock::None,
             nics: Vec::new(),
             uml_pci: vm.uml_pci,
@@ -52,7 +56,7 @@ impl ServedVm {
         };
         match served.fill(host, config, vm, found) {
             Ok(map) => {
-                served.set_owner(host, vm);
+                served.set_owner(vm);
                 Ok((served, map))
             }
             Err(error) => {
@@ -78,10 +82,9 @@ impl ServedVm {
     }
 
     /// Who may connect to its sockets from now on. Their access control lists are for `grants.rs`.
-    fn set_owner(&self, host: &Host, vm: &VmConfig) {
+    fn set_owner(&self, vm: &VmConfig) {
         if let Some(device) = self.vsock.device() {
             device.server.set_owner(vm.owner);
-            host.sockets.set_owner(device.cid, vm.owner);
         }
         self.nics.iter().for_each(|nic| nic.set_owner(vm.owner));
     }
@@ -95,6 +98,7 @@ impl ServedVm {
     /// Ends the sessions, removes the sockets and their directory, forgets the VM.
     pub fn withdraw(self, host: &Host) {
         self.vsock.withdraw(host, &self.name);
+        self.cid.into_iter().for_each(|cid| host.router.vms().remove(cid));
         // The last one may be a NIC that could not be offered. Each by its whole name: a VM may be called `web.nicX`.
         let nics = 0..=self.nics.len();
         self.nics.into_iter().for_each(|nic| nic.withdraw(&host.switch));
@@ -105,8 +109,9 @@ impl ServedVm {
 
     /// What changes without a guest's seeing it.
     pub fn update(&mut self, host: &Host, config: &Config, vm: &VmConfig) {
-        self.set_owner(host, vm);
-        self.vsock.update(host, vm, spec(config, vm));
+        host.router.vms().update(record(config, vm));
+        self.set_owner(vm);
+        self.vsock.update(host, vm);
         for (served, nic) in self.nics.iter_mut().zip(vm.nics.iter().enumerate()) {
             served.update(&host.switch, config, vm, nic);
         }
@@ -178,27 +183,26 @@ impl ServedVm {
     }
 
     pub fn cid(&self) -> Option<u32> {
-        self.device().map(|device| device.cid).or(self.vsock.hybrid().map(|hybrid| hybrid.cid))
+        self.cid
     }
 
     /// The kind of its device for sockets, as the configuration names it.
     pub fn vsock_kind(&self) -> &'static str {
-        self.kind
+        self.vsock.name()
     }
 
     fn device(&self) -> Option<&ServedDevice> {
         self.vsock.device()
     }
 
-    /// The socket of the VMCI or virtio-vsock device, or the hybrid one.
+    /// See [`ServedVsock::socket`].
     pub fn socket(&self) -> Option<&Path> {
-        let hybrid = self.vsock.hybrid().map(|hybrid| &*hybrid.path);
-        self.device().map(|vsock| vsock.server.path()).or(hybrid)
+        self.vsock.socket()
     }
 
-    /// Its hybrid socket is there, which tells all that is known of its guest.
+    /// See [`ServedVsock::has_hybrid_socket`].
     pub fn has_hybrid_socket(&self) -> bool {
-        self.vsock.hybrid().is_some_and(ServedHybrid::is_there)
+        self.vsock.has_hybrid_socket()
     }
 
     /// Counters of that device's connection.

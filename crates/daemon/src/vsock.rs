@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use vmlane_device::virtio::vsock::{GuestStats, VsockDevice, VsockWorker};
-use vmlane_device::vmci::{VmSpec, VmciDevice};
-use vmlane_host::sockets::Guest;
+use vmlane_device::virtio::vsock::{GuestStats, GuestView, VsockDevice, VsockWorker};
+use vmlane_device::vmci::{VmView, VmciDevice};
+use vmlane_host::sockets::{Guest, HybridView};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Found;
 use vmlane_transport::{RingLines, Server, SessionStats};
@@ -38,32 +38,74 @@ pub enum ServedVsock {
     None,
 }
 
+/// What an operator may see of that, as far as it is there.
+pub enum VsockView<'v> {
+    Vmci(&'v VmView),
+    Virtio(&'v GuestView),
+    Hybrid(&'v HybridView),
+    None,
+}
+
+/// The same of all VMs.
+pub struct VsockViews {
+    vmci: Vec<VmView>,
+    virtio: Vec<GuestView>,
+    hybrid: Vec<HybridView>,
+}
+
+impl VsockViews {
+    /// As they are now. A worker that is stuck keeps the caller waiting.
+    pub fn of(host: &Host) -> VsockViews {
+        let Host { hypervisor, vsock_workers, sockets, .. } = host;
+        VsockViews { vmci: hypervisor.vms(), virtio: vsock_workers.guests(), hybrid: sockets.hybrids() }
+    }
+
+    pub fn vm(&self, cid: Option<u32>) -> VsockView<'_> {
+        let Some(cid) = cid else { return VsockView::None };
+        let vmci = self.vmci.iter().find(|view| view.cid == cid).map(VsockView::Vmci);
+        let virtio = || self.virtio.iter().find(|view| view.cid == cid).map(VsockView::Virtio);
+        let hybrid = || self.hybrid.iter().find(|view| view.cid == cid).map(VsockView::Hybrid);
+        vmci.or_else(virtio).or_else(hybrid).unwrap_or(VsockView::None)
+    }
+}
+
 impl ServedVsock {
-    /// Makes a VM known and opens its socket. Also returns the memory that a previous daemon's VMCI device had, by context id.
+    /// As the configuration names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ServedVsock::Vmci(_) => "vmci",
+            ServedVsock::Virtio(_) => "virtio",
+            ServedVsock::Hybrid(_) => "hybrid",
+            ServedVsock::None => "none",
+        }
+    }
+
+    /// Opens the socket of a VM that is in the table of VMs. Also returns the memory that a previous daemon's VMCI device had,
+    /// by context id.
     pub fn offer(
         host: &Host,
         config: &Config,
         vm: &VmConfig,
         found: &mut Found,
     ) -> Result<(ServedVsock, Option<(u32, MemoryMap)>), VmError> {
-        Ok(match vm.vsock {
+        Ok(match &vm.vsock {
             Vsock::Vmci => {
                 let (device, map) = offer_vmci(host, config, vm, found)?;
                 let known = map.map(|map| (device.cid, map));
                 (ServedVsock::Vmci(device), known)
             }
-            Vsock::Virtio { role } => (ServedVsock::Virtio(offer_virtio(host, config, vm, role)?), None),
-            Vsock::Hybrid(_) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, spec(config, vm))?), None),
+            Vsock::Virtio { role } => (ServedVsock::Virtio(offer_virtio(host, config, vm, *role)?), None),
+            Vsock::Hybrid(hybrid) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, hybrid)?), None),
             Vsock::None => (ServedVsock::None, None),
         })
     }
 
-    /// Ends the session, removes the socket, forgets the VM `name`.
+    /// Ends the session of the VM `name`, and removes its socket.
     pub fn withdraw(self, host: &Host, name: &str) {
         match self {
             ServedVsock::Vmci(device) => {
                 let cid = device.withdraw(host);
-                host.hypervisor.remove_vm(cid);
+                host.hypervisor.remove(cid);
                 host.store.remove_all(&format!("{name}.vmci/"));
             }
             ServedVsock::Virtio(ServedVirtio { device, .. }) => {
@@ -82,22 +124,32 @@ impl ServedVsock {
         }
     }
 
-    pub fn hybrid(&self) -> Option<&ServedHybrid> {
+    /// The socket of its device, or the hybrid one.
+    pub fn socket(&self) -> Option<&Path> {
         match self {
-            ServedVsock::Hybrid(hybrid) => Some(hybrid),
-            ServedVsock::Vmci(_) | ServedVsock::Virtio(_) | ServedVsock::None => None,
+            ServedVsock::Vmci(device) | ServedVsock::Virtio(ServedVirtio { device, .. }) => {
+                Some(device.server.path())
+            }
+            ServedVsock::Hybrid(hybrid) => Some(&hybrid.path),
+            ServedVsock::None => None,
         }
     }
 
-    /// What changes without a guest's seeing it. Its limits and forwards are those of `spec` from now on.
-    pub fn update(&mut self, host: &Host, vm: &VmConfig, spec: VmSpec) {
+    /// Its hybrid socket is there, which tells all that is known of its guest.
+    pub fn has_hybrid_socket(&self) -> bool {
         match self {
-            ServedVsock::Vmci(_) => {}
-            ServedVsock::Virtio(virtio) => drop(virtio.worker.add(spec.vm.clone())),
-            ServedVsock::Hybrid(hybrid) => hybrid.update(host, vm, spec.vm.clone()),
-            ServedVsock::None => return,
+            ServedVsock::Hybrid(hybrid) => hybrid.is_there(),
+            ServedVsock::Vmci(_) | ServedVsock::Virtio(_) | ServedVsock::None => false,
         }
-        host.hypervisor.update_vm(spec);
+    }
+
+    /// What is configured of the VM has changed, in the table of VMs already.
+    pub fn update(&self, host: &Host, vm: &VmConfig) {
+        match self {
+            ServedVsock::Vmci(device) => host.hypervisor.set_limits(device.cid, vm.limits.vmci),
+            ServedVsock::Hybrid(hybrid) => hybrid.update(host),
+            ServedVsock::Virtio(_) | ServedVsock::None => {}
+        }
     }
 
     /// Contained faults so far, in its session and in its worker.
@@ -147,16 +199,12 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
     let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
     let stats = Arc::new(SessionStats::default());
     stats.memory.set_limit(config.memory_limit(vm));
-    let spec = spec(config, vm);
-    let policy = spec.vm.clone();
-    host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name(), cause })?;
-    let (worker, counts) = host.vsock_workers.add(policy);
+    let (worker, counts) = host.vsock_workers.add(&record(config, vm));
     host.router.set_endpoint(vm.cid, worker.endpoint(vm.cid));
     let device = Box::new(VsockDevice::new(vm.cid, worker.clone(), lines.clone()));
     let served = end.serve(&device_name(&vm.name, "vsock"), device, lines, stats.clone());
-    let served = served.map_err(threads).and_then(|server| {
-        let guest = Guest { cid: vm.cid, group: vm.group.clone(), uds };
-        match host.sockets.add_guest(guest) {
+    let served =
+        served.map_err(threads).and_then(|server| match host.sockets.add_guest(Guest { cid: vm.cid, uds }) {
             Ok(()) => {
                 let device = ServedDevice { cid: vm.cid, server, stats };
                 Ok(ServedVirtio { device, worker, counts })
@@ -165,8 +213,7 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
                 server.stop();
                 Err(VmError::Uds { name: name(), cause })
             }
-        }
-    });
+        });
     if served.is_err() {
         forget_virtio(host, vm.cid);
     }
@@ -176,7 +223,6 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
 fn forget_virtio(host: &Host, cid: u32) {
     host.router.clear_endpoint(cid);
     host.vsock_workers.remove(cid);
-    host.hypervisor.remove_vm(cid);
 }
 
 fn offer_vmci(
@@ -185,16 +231,13 @@ fn offer_vmci(
     vm: &VmConfig,
     found: &mut Found,
 ) -> Result<(ServedDevice, Option<MemoryMap>), VmError> {
-    let spec = spec(config, vm);
-    let (name, cid) = (spec.name.clone(), spec.vm.cid);
+    let (name, cid) = (vm.name.clone(), vm.cid);
     let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
     let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
-    let group = spec.vm.group.clone();
-    host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
     let stats = Arc::new(SessionStats::default());
     stats.memory.set_limit(config.memory_limit(vm));
     let offered = serve_vmci(host, &path, vm, stats, found);
-    let offered = offered.and_then(|(device, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
+    let offered = offered.and_then(|(device, map)| match host.sockets.add_guest(Guest { cid, uds }) {
         Ok(()) => Ok((device, map)),
         Err(cause) => {
             device.server.stop();
@@ -202,7 +245,7 @@ fn offer_vmci(
         }
     });
     if offered.is_err() {
-        host.hypervisor.remove_vm(cid);
+        host.hypervisor.remove(cid);
     }
     offered
 }
@@ -216,7 +259,7 @@ fn serve_vmci(
 ) -> Result<(ServedDevice, Option<MemoryMap>), VmError> {
     let (name, cid) = (vm.name.as_str(), vm.cid);
     let attachment = Attachment::new(host, vm, &stats)?;
-    let device = VmciDevice::new(host.hypervisor.clone(), cid, attachment.interrupts())
+    let device = VmciDevice::new(host.hypervisor.clone(), (cid, vm.limits.vmci), attachment.interrupts())
         .map_err(|cause| VmError::Device { name: name.to_owned(), cause })?;
     let (scope, device_name) = (format!("{name}.vmci"), device_name(name, "vmci"));
     let socket = PciSocket { vm: name, path, scope: &scope, device: &device_name };
@@ -224,9 +267,9 @@ fn serve_vmci(
     Ok((ServedDevice { cid, server, stats }, map))
 }
 
-/// A VM of a configuration as the hypervisor wants it. Targets of forwards that `config` lacks lead
+/// A VM of a configuration as the table of VMs has it. Targets of forwards that `config` lacks lead
 /// nowhere; a checked configuration has none.
-pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
+pub fn record(config: &Config, vm: &VmConfig) -> Vm {
     let forward = |forward: &crate::config::ForwardConfig| {
         let to_cid = match &forward.to_vm {
             Some(to_vm) => match config.vm(to_vm) {
@@ -238,14 +281,15 @@ pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
         };
         Some(Forward { port: forward.port, to_cid, to_port: forward.to_port })
     };
-    let policy = Vm {
+    Vm {
+        name: vm.name.clone(),
         cid: vm.cid,
         group: vm.group.clone(),
+        owner: vm.owner,
         restricted: vm.restricted,
         trusted: vm.trusted,
         connections: vm.limits.connections,
         forwards: vm.forwards.iter().filter_map(forward).collect(),
         parent: vm.parent_cid,
-    };
-    VmSpec { name: vm.name.clone(), vm: policy, limits: vm.limits.vmci }
+    }
 }

@@ -26,10 +26,11 @@ pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
     let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
     let hypervisor = Hypervisor::new(Router::new(workers.clone()));
     let serve = |cid: u32| -> anyhow::Result<Server> {
-        hypervisor.add_vm(vm(cid))?;
+        let vm = vm(cid);
+        hypervisor.router().vms().add(vm.vm)?;
         let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
-        let device = VmciDevice::new(hypervisor.clone(), cid, irqs.clone())?;
+        let device = VmciDevice::new(hypervisor.clone(), (cid, vm.limits), irqs.clone())?;
         let listener = Listener::bind(folder.join(format!("{cid}.sock")))?;
         Ok(listener.serve(&format!("vm-{cid}"), Box::new(device), irqs, stats)?)
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::Protocol;
+use vmlane_port::queue_pair::Protocol;
 use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 
 use super::guest::Guest;

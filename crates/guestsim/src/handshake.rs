@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vmlane_device::vmci::Protocol;
+use vmlane_port::queue_pair::Protocol;
 use vmlane_wire::vmci::QP_ATTACH_ONLY;
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 

@@ -61,7 +61,7 @@ pub use driver::{Driver, Path, ProbeError};
 pub use events::{eventfd, signals};
 pub use guest::Guest;
 pub use lines::Lines;
-pub use machine::{Machine, vm, vm_with};
+pub use machine::{Machine, VmSpec, vm, vm_with};
 pub use one_by_one::OneByOne;
 pub use pattern::Pattern;
 pub use queues::{PairSpec, Queues, alloc_call};

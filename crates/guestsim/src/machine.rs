@@ -5,8 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{Hypervisor, Limits, VmSpec, VmciDevice};
-use vmlane_vsock::{DEFAULT_CONNECTIONS, Vm};
+use vmlane_device::vmci::{Hypervisor, Limits, VmciDevice};
+use vmlane_vsock::Vm;
 
 use super::driver::{Driver, Path};
 use super::guest::Guest;
@@ -14,21 +14,24 @@ use super::lines::Lines;
 use super::ram::Ram;
 use super::registers::Direct;
 
+/// A VM with a VMCI device as configured.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    pub vm: Vm,
+    pub limits: Limits,
+}
+
+impl VmSpec {
+    /// The VM is known, and has its device.
+    pub fn device(&self, hypervisor: &Arc<Hypervisor>, lines: Arc<Lines>) -> VmciDevice {
+        hypervisor.router().vms().add(self.vm.clone()).expect("a context id that is free");
+        VmciDevice::new(hypervisor.clone(), (self.vm.cid, self.limits), lines).expect("a device")
+    }
+}
+
 /// A VM's configuration as tests want it: everyone in one group, default limits.
 pub fn vm(cid: u32) -> VmSpec {
-    VmSpec {
-        name: format!("vm-{cid}"),
-        vm: Vm {
-            cid,
-            group: "test".into(),
-            restricted: false,
-            trusted: false,
-            connections: DEFAULT_CONNECTIONS,
-            forwards: Vec::new(),
-            parent: None,
-        },
-        limits: Limits::default(),
-    }
+    VmSpec { vm: Vm::new(format!("vm-{cid}"), cid, "test"), limits: Limits::default() }
 }
 
 /// The same with something of its policy changed.
@@ -48,16 +51,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Adds the VM to the hypervisor, with 64 MiB of memory and three MSI-X vectors.
+    /// Makes the VM known, with 64 MiB of memory and three MSI-X vectors.
     pub fn new(hypervisor: &Arc<Hypervisor>, spec: VmSpec) -> Machine {
         Machine::with(hypervisor, spec, 64 << 20, Lines::msix())
     }
 
     pub fn with(hypervisor: &Arc<Hypervisor>, spec: VmSpec, memory: u64, lines: Arc<Lines>) -> Machine {
         let cid = spec.vm.cid;
-        hypervisor.add_vm(spec).expect("a context id that is free");
         let ram = Arc::new(Ram::new(memory));
-        let mut device = VmciDevice::new(hypervisor.clone(), cid, lines.clone()).expect("a device");
+        let mut device = spec.device(hypervisor, lines.clone());
         device.memory(&ram.device_map());
         Machine { cid, hypervisor: hypervisor.clone(), ram, lines, device: Arc::new(Mutex::new(device)) }
     }

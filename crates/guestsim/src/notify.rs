@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
-use vmlane_device::vmci::Protocol;
+use vmlane_port::queue_pair::Protocol;
 
 use super::queues::Queues;
 use super::ram::PAGE;

@@ -12,10 +12,10 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::{Driver, Guest, Lines, Path, Ram, Registers};
+use crate::{Driver, Guest, Lines, Path, Ram, Registers, VmSpec};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use vmlane_device::pci::{Checkpoint, PciDevice, Survives};
-use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmSpec, VmView, VmciDevice};
+use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmView, VmciDevice};
 use vmlane_mem::memfd;
 use vmlane_port::Streams;
 use vmlane_state::{Journal, Unusable};
@@ -199,7 +199,6 @@ impl RestartableDaemon {
             let router = Router::new(engine.streams());
             let hypervisor = Hypervisor::recorded(router.clone(), Some(log));
             for seat in &seats {
-                hypervisor.add_vm(seat.spec.clone()).expect("a context id that is free");
                 let device = seat.device(&hypervisor);
                 let log = Journal::create("session", SESSION, HALF).expect("a file");
                 *seat.session.lock() = Some(Session { device, log, done: 0 });
@@ -282,7 +281,6 @@ impl RestartableDaemon {
         let there = || self.seats.iter().filter(|seat| !seat.gone.load(Ordering::SeqCst));
         let mut devices = Vec::new();
         for seat in &self.seats {
-            hypervisor.add_vm(seat.spec.clone()).expect("a context id that is free");
             devices.push(seat.device(&hypervisor));
         }
         let maps = there().map(|seat| (seat.spec.vm.cid, seat.ram.device_map())).collect();
@@ -330,8 +328,7 @@ impl RestartableDaemon {
 
 impl Seat {
     fn device(&self, hypervisor: &Arc<Hypervisor>) -> VmciDevice {
-        let mut device =
-            VmciDevice::new(hypervisor.clone(), self.spec.vm.cid, self.lines.clone()).expect("a device");
+        let mut device = self.spec.device(hypervisor, self.lines.clone());
         device.memory(&self.ram.device_map());
         device
     }

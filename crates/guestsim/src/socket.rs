@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use vmlane_wire::vmci::Handle;
 use vmlane_wire::vmci_stream::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
-use vmlane_device::vmci::Protocol;
+use vmlane_port::queue_pair::Protocol;
 
 use super::notify::Notify;
 use super::queues::Queues;

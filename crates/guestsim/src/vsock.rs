@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::Ram;
 use crate::virtio::{DriverRing, into, out};
 use vmlane_device::virtio::vhost::{Lines, Setup};
-use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
+use vmlane_device::vmci::Hypervisor;
 use vmlane_port::Streams;
 use vmlane_port::wrap::StreamTap;
 use vmlane_wire::virtio::feature;
@@ -90,8 +90,7 @@ pub struct Guest {
 
 /// A VM of the group "one".
 pub fn vm(cid: u32) -> Vm {
-    let (restricted, trusted) = (false, false);
-    Vm { cid, group: "one".into(), restricted, trusted, connections: 16, forwards: Vec::new(), parent: None }
+    Vm { connections: 16, ..Vm::new(format!("vm{cid}"), cid, "one") }
 }
 
 impl Bench {
@@ -104,7 +103,8 @@ impl Bench {
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
         Bench {
-            routes: Routes::new(stats.clone(), Some(bridge), true).expect("an epoll file"),
+            routes: Routes::new(router.vms().reader(), stats.clone(), Some(bridge), true)
+                .expect("an epoll file"),
             mailbox,
             router,
             hypervisor,
@@ -120,11 +120,10 @@ impl Bench {
         let features = FEATURES | if packed { feature::PACKED } else { 0 };
         let calls = Arc::default();
         let guest = Guest { cid: vm.cid, rx, tx, calls, features, buffers: vec![(0, 0); RING.into()] };
-        let spec = VmSpec { name: format!("vm{}", vm.cid), vm: vm.clone(), limits: Limits::default() };
-        self.hypervisor.add_vm(spec).expect("a CID of its own");
-        let endpoint = GuestEndpoint::new(vm.cid, &self.mailbox);
-        self.router.set_endpoint(vm.cid, Arc::new(endpoint));
-        self.routes.add(vm);
+        self.router.vms().add(vm).expect("a CID of its own");
+        let endpoint = GuestEndpoint::new(guest.cid, &self.mailbox);
+        self.router.set_endpoint(guest.cid, Arc::new(endpoint));
+        self.routes.add(guest.cid);
         self.attach(&guest);
         guest
     }

@@ -25,7 +25,7 @@ pub use huge::{HugeError, HugePages};
 pub use map::{Fault, MAX_REGIONS, MapError, MapRequest, MemoryMap};
 pub use pages::{Pages, copy};
 pub use sigbus::poisonings;
-pub use spans::{Spans, copy_spans, copy_spans_summed};
+pub use spans::{CACHE_LINE, Spans, copy_spans, copy_spans_summed, lines_ahead};
 pub use sum::Sum;
 pub use window::{Window, prefetch_value, prefetch_value_write};
 pub use word::Word;

@@ -12,7 +12,17 @@ use crate::sum::{Anywhere, Sum};
 use crate::window::Window;
 
 /// Bytes of a cache line.
-const LINE: u64 = 64;
+pub const CACHE_LINE: u64 = 64;
+
+/// Cache lines of `len` bytes at `addr` worth fetching before their turn comes: all of a frame of the usual MTU, which
+/// otherwise waits for memory line by line; of more only where headers are, since the CPU itself fetches ahead in
+/// long copies. And none beside them: each line is fetched from the CPU of the guest that wrote it.
+#[inline]
+pub fn lines_ahead(addr: u64, len: usize) -> usize {
+    const SHORT: usize = 2048;
+    let offset = (addr % CACHE_LINE) as usize;
+    if len > SHORT { 2 } else { (offset + len).div_ceil(CACHE_LINE as usize) }
+}
 
 /// Bytes of a word and half of one.
 const WORDS: usize = 12;
@@ -223,9 +233,9 @@ impl Spans {
     #[inline]
     pub fn prefetch_bytes(&self, offset: usize, lines: usize) {
         let Some(first) = self.pieces.first() else { return };
-        let rest = first.len.saturating_sub(offset).div_ceil(LINE as usize);
+        let rest = first.len.saturating_sub(offset).div_ceil(CACHE_LINE as usize);
         for line in 0..lines.min(rest) {
-            crate::window::prefetch(first.base.as_ptr().wrapping_add(offset + line * LINE as usize));
+            crate::window::prefetch(first.base.as_ptr().wrapping_add(offset + line * CACHE_LINE as usize));
         }
     }
 
@@ -238,7 +248,7 @@ impl Spans {
             }
             // SAFETY: inside the region, which `map` keeps alive.
             fetch(unsafe { self.near.base.as_ptr().add(offset as usize) });
-            offset += LINE;
+            offset += CACHE_LINE;
         }
     }
 

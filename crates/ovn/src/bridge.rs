@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use crate::rows::{Bridge, Interface, Port, Rows, Texts, map};
+use crate::rows::{Bridge, BridgePort, Interface, Rows, Texts, map};
 
 /// The key by which ports are known that this helper has made: which daemon's they are.
 pub const OWNER: &str = "vmlane";
@@ -58,7 +58,7 @@ pub struct View<'r> {
     rows: &'r Rows,
     name: &'r str,
     bridge: Option<(&'r str, &'r Bridge)>,
-    ports: HashMap<&'r str, (&'r str, &'r Port)>,
+    ports: HashMap<&'r str, (&'r str, &'r BridgePort)>,
 }
 
 impl<'r> View<'r> {

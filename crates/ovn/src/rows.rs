@@ -23,7 +23,7 @@ pub struct Bridge {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Port {
+pub struct BridgePort {
     pub name: String,
     pub interfaces: BTreeSet<String>,
     pub external_ids: Texts,
@@ -44,7 +44,7 @@ pub struct Interface {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rows {
     pub bridges: BTreeMap<String, Bridge>,
-    pub ports: BTreeMap<String, Port>,
+    pub ports: BTreeMap<String, BridgePort>,
     pub interfaces: BTreeMap<String, Interface>,
 }
 
@@ -116,7 +116,7 @@ impl Rows {
                         ports: ids(row, "ports"),
                         datapath: text(row, "datapath_type"),
                     })?,
-                    "Port" => put(&mut self.ports, id, update, |row| Port {
+                    "Port" => put(&mut self.ports, id, update, |row| BridgePort {
                         name: text(row, "name"),
                         interfaces: ids(row, "interfaces"),
                         external_ids: texts(row, "external_ids"),

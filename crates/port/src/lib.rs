@@ -2,7 +2,8 @@
 //!
 //! A [`StreamPort`] is one end of a byte stream: a VMCI queue pair, a virtio-vsock connection, a
 //! host program's socket. What joins two of them implements [`Streams`]. Neither side knows the other's
-//! kind: a device asks for a stream, which moves bytes between two ports ([`life_of_a_stream_port`]).
+//! kind: a device asks for a stream, which moves bytes between two ports ([`life_of_a_stream_port`]). The one over two byte
+//! rings is here, because guests' queue pairs ([`queue_pair`]) and rings that a process shares ([`shared_ring`]) are alike.
 //!
 //! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. The switch between them implements [`Frames`].
 //! A source lends frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who calls what, and in which
@@ -22,9 +23,11 @@ mod frame;
 mod frame_port;
 pub mod life_of_a_stream_port;
 mod log_limit;
+pub mod queue_pair;
 mod queue_turns;
 mod reason;
 pub mod role;
+pub mod shared_ring;
 mod stream_port;
 mod streams;
 mod vnet;

@@ -43,9 +43,14 @@ pub struct HostRules {
 }
 
 impl HostRules {
+    /// Is it one of root's processes, or of the daemon's own user?
+    pub fn is_ours(&self, peer: &Peer) -> bool {
+        peer.uid == 0 || peer.uid == self.owner
+    }
+
     /// Is it allowed? If not: EACCES.
     pub fn allows(&self, peer: &Peer, access: HostAccess<'_>) -> bool {
-        if peer.uid == 0 || peer.uid == self.owner {
+        if self.is_ours(peer) {
             return true;
         }
         self.rules.iter().any(|rule| {

@@ -7,9 +7,8 @@
 //! | file | what |
 //! | --- | --- |
 //! | `address.rs` | addresses, and the pair of them that names a connection |
-//! | `policy.rs` | groups, restricted and trusted VMs, forwards: who may talk to whom |
+//! | `vms.rs` | the one table of VMs and of other hosts' CIDs: groups, restricted and trusted VMs, forwards, who may talk to whom |
 //! | `host_rules.rs` | which programs of the host may reach which VMs |
-//! | `remote.rs` | CIDs of other hosts |
 //! | `registry.rs` | what an endpoint is, and which one answers for a CID |
 //! | `connection.rs` | what a connection allows and when: a pure function |
 //! | `router.rs` | all connections; the only lock, beside that of captures |
@@ -39,18 +38,16 @@ mod address;
 mod connection;
 mod datagram_taps;
 mod host_rules;
-mod policy;
 mod registry;
-mod remote;
 mod router;
+mod vms;
 mod waiting;
 
 pub use address::{Cid, HOST, Key, SockPort, SocketAddress};
 pub use connection::{Event, Failed, Role};
 pub use datagram_taps::Watch;
 pub use host_rules::{FIRST_FREE_PORT, HostAccess, HostRules, Rule};
-pub use policy::{DEFAULT_CONNECTIONS, Forward, Vm};
 pub use registry::{Call, ConnectError, DatagramError, Endpoint, Remote};
-pub use remote::{Claim, RemoteRange};
 pub use router::{Applied, Calls, Router};
+pub use vms::{AddError, Claim, DEFAULT_CONNECTIONS, Forward, KnownVms, RemoteRange, Vm, VmReader, VmTable};
 pub use waiting::WaitingCalls;

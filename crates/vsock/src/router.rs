@@ -12,12 +12,11 @@ use vmlane_port::fair::SharedPlaces;
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Shutdown, Side, StreamEnd, StreamId, Streams};
 
-use crate::address::{Cid, HOST, Key, SocketAddress};
+use crate::address::{Cid, Key, SocketAddress};
 use crate::connection::{Action, Event, Failed, Role, State};
 use crate::datagram_taps::{DatagramTaps, Watch};
-use crate::policy::{Policy, Vm};
 use crate::registry::{Call, ConnectError, DatagramError, Endpoint, HostPresence, Registry, Remote};
-use crate::remote::{Claim, RemoteRange, Remotes};
+use crate::vms::{Claim, KnownVms, RemoteRange, VmTable};
 
 /// Connections of one server that it has accepted and closed while their clients still shake hands. Beyond, clients are
 /// refused: first those that have let as many wait as there are places left.
@@ -34,10 +33,9 @@ struct Connection {
 
 #[derive(Default)]
 struct Tables {
-    policy: Policy,
     registry: Registry,
-    /// Of other hosts.
-    remotes: Remotes,
+    /// What answers for other hosts' CIDs, by the first of a range.
+    remotes: HashMap<Cid, Arc<dyn Endpoint>>,
     /// By number.
     connections: HashMap<u64, Connection>,
     /// By server: its connections that are closed early, by client.
@@ -47,6 +45,7 @@ struct Tables {
 
 /// See the module's text. Shared by everything that speaks for a CID.
 pub struct Router {
+    vms: Arc<VmTable>,
     tables: Mutex<Tables>,
     streams: Arc<dyn Streams>,
     host: HostPresence,
@@ -152,21 +151,8 @@ impl Tables {
     }
 
     /// What answers for `cid`, here or on another host.
-    fn endpoint(&self, cid: Cid) -> Option<&Arc<dyn Endpoint>> {
-        self.registry.get(cid).or_else(|| self.remotes.find(cid).map(|range| &range.endpoint))
-    }
-
-    /// May these two exchange anything? Of a client on another host its host says more: see [`Router::open_for`].
-    fn may_talk(&self, a: Cid, b: Cid) -> bool {
-        let of_group = |vm: Cid, range: &RemoteRange| {
-            vm == HOST || self.policy.vm(vm).is_some_and(|vm| range.groups.contains(&vm.group))
-        };
-        match (self.remotes.find(a), self.remotes.find(b)) {
-            (None, None) => self.policy.may_talk(a, b),
-            (Some(range), None) => of_group(b, range),
-            (None, Some(range)) => of_group(a, range),
-            (Some(_), Some(_)) => false,
-        }
+    fn endpoint(&self, cid: Cid, known: &KnownVms) -> Option<&Arc<dyn Endpoint>> {
+        self.registry.get(cid).or_else(|| self.remotes.get(&known.range(cid)?.first))
     }
 
     /// Forgets a connection that its server refused at once.
@@ -198,11 +184,12 @@ impl Tables {
     }
 }
 
-/// VMs, and what answers for a CID.
+/// What answers for a CID.
 impl Router {
     /// A router without VMs, whose streams are moved by `streams`.
     pub fn new(streams: Arc<dyn Streams>) -> Arc<Router> {
         Arc::new(Router {
+            vms: Arc::default(),
             tables: Mutex::default(),
             streams,
             host: HostPresence::default(),
@@ -215,42 +202,20 @@ impl Router {
         &self.streams
     }
 
-    /// Makes a VM known, or changes what is known of it.
-    pub fn set_vm(&self, vm: Vm) {
-        self.tables.lock().policy.set(vm);
+    /// All VMs, and who may talk to whom.
+    pub fn vms(&self) -> &Arc<VmTable> {
+        &self.vms
     }
 
-    /// Forgets a VM. Its connections end by themselves.
-    pub fn remove_vm(&self, cid: Cid) {
-        self.tables.lock().policy.remove(cid);
-    }
-
-    /// Which CIDs are those of other hosts, instead of what was said before; none is a VM's, and none overlap.
-    pub fn set_remotes(&self, ranges: Vec<RemoteRange>) {
-        let before = std::mem::replace(&mut self.tables.lock().remotes, Remotes::new(ranges));
+    /// Which CIDs are those of other hosts, and what answers for each range, instead of what was said before; none is a
+    /// VM's, and none overlap.
+    pub fn set_remotes(&self, ranges: Vec<(RemoteRange, Arc<dyn Endpoint>)>) {
+        let endpoints = ranges.iter().map(|(range, endpoint)| (range.first, endpoint.clone())).collect();
+        let mut tables = self.tables.lock();
+        let before = std::mem::replace(&mut tables.remotes, endpoints);
+        self.vms.set_ranges(ranges.into_iter().map(|(range, _)| range).collect());
+        drop(tables);
         drop(before); // without the lock: endpoints go with it
-    }
-
-    /// The groups that may talk to `cid`: its own, if it is a VM; those that another host's may be reached by.
-    pub fn groups_of(&self, cid: Cid) -> Option<Vec<String>> {
-        let tables = self.tables.lock();
-        let own = tables.policy.vm(cid).map(|vm| vec![vm.group.clone()]);
-        own.or_else(|| tables.remotes.find(cid).map(|range| range.groups.to_vec()))
-    }
-
-    /// The VM `cid` as policy sees it.
-    pub fn vm(&self, cid: Cid) -> Option<Vm> {
-        self.tables.lock().policy.vm(cid).cloned()
-    }
-
-    /// May these two exchange anything?
-    pub fn may_talk(&self, a: Cid, b: Cid) -> bool {
-        self.tables.lock().may_talk(a, b)
-    }
-
-    /// The group of the VM `cid`.
-    pub fn group_of(&self, cid: Cid) -> Option<String> {
-        self.tables.lock().policy.vm(cid).map(|vm| vm.group.clone())
     }
 
     /// `endpoint` answers for `cid` from here on: [`crate::HOST`], or a VM.
@@ -265,7 +230,7 @@ impl Router {
 
     /// Does anything answer for `cid`?
     pub fn has_endpoint(&self, cid: Cid) -> bool {
-        self.tables.lock().endpoint(cid).is_some()
+        self.tables.lock().endpoint(cid, &self.vms.known()).is_some()
     }
 
     /// Does anything answer for the host? Takes no lock.
@@ -275,8 +240,8 @@ impl Router {
 
     /// What answers for `to`, if `from` may talk to it.
     fn reach(&self, from: Cid, to: Cid) -> Option<Arc<dyn Endpoint>> {
-        let tables = self.tables.lock();
-        tables.endpoint(to).filter(|_| tables.may_talk(from, to)).cloned()
+        let known = self.vms.known();
+        self.tables.lock().endpoint(to, &known).filter(|_| known.may_talk(from, to)).cloned()
     }
 
     /// A datagram between two sockets.
@@ -367,11 +332,9 @@ impl Router {
         claim: Option<&Claim>,
     ) -> Result<(Call, Arc<dyn Endpoint>), ConnectError> {
         let mut tables = self.tables.lock();
-        let claimed = |claim: &Claim| {
-            key.server.0 == HOST || tables.policy.vm(key.server.0).is_some_and(|vm| claim.may_talk(vm))
-        };
-        let allowed = tables.may_talk(key.client.0, key.server.0) && claim.is_none_or(claimed);
-        let server = tables.endpoint(key.server.0).filter(|_| allowed).cloned();
+        let known = self.vms.known();
+        let allowed = known.may_connect(key.client.0, key.server.0, claim);
+        let server = tables.endpoint(key.server.0, &known).filter(|_| allowed).cloned();
         let server = server.ok_or(ConnectError::Unreachable)?;
         tables.last += 1;
         let number = tables.last;

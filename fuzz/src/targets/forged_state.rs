@@ -2,12 +2,12 @@
 //! refused with a reason or restored; whatever it was, a driver that is loaded afterwards finds a device that
 //! works.
 
-use vmlane_device::vmci::{Limits, VmSpec};
+use vmlane_device::vmci::Limits;
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, frame, receive, try_deliver};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, TxRequest};
 use vmlane_guestsim::restart::RestartableDaemon;
-use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm_with};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, VmSpec, vm_with};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{Handle, RawHandle, call};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};

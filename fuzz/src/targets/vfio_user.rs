@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use vmlane_device::vmci::VmciDevice;
 use vmlane_transport::{IrqSet, Session, SessionStats};
 
 use crate::{Input, World};
@@ -15,9 +14,8 @@ pub fn run(data: &[u8]) {
     let (mut ours, theirs) = UnixStream::pair().expect("socket pair");
     let stats = Arc::new(SessionStats::default());
     let irqs = Arc::new(IrqSet::new(stats.clone()));
-    let hypervisor = world.hypervisor.clone();
+    let mut device = world.device(irqs.clone());
     let thread = std::thread::spawn(move || {
-        let mut device = VmciDevice::new(hypervisor, 3, irqs.clone()).expect("known VM");
         Session::new(theirs, &mut device, irqs, stats, &vmlane_transport::Scope::none())
             .expect("session")
             .run()

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, LazyLock};
 
-use vmlane_device::vmci::VmciDevice;
 use vmlane_guestsim::eventfd;
 use vmlane_guestsim::nic::NicMachine;
 use vmlane_guestsim::vfio_user::Client;
@@ -163,7 +162,7 @@ pub fn run(data: &[u8]) {
         Session::new(theirs, &mut *device, irqs, stats.clone(), &Scope::none()).expect("a session").run();
     } else {
         let world = World::new();
-        let mut device = VmciDevice::new(world.hypervisor.clone(), 3, irqs.clone()).expect("a known VM");
+        let mut device = world.device(irqs.clone());
         Session::new(theirs, &mut device, irqs, stats.clone(), &Scope::none()).expect("a session").run();
         drop(device);
         world.check();

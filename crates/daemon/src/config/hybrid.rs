@@ -96,7 +96,7 @@ mod tests {
             ForwardConfig { port: 3, to_vm: None, to_port: 3 },
         ];
         assert_eq!(config.vm("web").unwrap().forwards, expected);
-        let forwards = crate::vsock::spec(&config, config.vm("web").unwrap()).vm.forwards;
+        let forwards = crate::vsock::record(&config, config.vm("web").unwrap()).forwards;
         let told: Vec<_> = forwards.iter().map(|one| (one.port, one.to_cid, one.to_port)).collect();
         assert_eq!(told, [(1, 4, 2), (3, 2, 3)]);
     }

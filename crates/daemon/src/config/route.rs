@@ -374,7 +374,7 @@ mod tests {
                 && !route.reaches(2005, "other")
                 && !route.reaches(3000, "default")
         );
-        let vm = crate::vsock::spec(&config, config.vm("a").unwrap()).vm;
+        let vm = crate::vsock::record(&config, config.vm("a").unwrap());
         assert_eq!((vm.forwards[0].to_cid, vm.forwards[0].to_port), (2005, 80));
         assert_eq!(check("").unwrap().route, None);
         let colons = ["AB"; 32].join(":");

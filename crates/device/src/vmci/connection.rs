@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vmlane_port::queue_pair::Protocol;
 use vmlane_port::{End, Side, StreamId};
 use vmlane_state::{Reader, Writer};
 use vmlane_vsock::{Call, Key, Role, SocketAddress};
@@ -12,7 +13,7 @@ use vmlane_wire::vmci_stream::ControlPacket;
 use zerocopy::IntoBytes;
 
 use super::handshake::State;
-use super::notifier::{Notifier, Protocol};
+use super::notifier::Notifier;
 use super::sides::Sides;
 
 pub const SAID_RECEIVE: u8 = 1;
@@ -69,26 +70,9 @@ impl Connection {
         Connection { call: Some(call), counted: false, ..Connection::new(via_host) }
     }
 
-    pub fn call(&self) -> Option<Call> {
-        self.call
-    }
-
-    pub fn handle(&self) -> Option<Handle> {
-        self.handle
-    }
-
     /// The engine has both ends.
     pub fn is_joined(&self) -> bool {
         self.stream.is_some()
-    }
-
-    /// The ring size that the client asked for, in bytes.
-    pub fn asked(&self) -> u64 {
-        self.asked
-    }
-
-    pub fn use_protocol(&mut self, protocol: Protocol) {
-        self.protocol = protocol;
     }
 
     pub fn advance(&mut self, state: State) {
@@ -160,19 +144,6 @@ impl Connection {
         })
     }
 
-    /// Counts against its client's quota.
-    pub fn is_counted(&self) -> bool {
-        self.counted
-    }
-
-    pub fn state(&self) -> State {
-        self.state
-    }
-
-    pub fn protocol(&self) -> Protocol {
-        self.protocol
-    }
-
     /// The server's address as the client knows it.
     pub fn server_as_known(&self, key: Key) -> SocketAddress {
         self.via_host.map_or(key.server, |port| (CID_HOST, port))
@@ -181,11 +152,6 @@ impl Connection {
     /// Is `handle` the queue pair that was offered on it?
     pub fn is_about(&self, handle: Handle) -> bool {
         self.handle == Some(handle)
-    }
-
-    /// A queue pair was offered on it.
-    pub fn has_pair(&self) -> bool {
-        self.handle.is_some()
     }
 
     /// The engine has joined the two ends.

@@ -21,6 +21,7 @@ use super::dma;
 use super::hypercall;
 use super::inbox::Inbox;
 use super::ports::{Assembled, Assembler, Stream};
+use super::spec::Limits;
 use super::tables::Hypervisor;
 
 /// What the device offers.
@@ -82,20 +83,20 @@ const CONFIG: u32 = 257;
 /// Why a device could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    #[error("no VM with CID {0} is known; add it first")]
+    #[error("no VM with CID {0} that lacks a VMCI device is known; add it first")]
     UnknownVm(u32),
     #[error(transparent)]
     Config(#[from] crate::pci::config::ConfigError),
 }
 
 impl VmciDevice {
-    /// The device of the VM with context id `cid`, which `hypervisor` must know.
+    /// The device of the VM with context id `cid`, which must be in the router's table of VMs.
     pub fn new(
         hypervisor: Arc<Hypervisor>,
-        cid: u32,
+        (cid, limits): (u32, Limits),
         irqs: Arc<dyn Interrupts>,
     ) -> Result<VmciDevice, CreateError> {
-        let inbox = hypervisor.open(cid, irqs).ok_or(CreateError::UnknownVm(cid))?;
+        let inbox = hypervisor.open(cid, limits, irqs).ok_or(CreateError::UnknownVm(cid))?;
         let config = ConfigSpace::builder(VENDOR_ID, DEVICE_ID)
             .class(0x0008_8000)
             .revision(0x10)

@@ -8,9 +8,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::caller::{Caller, shifted};
 use super::record::Dirty;
-use super::spec::VmSpec;
 use super::stats::{Quota, Refusal};
-use super::tables::{Hypervisor, Inner};
+use super::tables::Hypervisor;
 
 const BAD_SIZE: Refusal = Refusal::Size(VmciError::InvalidArgs);
 
@@ -53,7 +52,7 @@ impl Hypervisor {
         let page = [addr].into_iter();
         let pages = caller.memory.pages(page, caller.pages.shift).map_err(|_| Refusal::Address)?;
         let mut inner = self.inner.lock();
-        let context = inner.context_mut(caller.cid)?;
+        let context = inner.contexts.known_mut(caller.cid)?;
         context.bitmap = Some(pages);
         context.bitmap_at = Some((addr, caller.pages.shift));
         inner.dirty.push(Dirty::Context(caller.cid));
@@ -65,7 +64,7 @@ impl Hypervisor {
         let cid = caller.cid;
         let (handle, index) = read::<[U64; 2]>(payload).map(|[raw, index]| (handle(raw), index.get()))?;
         let mut inner = self.inner.lock();
-        let context = inner.context_mut(cid)?;
+        let context = inner.contexts.known_mut(cid)?;
         let page = context.bitmap.as_ref().map_or(4096, |pages| pages.len()) as u64;
         if handle.context != cid || index >= page {
             return Err(Refusal::Call(VmciError::InvalidArgs));
@@ -73,7 +72,7 @@ impl Hypervisor {
         if context.doorbells.contains_key(&handle.resource) {
             return Err(Refusal::Call(VmciError::DuplicateEntry));
         }
-        if context.doorbells.len() >= context.spec.limits.doorbells {
+        if context.doorbells.len() >= context.limits.doorbells {
             return Err(Refusal::Quota(Quota::Doorbells));
         }
         context.doorbells.insert(handle.resource, index as usize);
@@ -86,8 +85,8 @@ impl Hypervisor {
         let cid = caller.cid;
         let handle: Handle = read::<RawHandle>(payload)?.into();
         let mut inner = self.inner.lock();
-        let linked =
-            handle.context == cid && inner.context_mut(cid)?.doorbells.remove(&handle.resource).is_some();
+        let linked = handle.context == cid
+            && inner.contexts.known_mut(cid)?.doorbells.remove(&handle.resource).is_some();
         if !linked {
             return Err(Refusal::Call(VmciError::NotFound));
         }
@@ -100,9 +99,9 @@ impl Hypervisor {
     fn doorbell_notify(&self, cid: u32, payload: &[u8]) -> Result<i32, Refusal> {
         let handle: Handle = read::<RawHandle>(payload)?.into();
         let inner = self.inner.lock();
-        inner.context(cid)?.stats.doorbells_rung.inc();
-        let inbox = inner.reach(cid, handle.context)?.clone();
-        let target = inner.context(handle.context)?;
+        inner.contexts.known(cid)?.stats.doorbells_rung.inc();
+        let inbox = inner.contexts.reach(cid, handle.context)?.clone();
+        let target = inner.contexts.known(handle.context)?;
         let index = *target.doorbells.get(&handle.resource).ok_or(Refusal::Call(VmciError::NotFound))?;
         let bitmap = target.bitmap.as_ref().filter(|pages| index < pages.len());
         bitmap.ok_or(Refusal::Call(VmciError::NotFound))?.write(index, &[1]);
@@ -117,8 +116,8 @@ impl Hypervisor {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
-        let Inner { contexts, well_known, .. } = &mut *inner;
-        let VmSpec { vm, limits, .. } = &contexts.get(&cid).ok_or(Refusal::Destination)?.spec;
+        let (vm, limits) = (inner.contexts.vm(cid)?, inner.contexts.known(cid)?.limits);
+        let well_known = &mut inner.well_known;
         if well_known.owner(&vm.group, resource).is_some() {
             return Err(Refusal::Call(VmciError::AlreadyExists));
         }
@@ -135,9 +134,8 @@ impl Hypervisor {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
-        let Inner { contexts, well_known, .. } = &mut *inner;
-        let context = contexts.get(&cid).ok_or(Refusal::Destination)?;
-        if !well_known.give_up((&context.spec.vm.group, cid), resource) {
+        let vm = inner.contexts.vm(cid)?;
+        if !inner.well_known.give_up((&vm.group, cid), resource) {
             return Err(Refusal::Call(VmciError::NotFound));
         }
         inner.dirty.push(Dirty::WellKnown(cid, resource));

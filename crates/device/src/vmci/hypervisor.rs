@@ -1,4 +1,4 @@
-//! All VMs of one daemon: their contexts, who may talk to whom, datagrams between them.
+//! The VMCI devices of all VMs: their contexts, datagrams between them.
 //!
 //! The daemon plays the hypervisor. A sender is known by its session, never by what its packet says;
 //! no traffic of any kind crosses groups.
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_port::Budget;
 use vmlane_state::Journal;
-use vmlane_vsock::{DatagramError, Failed, Key, Router, SocketAddress, Vm, Watch};
+use vmlane_vsock::{DatagramError, Failed, Key, Router, SocketAddress, Watch};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
     MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL, VmciError,
@@ -21,13 +21,14 @@ use crate::irq::Interrupts;
 
 use super::account::Account;
 use super::caller::Caller;
+use super::contexts::Context;
 use super::inbox::Inbox;
 use super::record::{self, Dirty};
-use super::routed::{GuestEndpoint, GuestEnds};
+use super::routed::{GuestEnds, VmciEndpoint};
 use super::signals::Signals;
-use super::spec::{AddError, VmSpec};
-use super::stats::Refusal;
-use super::tables::{Context, Hypervisor, Inner};
+use super::spec::Limits;
+use super::stats::{Refusal, VmciStats};
+use super::tables::{Hypervisor, Inner};
 
 /// The old "well-known" context: its resources are mapped to the first guest that asked for them.
 const CID_WELL_KNOWN: u32 = 1;
@@ -35,8 +36,8 @@ const CID_WELL_KNOWN: u32 = 1;
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
 impl Hypervisor {
-    /// A hypervisor without VMs. `router` joins its guests with endpoints of other kinds; its workers move the bytes
-    /// of all streams.
+    /// A hypervisor without devices. `router` knows the VMs, and joins its guests with endpoints of other kinds; its
+    /// workers move the bytes of all streams.
     pub fn new(router: Arc<Router>) -> Arc<Hypervisor> {
         Hypervisor::recorded(router, None)
     }
@@ -51,77 +52,56 @@ impl Hypervisor {
         })
     }
 
-    /// Makes a VM known. Its device may be created next.
-    pub fn add_vm(&self, spec: VmSpec) -> Result<(), AddError> {
-        let cid = spec.vm.cid;
-        if cid < 3 || cid > i32::MAX as u32 {
-            return Err(AddError::CidReserved { cid });
-        }
-        let mut inner = self.inner.lock();
-        if let Some(other) = inner.contexts.get(&cid) {
-            return Err(AddError::CidTaken { cid, name: other.spec.name.clone() });
-        }
-        if inner.contexts.values().any(|other| other.spec.name == spec.name) {
-            return Err(AddError::NameTaken(spec.name));
-        }
-        self.router.set_vm(spec.vm.clone());
-        inner.contexts.insert(cid, Context::new(spec));
-        Ok(())
+    /// Knows all VMs, and joins guests with endpoints of other kinds.
+    pub fn router(&self) -> &Arc<Router> {
+        &self.router
     }
 
-    /// Changes what may change under a running VM: limits, forwards, privileges. Group and CID stay.
-    pub fn update_vm(&self, spec: VmSpec) {
-        if let Some(context) = self.inner.lock().contexts.get_mut(&spec.vm.cid) {
-            let before = &context.spec;
-            let vm = Vm { group: before.vm.group.clone(), ..spec.vm };
-            context.spec = VmSpec { name: before.name.clone(), vm: vm.clone(), limits: spec.limits };
-            self.router.set_vm(vm);
+    /// What a VM's device may use from now on.
+    pub fn set_limits(&self, cid: u32, limits: Limits) {
+        if let Some(context) = self.inner.lock().contexts.get_mut(cid) {
+            context.limits = limits;
         }
     }
 
-    /// Forgets a VM; what it had open ends first.
-    pub fn remove_vm(&self, cid: u32) {
+    /// Forgets a VM's device, before the VM is forgotten; what it had open ends first.
+    pub fn remove(&self, cid: u32) {
         self.reset(cid);
         let mut inner = self.inner.lock();
         inner.disown_connections(cid);
-        if inner.is_guest(cid) {
+        if inner.contexts.remove(cid).is_some() {
             self.router.clear_endpoint(cid);
         }
-        inner.contexts.remove(&cid);
-        self.router.remove_vm(cid);
         inner.dirty.push(Dirty::Context(cid));
         self.commit(&mut inner);
     }
 
     /// The VM has so many bytes of RAM now.
     pub(super) fn set_memory(&self, cid: u32, bytes: u64) {
-        if let Some(context) = self.inner.lock().contexts.get_mut(&cid) {
+        if let Some(context) = self.inner.lock().contexts.get_mut(cid) {
             context.memory = bytes;
         }
     }
 
-    /// Creates the queue of a VM's device.
-    pub(super) fn open(&self, cid: u32, irqs: Arc<dyn Interrupts>) -> Option<Arc<Inbox>> {
+    /// A VM has a device from here on, whose queue is returned. `None`: there is no such VM, or it has one.
+    pub(super) fn open(&self, cid: u32, limits: Limits, irqs: Arc<dyn Interrupts>) -> Option<Arc<Inbox>> {
         let mut inner = self.inner.lock();
         let first = record::first_number(inner.generation);
-        let context = inner.contexts.get_mut(&cid)?;
-        let signals = Signals::new(irqs, context.stats.clone());
-        let inbox = Arc::new(Inbox::new(
-            context.spec.limits.inbox_bytes,
-            signals,
-            context.stats.clone(),
-            (cid, self.log.clone(), first),
-        ));
-        context.inbox = Some(inbox.clone());
-        self.router.set_endpoint(cid, Arc::new(GuestEndpoint { hypervisor: self.me.clone(), cid }));
+        inner.contexts.vm(cid).ok().filter(|_| !inner.contexts.is_guest(cid))?;
+        let stats = Arc::<VmciStats>::default();
+        let signals = Signals::new(irqs, stats.clone());
+        let numbered = (cid, self.log.clone(), first);
+        let inbox = Arc::new(Inbox::new(limits.inbox_bytes, signals, stats.clone(), numbered));
+        inner.contexts.insert(cid, Context::new(limits, inbox.clone(), stats));
+        self.router.set_endpoint(cid, Arc::new(VmciEndpoint { hypervisor: self.me.clone(), cid }));
         Some(inbox)
     }
 
     /// The driver is there (its probe is over). `slow`: it sends byte by byte.
     pub(super) fn set_ready(&self, cid: u32, slow: bool) {
         let mut inner = self.inner.lock();
-        if let Some(context) = inner.contexts.get_mut(&cid) {
-            context.ready = !context.inbox.as_ref().is_some_and(|inbox| inbox.is_quarantined());
+        if let Some(context) = inner.contexts.get_mut(cid) {
+            context.ready = !context.inbox.is_quarantined();
             context.slow = slow;
             inner.dirty.push(Dirty::Context(cid));
             self.commit(&mut inner);
@@ -132,7 +112,7 @@ impl Hypervisor {
     /// is lost. Their vCPUs wait for answers there.
     pub(super) fn set_buffers_high(&self, cid: u32, high: [u32; 2]) {
         let mut inner = self.inner.lock();
-        if let Some(context) = inner.contexts.get_mut(&cid).filter(|context| context.buffers_high != high) {
+        if let Some(context) = inner.contexts.get_mut(cid).filter(|context| context.buffers_high != high) {
             context.buffers_high = high;
             inner.dirty.push(Dirty::Context(cid));
             self.commit(&mut inner);
@@ -140,7 +120,7 @@ impl Hypervisor {
     }
 
     pub(super) fn buffers_high(&self, cid: u32) -> [u32; 2] {
-        self.inner.lock().contexts.get(&cid).map_or([0; 2], |context| context.buffers_high)
+        self.inner.lock().contexts.get(cid).map_or([0; 2], |context| context.buffers_high)
     }
 
     /// A datagram from `caller`: `bytes` are a private copy, header first. Returns the value for
@@ -193,8 +173,10 @@ impl Hypervisor {
         let from = caller.cid;
         let mut inner = self.inner.lock();
         let to = if dst.context == CID_WELL_KNOWN {
-            let group = &inner.context(from)?.spec.vm.group;
-            inner.well_known.owner(group, dst.resource).ok_or(Refusal::Destination)?
+            inner
+                .well_known
+                .owner(&inner.contexts.vm(from)?.group, dst.resource)
+                .ok_or(Refusal::Destination)?
         } else {
             dst.context
         };
@@ -202,7 +184,7 @@ impl Hypervisor {
         if dst.resource == EVENT_RESOURCE {
             return Err(Refusal::Source);
         }
-        if !inner.is_guest(to) {
+        if !inner.contexts.is_guest(to) {
             drop(inner);
             let (header, payload) =
                 DatagramHeader::read_from_prefix(bytes).map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
@@ -212,7 +194,7 @@ impl Hypervisor {
                 DatagramError::Port | DatagramError::TooLarge | DatagramError::Full => Refusal::Full,
             });
         }
-        let inbox = inner.reach(from, to)?.clone();
+        let inbox = inner.contexts.reach(from, to)?.clone();
         let watch = self.router.watch_datagram();
         if !inbox.push(Account::Ordinary, from, bytes.into()) {
             return Err(Refusal::Full);
@@ -229,23 +211,20 @@ impl Hypervisor {
     pub fn reset(&self, cid: u32) {
         let (leaving, dirty) = {
             let mut inner = self.inner.lock();
-            let Some(context) = inner.contexts.get_mut(&cid) else { return };
+            let Some(context) = inner.contexts.get_mut(cid) else { return };
             context.ready = false;
             context.bitmap = None;
             context.bitmap_at = None;
             let doorbells = std::mem::take(&mut context.doorbells).into_keys();
             let gone = doorbells.map(|resource| Dirty::Doorbell(cid, resource));
-            if let Some(inbox) = &context.inbox {
-                inbox.signals.reset();
-                inbox.clear();
-            }
+            context.inbox.signals.reset();
+            context.inbox.clear();
             let mut gone: Vec<Dirty> = gone.collect();
             gone.push(Dirty::Context(cid));
             inner.dirty.extend(gone);
-            let Inner { contexts, well_known, dirty, .. } = &mut *inner;
-            if let Some(context) = contexts.get(&cid) {
-                let resources = well_known.give_up_all((&context.spec.vm.group, cid));
-                dirty.extend(resources.into_iter().map(|resource| Dirty::WellKnown(cid, resource)));
+            if let Ok(vm) = inner.contexts.vm(cid) {
+                let resources = inner.well_known.give_up_all((&vm.group, cid));
+                inner.dirty.extend(resources.into_iter().map(|resource| Dirty::WellKnown(cid, resource)));
             }
             inner.apart(|inner| {
                 let leaving = inner.detach_all(cid, |_| true);
@@ -258,8 +237,8 @@ impl Hypervisor {
         self.run_after();
         let mut inner = self.inner.lock();
         // Ends that were told while the context left may have queued something for it.
-        if let Some(inbox) = inner.contexts.get(&cid).and_then(|context| context.inbox.clone()) {
-            inbox.clear();
+        if let Some(context) = inner.contexts.get(cid) {
+            context.inbox.clear();
         }
         inner.executed.remove(&cid);
         inner.dirty.extend(dirty);
@@ -271,7 +250,7 @@ impl Hypervisor {
     pub fn unmap(&self, cid: u32, start: u64, len: u64) {
         let (leaving, dirty) = {
             let mut inner = self.inner.lock();
-            let Some(context) = inner.contexts.get_mut(&cid) else { return };
+            let Some(context) = inner.contexts.get_mut(cid) else { return };
             if context.bitmap.as_ref().is_some_and(|pages| pages.touches(start, len)) {
                 context.bitmap = None;
                 context.bitmap_at = None;
@@ -303,16 +282,11 @@ impl Hypervisor {
 
     /// What tells whose a stream's end is: the budget that all ends of this VM share. `None` if it has no VMCI device.
     pub fn stream_owner(&self, cid: u32) -> Option<Arc<Budget>> {
-        let inner = self.inner.lock();
-        inner
-            .contexts
-            .get(&cid)
-            .filter(|context| context.inbox.is_some())
-            .map(|context| context.budget.clone())
+        self.inner.lock().contexts.get(cid).map(|context| context.budget.clone())
     }
 
     fn inbox(&self, cid: u32) -> Option<Arc<Inbox>> {
-        self.inner.lock().contexts.get(&cid)?.inbox.clone()
+        self.inner.lock().contexts.get(cid).map(|context| context.inbox.clone())
     }
 
     /// Drops connections whose set-up has stopped. Call it every few seconds.

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use vmlane_port::queue_pair::Notice;
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
 use super::account::{Account, Accounts, Charged};
-use super::notice::{NOTICE_LEN, Notice, Notices};
+use super::notice::{NOTICE_LEN, Notices};
 use super::record;
 use super::signals::Signals;
 use super::stats::VmciStats;

@@ -4,16 +4,16 @@
 //! | --- | --- |
 //! | `device.rs` | one VM's PCI function: registers, the two datagram paths, reset |
 //! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
-//! | `spec.rs`, `caller.rs` | a VM as configured and its limits; the guest that makes a call |
-//! | `tables.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
+//! | `spec.rs`, `caller.rs` | what a VM may use at most; the guest that makes a call |
+//! | `tables.rs`, `contexts.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: devices, queue pairs, connections; imported by what follows |
 //! | `pairs.rs`, `well_known.rs` | two of its tables, with what keeps look-ups short |
+//! | `ending.rs` | connections and queue pairs end, and take each other along |
 //! | `sides.rs` | one value for each side of a pair or connection |
 //! | `hypervisor.rs` | VMs come, change, are reset and go; datagrams between them |
 //! | `hypercall.rs` | calls to the hypervisor |
-//! | `queue_pair/` | queue pairs: create, attach, detach; each end as a stream port |
-//! | `routed.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
+//! | `queue_pair/` | queue pairs: create, attach, detach, the pages of an end |
+//! | `routed.rs`, `other_ends.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
 //! | `stream.rs`, `handshake.rs`, `pace.rs` | stream connections: control packets, what each state allows, how many at once |
-//! | `shared.rs` | a stream port like a queue pair's, over memory that a process of the host shares |
 //! | `inbox.rs`, `account.rs`, `notice.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
 //! | `record.rs`, `record/` | what is recorded for the next daemon: keys, when it is written, how it is restored |
 //! | `views.rs`, `stats.rs` | what an operator may see |
@@ -29,21 +29,23 @@
 mod account;
 mod caller;
 mod connection;
+mod contexts;
 mod device;
 mod dma;
+mod ending;
 mod handshake;
 mod hypercall;
 mod hypervisor;
 mod inbox;
 mod notice;
 mod notifier;
+mod other_ends;
 mod pace;
 mod pairs;
 mod ports;
 mod queue_pair;
 mod record;
 mod routed;
-mod shared;
 mod sides;
 mod signals;
 mod spec;
@@ -60,12 +62,8 @@ mod sync {
 
 pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
-pub use notice::Notice;
-pub use notifier::Protocol;
-pub use queue_pair::port::{OtherSide, QueueMemory, QueuePairPort};
 pub use record::restore::HypervisorCheckpoint;
-pub use shared::{Asks, SharedMap, SharedRing, Waker};
-pub use spec::{AddError, Limits, VmSpec};
+pub use spec::Limits;
 pub use stats::VmciStats;
 pub use tables::Hypervisor;
 pub use views::{Bound, ConnectionView, VmView};

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use vmlane_port::queue_pair::Notice;
 use vmlane_wire::vmci::{DATAGRAM_HEADER, DatagramHeader, Handle};
 use vmlane_wire::vmci_stream::{CONTROL_PACKET, CONTROL_RESOURCE, ControlPacket, PacketType};
 use zerocopy::IntoBytes;
@@ -11,16 +12,6 @@ use super::stats::VmciStats;
 
 /// Bytes of a notice as a datagram.
 pub const NOTICE_LEN: usize = DATAGRAM_HEADER + CONTROL_PACKET;
-
-/// Packets of which one per connection waits at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Notice {
-    Wrote = 1,
-    Read = 2,
-    WaitingRead = 4,
-    WaitingWrite = 8,
-}
 
 /// Address of one guest's end of a connection, as this guest knows it.
 #[derive(Clone, Copy, Debug)]

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_port::End;
+use vmlane_port::queue_pair::{Notice, Protocol};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{EVENT_RESOURCE, Handle, QueuePairEvent, datagram, event};
 use vmlane_wire::vmci_stream::{PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use zerocopy::IntoBytes;
 
 use super::inbox::Inbox;
-use super::notice::{Address, Notice, Notices};
+use super::notice::{Address, Notices};
 use super::record;
 
 /// How long the first notice (or end) to a connecting guest waits after the guest has taken ATTACH: Linux handles packets of
@@ -27,15 +28,6 @@ const TAKES_ATTACH: Duration = Duration::from_millis(20);
 
 /// Bit beside those of [`Notice`]: ends are held back.
 const ENDS: u8 = 0x80;
-
-/// How the two ends of a connection tell each other of bytes and room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
-    /// Inferred from the indices: empty to non-empty, full to non-full.
-    Qstate,
-    /// Announced: an end that is about to wait says so first.
-    Pkt,
-}
 
 /// Which end of which queue pair it is, as records name them.
 #[derive(Clone, Debug, Default)]

@@ -43,7 +43,7 @@ impl UnderWay {
 impl Inner {
     fn under_way(&self, now: Instant) -> UnderWay {
         let slow = self.contexts.iter().filter(|(_, context)| context.slow);
-        let mut under_way = UnderWay(slow.map(|(&cid, _)| (cid, 0)).collect());
+        let mut under_way = UnderWay(slow.map(|(cid, _)| (cid, 0)).collect());
         for (&key, _) in self.connections.iter().filter(|(_, one)| one.is_in_the_making(now, PATIENCE)) {
             under_way.add(key);
         }
@@ -52,7 +52,7 @@ impl Inner {
 
     /// Whether the REQUEST of a new connection has to wait; if so it has its place in the queue now.
     pub(super) fn queue_up(&mut self, key: Key, now: Instant) -> bool {
-        let slow = |cid: u32| self.contexts.get(&cid).is_some_and(|context| context.slow);
+        let slow = |cid: u32| self.contexts.get(cid).is_some_and(|context| context.slow);
         if !slow(key.client.0) && !slow(key.server.0) || !self.under_way(now).is_full(key) {
             return false;
         }
@@ -91,11 +91,12 @@ impl Inner {
         let Some(request) = connection.release(now) else { return };
         self.dirty.push(Dirty::Connection(key));
         let connection = self.connections.get(&key);
-        let sent = connection.is_some_and(|one| self.forward(key, one, Role::Client, request).is_ok());
+        let sent =
+            connection.is_some_and(|one| self.contexts.forward(key, one, Role::Client, request).is_ok());
         if !sent {
             // The program was told that its packet went out: it learns like this that it led nowhere.
             self.remove_connection(key);
-            self.send_reset(server, key.client);
+            self.contexts.send_reset(server, key.client);
         }
     }
 }

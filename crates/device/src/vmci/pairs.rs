@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use vmlane_wire::vmci::Handle;
+use vmlane_vsock::Key;
+use vmlane_wire::vmci::{FIRST_FREE_RESOURCE, Handle};
 
-use super::queue_pair::Pair;
+use super::queue_pair::{Pair, PairState};
 
 /// Names a pair whose creator was reset: the end that is left and its handle, which may mean several pairs if the
 /// creator was reset several times, and the pair's serial number, which tells them apart.
@@ -38,6 +39,10 @@ pub(super) struct Pairs {
     names: HashMap<u64, PairName>,
     /// By context: the serial numbers of the pairs that it created or attached to.
     of: HashMap<u32, BTreeSet<u64>>,
+    /// The last pair's.
+    last_serial: u64,
+    /// The last resource id given to a pair that the device offers.
+    last_resource: u32,
 }
 
 impl Pairs {
@@ -53,9 +58,43 @@ impl Pairs {
         self.current.contains_key(handle)
     }
 
-    /// How many handles mean a pair.
-    pub fn len(&self) -> usize {
-        self.current.len()
+    /// That of a new pair.
+    pub fn next_serial(&mut self) -> u64 {
+        self.last_serial += 1;
+        self.last_serial
+    }
+
+    /// A previous daemon had a pair of this serial number.
+    pub fn skip_serial(&mut self, serial: u64) {
+        self.last_serial = self.last_serial.max(serial);
+    }
+
+    /// A pair in the name of `key.client` for the guest at `key.server`: both rings of `size` bytes. Returns its handle and
+    /// its serial number.
+    pub fn offer(&mut self, key: Key, size: u64) -> Option<(Handle, u64)> {
+        let cid = key.client.0;
+        // Handles of pairs that are still open are passed over; there are far fewer than numbers.
+        let handle = (0..=self.current.len()).find_map(|_| {
+            self.last_resource = self.last_resource.wrapping_add(1).max(FIRST_FREE_RESOURCE) % (1 << 31);
+            let handle = Handle::new(cid, self.last_resource.max(FIRST_FREE_RESOURCE));
+            (!self.contains_key(&handle)).then_some(handle)
+        })?;
+        let serial = self.next_serial();
+        let pair = Pair {
+            serial,
+            creator: cid,
+            attacher: None,
+            peer: key.server.0,
+            flags: 0,
+            produce_size: size,
+            consume_size: size,
+            state: PairState::Offered,
+            ranges: Default::default(),
+            connection: Some(key),
+            call: None,
+        };
+        self.insert(handle, pair);
+        Some((handle, serial))
     }
 
     pub fn insert(&mut self, handle: Handle, pair: Pair) {
@@ -150,7 +189,6 @@ impl Pairs {
 
 #[cfg(test)]
 mod tests {
-    use super::super::queue_pair::PairState;
     use super::*;
 
     fn pair(serial: u64, creator: u32) -> Pair {
@@ -203,7 +241,7 @@ mod tests {
             pairs.names.is_empty()
                 && pairs.of.is_empty()
                 && pairs.iter().next().is_none()
-                && pairs.len() == 0
+                && pairs.current.is_empty()
         );
     }
 }

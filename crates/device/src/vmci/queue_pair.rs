@@ -1,17 +1,13 @@
-//! A queue pair, from its creation until both ends have left it.
+//! A queue pair, from its creation until both ends have left it. The rules of its two rings are in `port/src/queue_pair.rs`.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `broker.rs` | how it comes about: create, attach, join |
-//! | `detach.rs` | how it ends |
-//! | `port.rs` | one end as a stream port: the rules of its two rings |
 //! | `guest_queues.rs` | the pages of a guest's end, and how the guest is notified |
 //! | `restore.rs` | what is recorded of it, and how the next daemon restores it |
 
 mod broker;
-mod detach;
 mod guest_queues;
-pub mod port;
 mod restore;
 
 use vmlane_mem::{MemoryMap, Pages};

@@ -10,35 +10,35 @@
 //! Remote::accepted -> NEGOTIATE(2)               NEGOTIATE(2): OFFER of a pair without memory of its own
 //! OFFER: Event::Supply, joined, ATTACH           ALLOC: Event::Attach, joined; ATTACH: Event::Confirm
 //! ```
-//! The router may be called with the hypervisor's lock held; what follows waits in `after` until it is free.
+//! What the router is told with the hypervisor's lock held is in `other_ends.rs`.
 
 use std::sync::Weak;
 use std::time::Instant;
 
-use vmlane_port::{Side, StreamEnd, StreamId};
-use vmlane_vsock::{
-    Call, ConnectError, DatagramError, Endpoint, Event, Failed, Key, Remote, Role, SocketAddress,
-};
+use vmlane_port::queue_pair::Protocol;
+use vmlane_port::{Side, StreamId};
+use vmlane_vsock::{Call, ConnectError, DatagramError, Endpoint, Failed, Key, Remote, Role, SocketAddress};
 use vmlane_wire::vmci::{Handle, MAX_DATAGRAM_PAYLOAD, MAX_QUEUE_PAIR, datagram};
 use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 
 use super::account::Account;
 use super::connection::Connection;
 use super::handshake::State;
-use super::notifier::Protocol;
+use super::other_ends::RoutedPeer;
+use super::record::Dirty;
 use super::stats::Refusal;
-use super::tables::{Hypervisor, Inner, RoutedPeer};
+use super::tables::{Hypervisor, Inner};
 
 /// Ring size proposed to a listening guest, in bytes: what Linux sockets have by default.
 const RING: u64 = 256 << 10;
 
 /// What answers for the CID of a VMCI guest.
-pub(super) struct GuestEndpoint {
+pub(super) struct VmciEndpoint {
     pub hypervisor: Weak<Hypervisor>,
     pub cid: u32,
 }
 
-impl Endpoint for GuestEndpoint {
+impl Endpoint for VmciEndpoint {
     fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
         self.hypervisor.upgrade().ok_or(ConnectError::Unreachable)?.ask_guest(call)
     }
@@ -78,7 +78,7 @@ impl Hypervisor {
     fn ask_guest(&self, call: Call) -> Result<(), ConnectError> {
         let key = call.key;
         let mut inner = self.inner.lock();
-        if inner.reach(key.client.0, key.server.0).is_err() {
+        if inner.contexts.reach(key.client.0, key.server.0).is_err() {
             return Err(ConnectError::Unreachable);
         }
         if inner.connections.contains_key(&key) {
@@ -88,7 +88,7 @@ impl Hypervisor {
         let request = ControlPacket::new(PacketType::Request2, 0, 0).with_size(RING, PROTO_QSTATE);
         if inner.queue_up(key, Instant::now()) {
             connection.hold(request);
-        } else if inner.forward(key, &connection, Role::Client, request).is_err() {
+        } else if inner.contexts.forward(key, &connection, Role::Client, request).is_err() {
             return Err(ConnectError::Busy);
         }
         inner.connections.insert(key, connection);
@@ -99,15 +99,15 @@ impl Hypervisor {
     /// The server that a guest connects to has accepted: the guest gets a NEGOTIATE.
     fn negotiate(&self, call: Call) {
         let mut inner = self.inner.lock();
-        let Some(connection) = inner.current(call).filter(|own| own.state() == State::Requested) else {
+        let Some(connection) = inner.current(call).filter(|own| own.state == State::Requested) else {
             return;
         };
-        let (kind, proto) = match connection.protocol() {
+        let (kind, proto) = match connection.protocol {
             Protocol::Qstate => (PacketType::Negotiate2, PROTO_QSTATE),
             Protocol::Pkt => (PacketType::Negotiate, 0),
         };
-        let answer = ControlPacket::new(kind, 0, 0).with_size(connection.asked(), proto);
-        if inner.forward(call.key, connection, Role::Server, answer).is_err() {
+        let answer = ControlPacket::new(kind, 0, 0).with_size(connection.asked, proto);
+        if inner.contexts.forward(call.key, connection, Role::Server, answer).is_err() {
             inner.remove_connection_as(call.key, Failed::Gone);
         } else if let Some(connection) = inner.connections.get_mut(&call.key) {
             connection.advance(State::Negotiated);
@@ -123,8 +123,8 @@ impl Hypervisor {
         let key = call.key;
         let Some(known) = inner.current(call).map(|own| own.server_as_known(key)) else { return };
         match call.role {
-            Role::Client => inner.send_reset(known, key.client),
-            Role::Server => inner.send_reset(key.client, key.server),
+            Role::Client => inner.contexts.send_reset(known, key.client),
+            Role::Server => inner.contexts.send_reset(key.client, key.server),
         }
         inner.remove_connection(key);
         // What leaves a note of a change writes it: the guest may never make a call in which it would be written.
@@ -136,9 +136,7 @@ impl Hypervisor {
     /// The other end has left the joined pair.
     fn peer_left(&self, call: Call) {
         let mut inner = self.inner.lock();
-        let Some(RoutedPeer { cid, handle, stream }) = inner.routed_peers.remove(&call.number) else {
-            return;
-        };
+        let Some(RoutedPeer { cid, handle, stream }) = inner.others.leave(call) else { return };
         if inner.detach_stream(cid, handle, stream) && inner.current(call).is_some() {
             inner.remove_connection(call.key);
         }
@@ -159,7 +157,8 @@ impl Hypervisor {
         if to.1 <= 1 || to.1 == u32::MAX {
             return Err(DatagramError::Port);
         }
-        let inbox = self.inner.lock().reach(from.0, to.0).map_err(|_| DatagramError::Unreachable)?.clone();
+        let reached = self.inner.lock().contexts.reach(from.0, to.0).cloned();
+        let inbox = reached.map_err(|_| DatagramError::Unreachable)?;
         let bytes = datagram(Handle::new(to.0, to.1), Handle::new(from.0, from.1), payload);
         if inbox.push(Account::Ordinary, from.0, bytes.into()) { Ok(()) } else { Err(DatagramError::Full) }
     }
@@ -167,7 +166,7 @@ impl Hypervisor {
     /// Makes the calls that had to wait for the lock.
     pub(super) fn run_after(&self) {
         loop {
-            let calls = std::mem::take(&mut self.inner.lock().after);
+            let calls = self.inner.lock().others.take_calls();
             if calls.is_empty() {
                 return;
             }
@@ -179,27 +178,7 @@ impl Hypervisor {
 impl Inner {
     /// The connection that `call` is about, unless another one has its addresses by now.
     fn current(&self, call: Call) -> Option<&Connection> {
-        self.connections.get(&call.key).filter(|own| own.call().is_some_and(|own| own.number == call.number))
-    }
-
-    /// The router hears what became of the guest's end; what follows waits for the lock.
-    pub(super) fn tell_router(&mut self, call: Call, event: Event<StreamEnd>) -> Option<StreamId> {
-        let applied = self.router.apply_as(call, event, Some(self.guest_ends.clone()));
-        self.after.extend(applied.calls);
-        applied.stream.filter(|_| applied.taken)
-    }
-
-    /// A guest's REQUEST to an endpoint of another kind; what the guest may have open has been checked.
-    pub(super) fn request_routed(
-        &mut self,
-        key: Key,
-        via_host: Option<u32>,
-        size: u64,
-    ) -> Result<Connection, Refusal> {
-        let opened = self.router.open_later(key, self.guest_ends.clone(), size);
-        let (call, calls) = opened.map_err(|_| Refusal::Destination)?;
-        self.after.extend(calls);
-        Ok(Connection::routed(via_host, call))
+        self.connections.get(&call.key).filter(|own| own.call.is_some_and(|own| own.number == call.number))
     }
 
     /// NEGOTIATE or INVALID of a guest that something else connects to.
@@ -207,23 +186,23 @@ impl Inner {
         let connection = self.connections.get_mut(&key).ok_or(Refusal::Destination)?;
         let outcome = if packet.kind() == Some(PacketType::Invalid) {
             // The guest speaks the older protocol only: once more, in that one.
-            let first = connection.protocol() == Protocol::Qstate;
-            connection.use_protocol(Protocol::Pkt);
+            let first = connection.protocol == Protocol::Qstate;
+            connection.protocol = Protocol::Pkt;
             connection.advance(State::Requested);
             first.then(|| ControlPacket::new(PacketType::Request, 0, 0).with_size(RING, 0))
         } else {
             if packet.kind() == Some(PacketType::Negotiate) {
-                connection.use_protocol(Protocol::Pkt);
+                connection.protocol = Protocol::Pkt;
             }
             self.offer_pair(key, packet.size())
         };
         let sent = outcome.is_some_and(|answer| {
-            self.connections
-                .get(&key)
-                .is_some_and(|connection| self.forward(key, connection, Role::Client, answer).is_ok())
+            self.connections.get(&key).is_some_and(|connection| {
+                self.contexts.forward(key, connection, Role::Client, answer).is_ok()
+            })
         });
         if !sent {
-            self.send_reset(key.client, key.server);
+            self.contexts.send_reset(key.client, key.server);
             self.remove_connection_as(key, Failed::Gone);
         }
         Ok(())
@@ -234,26 +213,9 @@ impl Inner {
         if size == 0 || size.checked_mul(2).is_none_or(|total| total > MAX_QUEUE_PAIR) {
             return None;
         }
-        let handle = self.register_pair(key, size)?;
+        let (handle, serial) = self.pairs.offer(key, size)?;
+        self.dirty.push(Dirty::Pair(serial));
         self.connections.get_mut(&key)?.offer(handle);
         Some(ControlPacket::new(PacketType::Offer, 0, 0).with_handle(handle))
-    }
-
-    /// The pair `handle` of the connection `call` is joined with an endpoint of another kind.
-    pub(super) fn joined_routed(&mut self, call: Call, handle: Handle, stream: StreamId) {
-        let cid = match call.role {
-            Role::Client => call.key.server.0,
-            Role::Server => call.key.client.0,
-        };
-        self.routed_peers.insert(call.number, RoutedPeer { cid, handle, stream });
-    }
-
-    /// A connection is forgotten before it was joined: its other end hears `why`.
-    pub(super) fn give_up(&mut self, connection: &Connection, why: Failed) {
-        let Some(call) = connection.call().filter(|_| !connection.is_joined()) else { return };
-        self.tell_router(call, Event::Withdraw(call.role, why));
-        if let Some(handle) = connection.handle() {
-            self.forget_offered_pair(handle);
-        }
     }
 }

@@ -1,8 +1,7 @@
-//! A VM as configured, and what it may use at most.
+//! What a VM may use at most.
 
-use vmlane_vsock::Vm;
-
-/// What one VM may use of its VMCI device at most; how many connections it may have is in its [`Vm`].
+/// What one VM may use of its VMCI device at most; how many connections it may have is in the
+/// table of VMs ([`vmlane_vsock::Vm`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs open at once.
@@ -42,25 +41,4 @@ impl Limits {
         let [least, most] = Limits::QUEUE_PAIR_BYTES;
         self.queue_pair_bytes.unwrap_or((memory / 2).clamp(least, most))
     }
-}
-
-/// A VM as configured.
-#[derive(Clone, Debug)]
-pub struct VmSpec {
-    /// What operators call it.
-    pub name: String,
-    /// Its CID, whom it may talk to, and how many connections it may have.
-    pub vm: Vm,
-    pub limits: Limits,
-}
-
-/// Why a VM could not be added.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddError {
-    #[error("CID {cid} belongs to VM {name:?} already")]
-    CidTaken { cid: u32, name: String },
-    #[error("CID {cid} is reserved; VMs have 3 to {max:#x}", max = i32::MAX)]
-    CidReserved { cid: u32 },
-    #[error("a VM named {0:?} exists already")]
-    NameTaken(String),
 }

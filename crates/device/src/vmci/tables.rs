@@ -1,114 +1,33 @@
 //! What the hypervisor knows: its VMs, queue pairs and connections, behind one lock.
 //!
-//! Plain tables and look-ups. What changes them lies in the files that say what a guest asked for, as more
-//! methods of [`Hypervisor`] and [`Inner`].
+//! Each table has its own file. What a guest's call does to several of them lies in the files that say what it asked for,
+//! as more methods of [`Hypervisor`]; what several of these share, how connections and pairs end, in `ending.rs`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use vmlane_mem::Pages;
-use vmlane_port::{Budget, StreamId, Streams};
+use vmlane_port::Streams;
 use vmlane_state::Journal;
-use vmlane_vsock::{Calls, HOST, Key, Remote, Router};
-use vmlane_wire::vmci::Handle;
+use vmlane_vsock::{Key, Remote, Router};
 
 use super::connection::Connection;
-use super::inbox::Inbox;
+use super::contexts::Contexts;
+use super::other_ends::OtherEnds;
 use super::pairs::Pairs;
 use super::record::Dirty;
-use super::spec::VmSpec;
-use super::stats::{Refusal, VmciStats};
 use super::well_known::WellKnown;
 
-/// One VM as the hypervisor knows it.
-pub(super) struct Context {
-    pub spec: VmSpec,
-    pub stats: Arc<VmciStats>,
-    pub budget: Arc<Budget>,
-    pub inbox: Option<Arc<Inbox>>,
-    /// The driver has enabled interrupts: it can be reached.
-    pub ready: bool,
-    /// Its datagrams go through byte ports: a handshake takes long.
-    pub slow: bool,
-    /// Bytes of RAM that its VMM has mapped.
-    pub memory: u64,
-    pub bitmap: Option<Pages>,
-    /// Upper halves of the driver's buffers: for sending, for receiving. They outlive every reset.
-    pub buffers_high: [u32; 2],
-    /// Address of the bitmap's page, and its shift.
-    pub bitmap_at: Option<(u64, u32)>,
-    /// Doorbell resource to index in the bitmap.
-    pub doorbells: HashMap<u32, usize>,
-    pub pairs: usize,
-    pub pair_bytes: u64,
-    pub connections: usize,
-}
-
-impl Context {
-    pub fn new(spec: VmSpec) -> Context {
-        Context {
-            budget: Arc::new(Budget::new(spec.limits.spill_bytes)),
-            spec,
-            stats: Arc::default(),
-            inbox: None,
-            ready: false,
-            slow: false,
-            memory: 0,
-            bitmap: None,
-            bitmap_at: None,
-            buffers_high: [0; 2],
-            doorbells: HashMap::new(),
-            pairs: 0,
-            pair_bytes: 0,
-            connections: 0,
-        }
-    }
-
-    /// It opens a connection.
-    pub fn count_connect(&mut self) {
-        self.connections += 1;
-        self.stats.connects.inc();
-    }
-
-    /// Bytes that its queue pairs may have together.
-    pub fn queue_pair_bytes(&self) -> u64 {
-        self.spec.limits.queue_pair_bytes(self.memory)
-    }
-
-    /// Its queue, if a driver is there to fetch from it.
-    pub fn reachable_inbox(&self) -> Option<&Arc<Inbox>> {
-        self.inbox.as_ref().filter(|_| self.ready)
-    }
-}
-
-/// The other end of a joined pair, if it is an endpoint of another kind.
-pub(super) struct RoutedPeer {
-    pub cid: u32,
-    pub handle: Handle,
-    pub stream: StreamId,
-}
-
 pub(super) struct Inner {
-    pub contexts: HashMap<u32, Context>,
+    pub contexts: Contexts,
     pub pairs: Pairs,
     pub connections: HashMap<Key, Connection>,
     /// Connections whose REQUEST waits its turn, in order; some may be gone meanwhile.
     pub waiting: VecDeque<Key>,
     pub well_known: WellKnown,
-    /// Ends of joined pairs that belong to endpoints of other kinds, by the number of their connection.
-    pub routed_peers: HashMap<u64, RoutedPeer>,
-    /// The last resource id given to a pair that the device offers.
-    pub last_resource: u32,
-    /// Calls to make once the lock is free.
-    pub after: Calls,
-    /// Connections with endpoints of other kinds, and who may talk to whom.
-    pub router: Arc<Router>,
-    pub guest_ends: Arc<dyn Remote>,
+    pub others: OtherEnds,
     /// What has changed since the last commit.
     pub dirty: Vec<Dirty>,
-    /// The last pair's.
-    pub serial: u64,
     /// How many daemons came before.
     pub generation: u64,
     /// By context: the last request that a previous daemon completed, and its result.
@@ -120,57 +39,17 @@ pub(super) struct Inner {
 impl Inner {
     pub fn new(router: Arc<Router>, guest_ends: Arc<dyn Remote>) -> Inner {
         Inner {
-            contexts: HashMap::new(),
+            contexts: Contexts::new(router.vms().clone()),
             pairs: Pairs::default(),
             connections: HashMap::new(),
             waiting: VecDeque::new(),
             well_known: WellKnown::default(),
-            routed_peers: HashMap::new(),
-            last_resource: 0,
-            after: Calls::default(),
-            router,
-            guest_ends,
+            others: OtherEnds::new(router, guest_ends),
             dirty: Vec::new(),
-            serial: 0,
             generation: 0,
             executed: HashMap::new(),
             lost: HashSet::new(),
         }
-    }
-
-    /// Is there a VMCI device for `cid`?
-    pub fn is_guest(&self, cid: u32) -> bool {
-        self.contexts.get(&cid).is_some_and(|context| context.inbox.is_some())
-    }
-
-    pub fn context(&self, cid: u32) -> Result<&Context, Refusal> {
-        self.contexts.get(&cid).ok_or(Refusal::Destination)
-    }
-
-    pub fn context_mut(&mut self, cid: u32) -> Result<&mut Context, Refusal> {
-        self.contexts.get_mut(&cid).ok_or(Refusal::Destination)
-    }
-
-    /// May these two exchange anything at all?
-    pub fn may_talk(&self, a: u32, b: u32) -> bool {
-        match (a, b) {
-            // Which programs of the host may is for the host's rules to say.
-            (HOST, vm) | (vm, HOST) => self.router.has_host() && self.contexts.contains_key(&vm),
-            _ => match (self.contexts.get(&a), self.contexts.get(&b)) {
-                (Some(a), Some(b)) => a.spec.vm.may_talk(&b.spec.vm),
-                (None, None) => false,
-                // One of another host's.
-                _ => self.router.may_talk(a, b),
-            },
-        }
-    }
-
-    /// The queue of `to` if `from` may reach it and a driver is there.
-    pub fn reach(&self, from: u32, to: u32) -> Result<&Arc<Inbox>, Refusal> {
-        if !self.may_talk(from, to) {
-            return Err(Refusal::Destination);
-        }
-        self.context(to)?.reachable_inbox().ok_or(Refusal::Destination)
     }
 }
 

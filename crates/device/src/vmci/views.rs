@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use vmlane_vsock::SocketAddress;
 
+use super::contexts::Context;
 use super::stats::VmciStats;
-use super::tables::{Context, Hypervisor};
+use super::tables::Hypervisor;
 
 /// One VM.
 #[derive(Clone, Debug)]
 pub struct VmView {
-    pub name: String,
     pub cid: u32,
-    pub group: String,
     /// Its driver is there.
     pub ready: bool,
     pub queue_pairs: usize,
@@ -42,10 +41,10 @@ pub struct Bound {
     pub refused: u64,
 }
 
-fn bounds(context: &Context) -> Vec<Bound> {
-    let (limits, stats) = (&context.spec.limits, &context.stats);
+/// `connections`: how many it may have.
+fn bounds(context: &Context, connections: usize) -> Vec<Bound> {
+    let (limits, stats) = (&context.limits, &context.stats);
     let spilled = limits.spill_bytes.saturating_sub(context.budget.left());
-    let inbox = context.inbox.as_ref().map_or(0, |inbox| inbox.bytes());
     let rows = [
         ("queue_pairs", context.pairs as u64, limits.queue_pairs as u64, stats.over_queue_pairs.get()),
         (
@@ -54,14 +53,9 @@ fn bounds(context: &Context) -> Vec<Bound> {
             context.queue_pair_bytes(),
             stats.over_queue_pair_bytes.get(),
         ),
-        (
-            "connections",
-            context.connections as u64,
-            context.spec.vm.connections as u64,
-            stats.over_connections.get(),
-        ),
+        ("connections", context.connections as u64, connections as u64, stats.over_connections.get()),
         ("doorbells", context.doorbells.len() as u64, limits.doorbells as u64, stats.over_doorbells.get()),
-        ("inbox_bytes", inbox as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
+        ("inbox_bytes", context.inbox.bytes() as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
         ("spill_bytes", spilled as u64, limits.spill_bytes as u64, context.budget.refused()),
     ];
     rows.map(|(name, used, limit, refused)| Bound { name, used, limit, refused }).to_vec()
@@ -83,26 +77,25 @@ impl Hypervisor {
         (lost > 0).then(|| format!("the file of their records is full, {lost} records did not fit"))
     }
 
-    /// All VMs, by CID.
+    /// All VMs with a VMCI device, by CID.
     pub fn vms(&self) -> Vec<VmView> {
+        let known = self.router.vms().known();
         let inner = self.inner.lock();
         let mut vms: Vec<VmView> = inner
             .contexts
-            .values()
-            .map(|context| VmView {
-                name: context.spec.name.clone(),
-                cid: context.spec.vm.cid,
-                group: context.spec.vm.group.clone(),
+            .iter()
+            .map(|(cid, context)| VmView {
+                cid,
                 ready: context.ready,
                 queue_pairs: context.pairs,
                 queue_pair_bytes: context.pair_bytes,
                 connections: context.connections,
                 doorbells: context.doorbells.len(),
-                inbox_bytes: context.inbox.as_ref().map_or(0, |inbox| inbox.bytes()),
-                packets_waiting: context.inbox.as_ref().map_or(0, |inbox| inbox.own()),
+                inbox_bytes: context.inbox.bytes(),
+                packets_waiting: context.inbox.own(),
                 spill_left: context.budget.left(),
                 stats: context.stats.clone(),
-                bounds: bounds(context),
+                bounds: bounds(context, known.get(cid).map_or(0, |vm| vm.connections)),
             })
             .collect();
         vms.sort_by_key(|vm| vm.cid);
@@ -118,7 +111,7 @@ impl Hypervisor {
             .map(|(key, connection)| ConnectionView {
                 client: key.client,
                 server: key.server,
-                state: connection.state().name(),
+                state: connection.state.name(),
             })
             .collect();
         connections.sort_by_key(|connection| (connection.client, connection.server));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vmlane_device::pci::{CONFIG_REGION, FaultyDevice, PciDevice};
-use vmlane_device::vmci::{AddError, Limits, VmSpec, VmciDevice};
+use vmlane_device::vmci::{Limits, VmciDevice};
 use vmlane_guestsim::memory_port::Wire;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
 use vmlane_guestsim::nic::{DriverSpec, InlineFrames, NicDriver};
@@ -66,8 +66,7 @@ fn a_wrapped_port_fails_once_and_only_while_it_is_attached() {
 #[test]
 fn a_wrapped_device_carries_a_register_access_out_and_then_fails() {
     let world = World::new();
-    world.hypervisor.add_vm(vm(3)).expect("a CID of its own");
-    let device = VmciDevice::new(world.hypervisor.clone(), 3, Lines::msix()).expect("a known VM");
+    let device = vm(3).device(&world.hypervisor, Lines::msix());
     let trigger = Arc::new(Trigger::default());
     let mut device = FaultyDevice::new(Box::new(device), trigger.clone());
     let imr = MMIO_OFFSET + Reg::Imr.offset();
@@ -177,35 +176,26 @@ fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
     });
 }
 
-/// What an operator may change under a running VM, and what not.
 #[test]
-fn vms_are_added_once_and_changed_in_part() {
+fn limits_change_under_a_running_device_and_a_vm_has_one_device() {
     let world = World::new();
     let machine = world.machine(3);
     let mut driver = machine.probe(Path::Dma);
-    let name = |name: &str, cid| VmSpec { name: name.into(), ..vm(cid) };
-    for cid in [0, 1, 2, 0x8000_0000, u32::MAX] {
-        assert_eq!(world.hypervisor.add_vm(vm(cid)), Err(AddError::CidReserved { cid }));
-    }
-    assert_eq!(
-        world.hypervisor.add_vm(name("another", 3)),
-        Err(AddError::CidTaken { cid: 3, name: "vm-3".into() })
-    );
-    assert_eq!(world.hypervisor.add_vm(name("vm-3", 4)), Err(AddError::NameTaken("vm-3".into())));
-    // Fewer pairs from now on; name and group stay.
+    let device = |cid| VmciDevice::new(world.hypervisor.clone(), (cid, Limits::default()), Lines::msix());
+    assert!(device(4).is_err(), "no such VM");
+    assert!(device(3).is_err(), "it has one");
+    // Fewer pairs from now on.
     let limits = Limits { queue_pairs: 1, ..Limits::default() };
-    let mut changed = VmSpec { limits, ..name("renamed", 3) };
-    changed.vm.group = "elsewhere".into();
-    world.hypervisor.update_vm(changed);
-    world.hypervisor.update_vm(vm(77));
-    assert_eq!((world.view(3).name.as_str(), world.bound(3, "queue_pairs").1), ("vm-3", 1));
+    world.hypervisor.set_limits(3, limits);
+    world.hypervisor.set_limits(77, limits);
+    assert_eq!(world.bound(3, "queue_pairs").1, 1);
     let spec = |n| PairSpec { handle: Handle::new(3, n), peer: 3, flags: 0, produce: 4096, consume: 4096 };
     let pair = driver.alloc(&spec(2000), Placement::Scattered).expect("the one it may have");
     assert!(driver.alloc(&spec(2001), Placement::Scattered).is_err());
     assert_eq!(driver.detach(pair), 0);
-    world.hypervisor.remove_vm(3);
+    world.remove(3);
     assert!(world.hypervisor.vms().is_empty());
     // Its device is there still, and answers.
     assert!(driver.call(call::GET_CONTEXT_ID, &[]) != 0);
-    world.hypervisor.add_vm(vm(3)).expect("a CID that is free again");
+    world.machine(3);
 }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::{SharedMap, Waker};
+use vmlane_port::shared_ring::{RingProcess, SharedMap};
 use vmlane_port::{Budget, End, Side, StreamEnd, StreamId};
 use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Remote};
 use vmlane_wire::host::layout;
@@ -39,14 +39,14 @@ impl Remote for Host {
     }
 }
 
-impl Waker for Host {
+impl RingProcess for Host {
     fn wake(&self, _: bool) {}
     fn ended(&self, _: End) {}
     fn broke(&self) {}
 }
 
 /// The daemon's end of a new ring of `size` bytes, and the ring's file.
-pub fn end(size: u64, waker: Arc<dyn Waker>) -> (StreamEnd, OwnedFd) {
+pub fn end(size: u64, waker: Arc<dyn RingProcess>) -> (StreamEnd, OwnedFd) {
     let fd = vmlane_mem::memfd("end", layout::file(size)).expect("a file");
     let map = SharedMap::new(fd.try_clone().expect("a descriptor"), size).expect("a mapping");
     let port = Box::new(map.port(waker).expect("a port"));

@@ -108,10 +108,9 @@ impl Connected {
         let router = Router::new(workers.clone());
         let hypervisor = Hypervisor::new(router.clone());
         let settings = Settings { spin: settings.spin, poll: false };
-        let worker = Arc::new(VsockWorker::start(settings, Some(router.clone()))?);
-        let spec = vm(VIRTIO);
-        worker.add(spec.vm.clone());
-        hypervisor.add_vm(spec).map_err(|error| anyhow!("{error}"))?;
+        let worker = Arc::new(VsockWorker::start(settings, router.vms(), Some(router.clone()))?);
+        router.vms().add(vm(VIRTIO).vm)?;
+        worker.add(VIRTIO);
         router.set_endpoint(VIRTIO, worker.endpoint(VIRTIO));
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES)?);
         let device = VsockDevice::new(VIRTIO, worker.clone(), lines.clone());

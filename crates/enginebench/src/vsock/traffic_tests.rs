@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vmlane_device::virtio::vsock::{Settings, VsockDevice, VsockWorker};
 use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
-use vmlane_vsock::Vm as VsockVm;
+use vmlane_vsock::{Vm as VsockVm, VmTable};
 
 use super::*;
 
@@ -17,13 +17,13 @@ struct Served {
 fn serve() -> Served {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { spin: Duration::from_micros(50), poll: false };
-    let worker = Arc::new(VsockWorker::start(settings, None).unwrap());
+    let vms = VmTable::default();
+    let worker = Arc::new(VsockWorker::start(settings, &vms, None).unwrap());
     let sockets = CIDS.map(|cid| folder.path().join(format!("{cid}.sock")));
     let serve = |index: usize| {
         let cid = CIDS[index];
-        let (restricted, trusted) = (false, false);
-        let (forwards, group) = (Vec::new(), "one".into());
-        worker.add(VsockVm { cid, group, restricted, trusted, connections: 16, forwards, parent: None });
+        vms.add(VsockVm::new(format!("vm{cid}"), cid, "one")).unwrap();
+        worker.add(cid);
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).unwrap());
         let device = VsockDevice::new(cid, worker.clone(), lines.clone());
         let listener = Listener::bind(&sockets[index]).unwrap();

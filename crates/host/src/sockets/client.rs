@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vmlane_access::Peer;
-use vmlane_device::vmci::SharedMap;
+use vmlane_port::shared_ring::SharedMap;
 use vmlane_vsock::Call;
 use vmlane_wire::host::{REQUEST, Reply, Request};
 use vmlane_wire::route::{MOST_TEXT, RECORD, Record};

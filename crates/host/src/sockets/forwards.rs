@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vmlane_vsock::{Call, ConnectError, Endpoint};
+use vmlane_vsock::{Call, ConnectError, Endpoint, Vm};
 
-use super::hybrid::{HybridStats, HybridVm};
+use super::hybrid::HybridStats;
 use super::mail::{Mail, Mailbox};
 use crate::uplink::vhost_user::{SocketName, listen_with};
 
@@ -31,7 +31,10 @@ impl Endpoint for HybridEndpoint {
 
 /// The sockets of one VM's forwards, as the operator's thread knows them: the thread that serves them has no file to do with.
 pub struct Forwards {
-    vm: HybridVm,
+    /// As it was configured when its sockets were looked at last.
+    vm: Arc<Vm>,
+    /// The VMM's socket.
+    path: PathBuf,
     stats: Arc<HybridStats>,
     open: BTreeMap<u32, SocketName>,
     /// Ports whose sockets could not be made, and why: told once.
@@ -39,23 +42,23 @@ pub struct Forwards {
 }
 
 impl Forwards {
-    pub fn new(vm: HybridVm) -> Forwards {
-        Forwards { vm, stats: Arc::default(), open: BTreeMap::new(), failed: BTreeMap::new() }
+    pub fn new(vm: Arc<Vm>, path: PathBuf) -> Forwards {
+        Forwards { vm, path, stats: Arc::default(), open: BTreeMap::new(), failed: BTreeMap::new() }
     }
 
     /// What is known of the VM changes.
-    pub fn change(&mut self, vm: HybridVm, mailbox: &Mailbox) {
-        if (&vm.path, vm.owner) != (&self.vm.path, self.vm.owner) {
+    pub fn change(&mut self, vm: Arc<Vm>, path: PathBuf, mailbox: &Mailbox) {
+        if (&path, vm.owner) != (&self.path, self.vm.owner) {
             // Their files let the owner before in.
             self.close(mailbox, |_| true);
         }
-        self.vm = vm;
-        mailbox.send(Mail::Hybrid(Box::new(self.vm.clone()), self.stats.clone()));
+        (self.vm, self.path) = (vm, path);
+        mailbox.send(Mail::Hybrid(self.vm.cid, self.path.clone(), self.stats.clone()));
     }
 
     /// Opens what is to be open and is not, also if its directory has come only now, and closes the rest.
     pub fn look(&mut self, mailbox: &Mailbox) {
-        let ports: Vec<u32> = self.vm.vm.forwards.iter().map(|forward| forward.port).collect();
+        let ports: Vec<u32> = self.vm.forwards.iter().map(|forward| forward.port).collect();
         self.close(mailbox, |port| !ports.contains(&port));
         self.failed.retain(|port, _| ports.contains(port));
         let gone: Vec<u32> =
@@ -65,14 +68,14 @@ impl Forwards {
             if self.open.contains_key(&port) {
                 continue;
             }
-            let path = self.path(port);
+            let path = self.path_of(port);
             match listen_with(&path, self.vm.owner, WAITING) {
                 Ok((socket, name)) => {
                     if self.failed.remove(&port).is_some() {
                         tracing::info!(path = %path.display(), "the socket of a forward is there now");
                     }
                     self.open.insert(port, name);
-                    mailbox.send(Mail::Listen(self.vm.vm.cid, port, socket));
+                    mailbox.send(Mail::Listen(self.vm.cid, port, socket));
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -80,7 +83,7 @@ impl Forwards {
                         tracing::warn!(
                             path = %path.display(),
                             "no socket for a forward of CID {}, which waits until there is: {why}",
-                            self.vm.vm.cid
+                            self.vm.cid
                         );
                         self.failed.insert(port, why);
                     }
@@ -91,18 +94,18 @@ impl Forwards {
 
     /// What is wrong with the sockets of its forwards.
     pub fn problems(&self) -> Vec<String> {
-        let problem = |(&port, why): (&u32, &String)| format!("{}: {why}", self.path(port).display());
+        let problem = |(&port, why): (&u32, &String)| format!("{}: {why}", self.path_of(port).display());
         self.failed.iter().map(problem).collect()
     }
 
     /// Its VM is served no more.
     pub fn end(mut self, mailbox: &Mailbox) {
         self.close(mailbox, |_| true);
-        mailbox.send(Mail::RemoveHybrid(self.vm.vm.cid));
+        mailbox.send(Mail::RemoveHybrid(self.vm.cid));
     }
 
     fn close(&mut self, mailbox: &Mailbox, which: impl Fn(u32) -> bool) {
-        let cid = self.vm.vm.cid;
+        let cid = self.vm.cid;
         self.open.retain(|&port, name| {
             let closes = which(port);
             if closes {
@@ -114,8 +117,8 @@ impl Forwards {
     }
 
     /// Where the VMM connects for this port of {CID 2}.
-    fn path(&self, port: u32) -> PathBuf {
-        let mut path = self.vm.path.clone().into_os_string();
+    fn path_of(&self, port: u32) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
         path.push(format!("_{port}"));
         path.into()
     }

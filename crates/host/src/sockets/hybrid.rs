@@ -12,22 +12,8 @@
 //! The VMM is as little trusted as a guest: its answer is bounded in length and time, it must be of the VM's owner at both
 //! sockets, and what it can open is bounded.
 
-use std::path::PathBuf;
-
-use vmlane_access::Owner;
 use vmlane_stats::counters;
 use vmlane_vsock::{HOST, SocketAddress, Vm};
-
-/// A VM whose VMM has a hybrid Unix socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HybridVm {
-    /// Its address, its limit of connections, and its forwards: at each of their ports the daemon listens for it.
-    pub vm: Vm,
-    /// The VMM's socket.
-    pub path: PathBuf,
-    /// Whose processes the VMM's are; `None`: root's and those of the daemon's user.
-    pub owner: Option<Owner>,
-}
 
 counters! {
     /// What became of one VM's connections.

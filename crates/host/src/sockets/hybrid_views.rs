@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vmlane_vsock::{SocketAddress, Vm};
+use vmlane_vsock::{KnownVms, SocketAddress};
 
 use super::hybrid::HybridStats;
 use super::mail::Token;
@@ -46,13 +46,13 @@ impl HybridConnection {
 /// What the thread that serves them shows of all VMs.
 #[derive(Default)]
 pub struct Shown {
-    vms: HashMap<u32, (usize, Arc<HybridStats>)>,
+    vms: HashMap<u32, Arc<HybridStats>>,
     connections: HashMap<Token, HybridConnection>,
 }
 
 impl Shown {
-    pub fn set(&mut self, vm: &Vm, stats: &Arc<HybridStats>) {
-        self.vms.insert(vm.cid, (vm.connections, stats.clone()));
+    pub fn set(&mut self, cid: u32, stats: &Arc<HybridStats>) {
+        self.vms.insert(cid, stats.clone());
     }
 
     pub fn remove(&mut self, cid: u32) {
@@ -78,14 +78,14 @@ impl Shown {
         self.connections.values().copied().collect()
     }
 
-    pub fn views(&self) -> Vec<HybridView> {
-        let view = |(&cid, (limit, stats)): (&u32, &(usize, Arc<HybridStats>))| {
+    pub fn views(&self, known: &KnownVms) -> Vec<HybridView> {
+        let view = |(&cid, stats): (&u32, &Arc<HybridStats>)| {
             let own = || self.connections.values().filter(|connection| connection.vm == cid);
             HybridView {
                 cid,
                 opened: own().filter(|connection| connection.client.0 == cid).count(),
                 connections: own().count(),
-                limit: *limit,
+                limit: known.get(cid).map_or(0, |vm| vm.connections),
                 stats: stats.clone(),
             }
         };

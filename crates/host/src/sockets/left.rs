@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::net::SendFlags;
-use vmlane_device::vmci::{SharedMap, Waker};
 use vmlane_mem::{Pages, Word};
+use vmlane_port::shared_ring::{RingProcess, SharedMap};
 use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 use vmlane_wire::host::{INDEX_PAGE, RING, SAID_CLOSE, SIGNAL, ended, layout, word};
 

@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::net::SendFlags;
-use vmlane_access::Owner;
-use vmlane_device::vmci::{Asks, Waker};
+use vmlane_port::shared_ring::{Asks, RingProcess};
 use vmlane_port::{End, Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
 use vmlane_wire::host::{SIGNAL, SWITCH};
 
-use super::hybrid::{HybridStats, HybridVm};
+use super::hybrid::HybridStats;
 use super::route::{PeerShared, Routes};
 use super::socket::{self, Io};
 
@@ -26,7 +25,6 @@ pub type Token = u64;
 #[derive(Clone, Debug)]
 pub struct Guest {
     pub cid: u32,
-    pub group: String,
     /// Its hybrid Unix socket.
     pub uds: PathBuf,
 }
@@ -40,8 +38,8 @@ pub enum Mail {
     /// Something happened in its ring.
     Wake(Token),
     AddGuest(Guest, OwnedFd),
-    /// A VM with a hybrid socket of its VMM's is served from now on, or what is known of it changes.
-    Hybrid(Box<HybridVm>, Arc<HybridStats>),
+    /// A VM is served from now on, whose VMM has this hybrid socket, or that changes.
+    Hybrid(u32, PathBuf, Arc<HybridStats>),
     /// It is served no more.
     RemoveHybrid(u32),
     /// The socket of a VM's forward of this port.
@@ -50,8 +48,6 @@ pub enum Mail {
     /// A connection to a VM whose VMM has been asked for it.
     GivenUp(Call),
     RemoveGuest(u32),
-    /// Whose processes may connect at a VM's hybrid Unix socket.
-    Owner(u32, Option<Owner>),
     Rules(HostRules),
     /// The socket of the helper for streams between hosts.
     ListenRoute(OwnedFd),
@@ -270,7 +266,7 @@ impl StreamWaker {
     }
 }
 
-impl Waker for StreamWaker {
+impl RingProcess for StreamWaker {
     fn wake(&self, room: bool) {
         self.send_signal();
         match self.of_ring() {

@@ -2,8 +2,9 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `server.rs` | the one thread that serves them all: listening sockets, requests, listeners by port |
-//! | `server/calls.rs`, `server/clients.rs` | how streams come about; the table of clients |
+//! | `server.rs` | the one thread that serves them all: what comes next |
+//! | `server/calls.rs`, `server/moving.rs`, `server/ends.rs` | how streams come about, have their turns, and end |
+//! | `server/clients.rs`, `server/poller.rs`, `server/ports.rs`, `server/rings.rs` | its tables: clients, files that are waited for, the host's ports, rings and their budgets |
 //! | `server/programs.rs` | what programs ask for |
 //! | `hybrid.rs`, `forwards.rs`, `hybrid_views.rs`, `server/hybrid.rs`, `server/asked.rs` | VMs whose VMMs have hybrid Unix sockets |
 //! | `route.rs`, `route_socket.rs`, `server/route_table.rs`, `server/routes.rs` | other hosts, and the helper that carries streams to them |
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use vmlane_access::{Owner, Peer};
+use vmlane_access::Peer;
 use vmlane_port::role::{self, Role};
 use vmlane_vsock::{
     Call, ConnectError, DatagramError, Endpoint, HostAccess, HostRules, Router, SocketAddress,
@@ -48,7 +49,7 @@ use vmlane_wire::host;
 use vmlane_wire::vmci::CID_HOST;
 use zerocopy::IntoBytes;
 
-pub use hybrid::{HybridStats, HybridVm};
+pub use hybrid::HybridStats;
 pub use hybrid_views::{HybridConnection, HybridView};
 pub use mail::Guest;
 pub use route::{CidRange, Peer as RoutePeer, PeerView, Routes};
@@ -128,8 +129,9 @@ impl Endpoint for Host {
     fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> Result<(), DatagramError> {
         let receiver = self.datagrams.lock().get(&port).cloned();
         let (socket, peer) = receiver.ok_or(DatagramError::Port)?;
-        let group = self.router.upgrade().and_then(|router| router.group_of(from.0)).unwrap_or_default();
-        if !self.rules.lock().allows(&peer, HostAccess::BeReached(&group)) {
+        let vm = self.router.upgrade().and_then(|router| router.vms().get(from.0));
+        let group = vm.as_ref().map_or("", |vm| &vm.group);
+        if !self.rules.lock().allows(&peer, HostAccess::BeReached(group)) {
             return Err(DatagramError::Port);
         }
         let header = host::Peer { cid: from.0.into(), port: from.1.into() };
@@ -177,18 +179,12 @@ impl HostSockets {
         Ok(HostSockets { router, mailbox, path, guest_sockets, forwards, shown, route, thread: Some(thread) })
     }
 
-    /// Opens a VM's hybrid Unix socket.
+    /// Opens a VM's hybrid Unix socket, to processes of the VM's owner.
     pub fn add_guest(&self, guest: Guest) -> io::Result<()> {
         let socket = socket::listen(&guest.uds, 0o600)?;
         self.guest_sockets.lock().insert(guest.cid, guest.uds.clone());
         self.mailbox.send(Mail::AddGuest(guest, socket));
         Ok(())
-    }
-
-    /// From now on processes of `owner` may use a VM's hybrid Unix socket, beside root's and those of the daemon's
-    /// own user. Streams that are open stay.
-    pub fn set_owner(&self, cid: u32, owner: Option<Owner>) {
-        self.mailbox.send(Mail::Owner(cid, owner));
     }
 
     /// Closes it; streams that are open stay.
@@ -199,13 +195,13 @@ impl HostSockets {
         self.mailbox.send(Mail::RemoveGuest(cid));
     }
 
-    /// Answers for a VM whose VMM has a hybrid socket, or changes what is known of it. Opens the sockets of its forwards; what
-    /// cannot be opened is returned, and tried again by [`Self::look`].
-    pub fn set_hybrid(&self, vm: HybridVm) -> Vec<String> {
-        let cid = vm.vm.cid;
+    /// Answers for a VM whose VMM has a hybrid socket at `path`; to be called again when what is configured of the VM has
+    /// changed. Opens the sockets of its forwards; what cannot be opened is returned, and tried again by [`Self::look`].
+    pub fn set_hybrid(&self, cid: u32, path: PathBuf) -> Vec<String> {
+        let Some(vm) = self.router.vms().get(cid) else { return Vec::new() };
         let mut all = self.forwards.lock();
-        let forwards = all.entry(cid).or_insert_with(|| Forwards::new(vm.clone()));
-        forwards.change(vm, &self.mailbox);
+        let forwards = all.entry(cid).or_insert_with(|| Forwards::new(vm.clone(), path.clone()));
+        forwards.change(vm, path, &self.mailbox);
         forwards.look(&self.mailbox);
         self.router.set_endpoint(cid, Arc::new(HybridEndpoint(self.mailbox.clone())));
         forwards.problems()
@@ -226,7 +222,7 @@ impl HostSockets {
 
     /// What an operator may see of the VMs with hybrid sockets.
     pub fn hybrids(&self) -> Vec<HybridView> {
-        self.shown.lock().views()
+        self.shown.lock().views(&self.router.vms().known())
     }
 
     /// Their connections; one between two of them is there twice.

@@ -57,18 +57,15 @@ impl RouteSocket {
         Ok(())
     }
 
-    fn ranges(&self, routes: &Routes, mailbox: &Arc<Mailbox>) -> Vec<RemoteRange> {
+    fn ranges(&self, routes: &Routes, mailbox: &Arc<Mailbox>) -> Vec<(RemoteRange, Arc<dyn Endpoint>)> {
         let mut ranges = Vec::new();
         for peer in &routes.peers {
             let Some((_, shared)) = self.peers.get(&peer.name) else { continue };
-            let endpoint = Arc::new(RouteEndpoint { mailbox: mailbox.clone(), peer: shared.clone() });
+            let endpoint: Arc<dyn Endpoint> =
+                Arc::new(RouteEndpoint { mailbox: mailbox.clone(), peer: shared.clone() });
             let groups: Arc<[String]> = peer.groups.clone().into();
-            ranges.extend(peer.cids.iter().map(|&(first, last)| RemoteRange {
-                first,
-                last,
-                groups: groups.clone(),
-                endpoint: endpoint.clone(),
-            }));
+            let range = |&(first, last): &_| RemoteRange { first, last, groups: groups.clone() };
+            ranges.extend(peer.cids.iter().map(|cids| (range(cids), endpoint.clone())));
         }
         ranges
     }

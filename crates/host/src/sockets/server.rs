@@ -1,11 +1,20 @@
 //! The thread that serves host sockets. It alone owns the tables; nothing in it waits for a process.
+//!
+//! This file says what comes next, and calls the others. Each of them calls only those behind it: what guests, programs,
+//! VMMs and other hosts ask for (`programs.rs`, `hybrid.rs`, `routes.rs`), how streams come about (`calls.rs`, `left.rs`),
+//! have their turns (`moving.rs`) and end (`ends.rs`); then the tables, which know no other.
 
 mod asked;
 mod calls;
 mod clients;
+mod ends;
 mod hybrid;
 mod left;
+mod moving;
+mod poller;
+mod ports;
 mod programs;
+mod rings;
 mod route_table;
 mod routes;
 mod turns;
@@ -18,73 +27,53 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::{Timespec, epoll};
+use rustix::event::Timespec;
+use rustix::event::epoll::{Event, EventFlags};
 use rustix::io::Errno;
-use vmlane_access::{Owner, Peer};
-use vmlane_port::Budget;
-use vmlane_vsock::{FIRST_FREE_PORT, Failed, HOST, HostAccess, HostRules, Router};
-use vmlane_wire::host::{PORT_ANY, Reply, SWITCH};
+use vmlane_access::Peer;
+use vmlane_vsock::{Failed, HOST, HostRules, Router};
 
 use self::asked::Hybrids;
 use self::clients::Clients;
+use self::poller::{MAILBOX, Poller};
+use self::ports::Ports;
+use self::rings::Rings;
 use self::route_table::RouteTable;
 use self::turns::Turns;
 use super::client::{Account, Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
 use super::hybrid_views::Shown;
 use super::mail::{Guest, Mail, Mailbox, Token};
 use super::socket::{self, Io};
-use super::stream::{Kind, Turn};
+use super::stream::Kind;
 use super::{Bounds, Datagrams};
 
 /// How long a guest may take to answer unless the process says otherwise: what AF_VSOCK has.
 const CONNECT: Duration = Duration::from_secs(2);
 const LONGEST_CONNECT: Duration = Duration::from_secs(60);
-/// Bytes that the programs of one user may leave behind in streams that they closed.
-const SPILL: usize = 64 << 20;
-/// The same of a VM with a hybrid socket: what a guest may whose device is ours.
-const VM_SPILL: usize = 16 << 20;
 /// Guests' requests that are answered before clients have their turn.
 const REQUESTS: usize = 64;
 /// Connections that are accepted at one socket before others have their turn.
 const ACCEPTS: usize = 64;
 /// Where a failed accept is tried again.
 const RETRY: Duration = Duration::from_millis(100);
-const MAILBOX: Token = 0;
-const FIRST_TOKEN: Token = 1;
 
-/// A number that is another one at every start.
-fn moment() -> u32 {
-    std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos())
-}
-
-/// A listening socket.
-struct ListeningSocket {
-    socket: OwnedFd,
-    dialect: Dialect,
-}
-
-/// See the module's text. Many fields: one thread serves every kind of client, and each kind has a table.
+/// See the module's text.
 pub struct Server {
     router: Arc<Router>,
     mailbox: Arc<Mailbox>,
-    datagrams: Datagrams,
     rules: Arc<Mutex<HostRules>>,
     bounds: Bounds,
-    epoll: OwnedFd,
-    listening: HashMap<Token, ListeningSocket>,
-    /// VMs whose devices are ours, and the owners of those that have one of their own.
-    guests: HashMap<u32, (Guest, Option<Owner>)>,
+    poller: Poller,
+    /// VMs whose devices are ours: their hybrid Unix sockets.
+    guests: HashMap<u32, Guest>,
     /// VMs whose VMMs have the sockets.
     hybrids: Hybrids,
     /// Other hosts.
     routes: RouteTable,
     clients: Clients,
-    /// Listeners by port.
-    listeners: HashMap<u32, Token>,
-    budgets: HashMap<Account, Arc<Budget>>,
+    ports: Ports,
+    rings: Rings,
     turns: Turns,
-    next_token: Token,
-    next_port: u32,
     buffer: Vec<u8>,
 }
 
@@ -97,58 +86,33 @@ impl Server {
         (socket, bounds): (OwnedFd, Bounds),
         shown: Arc<Mutex<Shown>>,
     ) -> io::Result<Server> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, mailbox.event(), epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
-        let mut server = Server {
+        let mut poller = Poller::new(mailbox.event())?;
+        poller.listen(socket, Dialect::Native)?;
+        Ok(Server {
             router,
+            rings: Rings::new(mailbox.clone()),
             mailbox,
-            datagrams,
             rules,
             bounds,
-            epoll,
-            listening: HashMap::new(),
+            poller,
             guests: HashMap::new(),
             hybrids: Hybrids::new(shown),
             routes: RouteTable::new(&bounds),
             clients: Clients::new(&bounds),
-            listeners: HashMap::new(),
-            budgets: HashMap::new(),
+            ports: Ports::new(datagrams),
             turns: Turns::default(),
-            next_token: FIRST_TOKEN,
-            // From 2^30 on as Firecracker's, but not where a previous daemon began: guests may still hold
-            // their ends of its connections.
-            next_port: (1 << 30) + moment() % (1 << 29),
             buffer: vec![0; 128 << 10],
-        };
-        server.open(socket, Dialect::Native)?;
-        Ok(server)
-    }
-
-    fn token(&mut self) -> Token {
-        self.next_token += 1;
-        self.next_token
-    }
-
-    fn open(&mut self, socket: OwnedFd, dialect: Dialect) -> io::Result<()> {
-        let token = self.token();
-        epoll::add(
-            &self.epoll,
-            &socket,
-            epoll::EventData::new_u64(token),
-            epoll::EventFlags::IN | epoll::EventFlags::ET,
-        )?;
-        self.listening.insert(token, ListeningSocket { socket, dialect });
-        Ok(())
+        })
     }
 
     pub fn run(mut self) {
         let mut mails = Vec::new();
-        let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let mut space = [const { MaybeUninit::<Event>::uninit() }; 64];
         loop {
             self.turns.begin_round();
             let timeout = self.timeout();
-            let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
-                Ok((events, _)) => events,
+            let events = match self.poller.wait(&mut space, timeout.as_ref()) {
+                Ok(events) => events,
                 Err(Errno::INTR) => continue,
                 Err(error) => {
                     tracing::error!(%error, "waiting for host sockets; they are served no more");
@@ -158,11 +122,11 @@ impl Server {
             for event in events.iter() {
                 match event.data.u64() {
                     MAILBOX => {}
-                    token if self.listening.contains_key(&token) => self.accept_clients(token),
+                    token if self.poller.listening(token).is_some() => self.accept_clients(token),
                     token => self.on_event(token, event.flags),
                 }
             }
-            for token in self.turns.take_listening(self.listening.keys().copied()) {
+            for token in self.turns.take_listening(self.poller.all_listening()) {
                 self.accept_clients(token);
             }
             self.mailbox.take(&mut mails);
@@ -188,7 +152,7 @@ impl Server {
             let Some(call) = self.mailbox.next_request() else { return };
             match call.key.server.0 {
                 HOST => self.requested(call),
-                cid if self.hybrids.vm(cid).is_some() => self.ask_vmm(call),
+                cid if self.hybrids.path(cid).is_some() => self.ask_vmm(call),
                 _ => self.ask_route(call),
             }
         }
@@ -228,34 +192,31 @@ impl Server {
                 self.turn(token);
             }
             Mail::AddGuest(guest, socket) => {
-                if let Err(error) = self.open(socket, Dialect::Hybrid(guest.cid)) {
+                if let Err(error) = self.poller.listen(socket, Dialect::Hybrid(guest.cid)) {
                     tracing::error!(%error, path = %guest.uds.display(), "opening a VM's Unix socket");
                 }
-                self.guests.insert(guest.cid, (guest, None));
+                self.guests.insert(guest.cid, guest);
             }
             Mail::RemoveGuest(cid) => {
-                self.listening.retain(|_, listening| listening.dialect != Dialect::Hybrid(cid));
+                self.poller.close(|dialect| dialect == Dialect::Hybrid(cid));
                 self.guests.remove(&cid);
             }
-            Mail::Owner(cid, owner) => {
-                self.guests.get_mut(&cid).into_iter().for_each(|guest| guest.1 = owner);
-            }
-            Mail::Hybrid(vm, stats) => self.hybrids.set(*vm, stats),
+            Mail::Hybrid(cid, path, stats) => self.hybrids.set(cid, path, stats),
             Mail::RemoveHybrid(cid) => self.remove_hybrid(cid),
             Mail::Listen(cid, port, socket) => {
-                if let Err(error) = self.open(socket, Dialect::Forward(cid, port)) {
+                if let Err(error) = self.poller.listen(socket, Dialect::Forward(cid, port)) {
                     tracing::error!(%error, cid, port, "opening the socket of a forward");
                 }
             }
             Mail::Unlisten(cid, port) => {
-                self.listening.retain(|_, listening| listening.dialect != Dialect::Forward(cid, port));
+                self.poller.close(|dialect| dialect == Dialect::Forward(cid, port));
             }
             Mail::GivenUp(call) => {
                 self.vmm_given_up(call);
                 self.call_given_up(call);
             }
             Mail::ListenRoute(socket) => {
-                if let Err(error) = self.open(socket, Dialect::Route) {
+                if let Err(error) = self.poller.listen(socket, Dialect::Route) {
                     tracing::error!(%error, "opening the socket of the helper for streams between hosts");
                 }
             }
@@ -268,8 +229,7 @@ impl Server {
     /// Connections wait at a listening socket.
     fn accept_clients(&mut self, token: Token) {
         for _ in 0..ACCEPTS {
-            let Some(ListeningSocket { socket, dialect }) = self.listening.get(&token) else { return };
-            let dialect = *dialect;
+            let Some((socket, dialect)) = self.poller.listening(token) else { return };
             if let Dialect::Forward(cid, _) = dialect
                 && self.turns.is_over(Account::Vm(cid))
             {
@@ -309,7 +269,7 @@ impl Server {
             if let Some(token) =
                 self.admit(Client { socket: Arc::new(socket), peer, account, state, deadline, waker: None })
             {
-                self.on_event(token, epoll::EventFlags::IN);
+                self.on_event(token, EventFlags::IN);
             }
         }
         self.turns.accept_more(token);
@@ -319,87 +279,12 @@ impl Server {
     fn is_owner(&self, dialect: Dialect, peer: &Peer) -> bool {
         let owner = match dialect {
             Dialect::Native => return true,
-            Dialect::Hybrid(cid) => self.guests.get(&cid).and_then(|guest| guest.1),
-            Dialect::Forward(cid, _) => self.hybrids.vm(cid).and_then(|vm| vm.owner),
+            Dialect::Hybrid(cid) | Dialect::Forward(cid, _) => {
+                self.router.vms().get(cid).and_then(|vm| vm.owner)
+            }
             Dialect::Route => self.routes.helper(),
         };
-        self.is_ours(peer) || owner.is_some_and(|owner| owner.includes(peer))
-    }
-
-    /// Root's processes, and those of the daemon's user.
-    fn is_ours(&self, peer: &Peer) -> bool {
-        peer.uid == 0 || peer.uid == self.rules.lock().owner
-    }
-
-    /// Gives a client a place, if there is one.
-    fn admit(&mut self, client: Client) -> Option<Token> {
-        let of_process = self.clients.of_process(&client.peer);
-        let of_process = if client.account.is_user() { of_process } else { 0 };
-        if !self.clients.has_room(client.account) || of_process >= self.bounds.of_process {
-            tracing::debug!(pid = client.peer.pid, "a host program has too many sockets");
-            return None;
-        }
-        let token = self.token();
-        let wanted =
-            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, &*client.socket, epoll::EventData::new_u64(token), wanted).ok()?;
-        self.clients.insert(token, client);
-        Some(token)
-    }
-
-    /// The client goes, with all it had.
-    fn close(&mut self, token: Token) {
-        let Some(client) = self.clients.remove(token) else { return };
-        let _ = epoll::delete(&self.epoll, &*client.socket);
-        if !client.account.is_user() {
-            self.hybrids.ends(token);
-            self.route_ends(client.account);
-        }
-        match client.state {
-            State::Asking { .. } | State::Changing => {}
-            State::Asked(call) => self.hybrids.over(&self.router, call, Failed::Gone),
-            State::Connecting(opening, ..) => {
-                self.routes.forget(opening.call);
-                self.router.close(opening.call);
-            }
-            State::Line(socket) => {
-                let _ = epoll::delete(&self.epoll, &socket);
-                self.line_ends();
-            }
-            // The process has never had it.
-            State::Accepting(opening, _) => self.router.withdraw(opening.call),
-            State::Streaming(stream) => {
-                self.router.close(stream.call);
-                self.half_ends(&stream);
-            }
-            State::Listening { port, .. } => {
-                self.listeners.remove(&port);
-            }
-            State::Datagrams { port, socket } => {
-                let _ = epoll::delete(&self.epoll, &*socket);
-                self.datagrams.lock().remove(&port);
-            }
-        }
-    }
-
-    /// The client hears why, and goes.
-    fn fail(&mut self, token: Token, errno: Errno) {
-        if let Some(client) = self.clients.get(token)
-            && let State::Connecting(_, Dialect::Forward(cid, _), _) = &client.state
-        {
-            self.hybrids.count(Some(*cid), |stats| stats.connects_refused.inc());
-        }
-        self.route_fails(token);
-        if let Some(client) = self.clients.get(token)
-            && matches!(
-                client.state,
-                State::Asking { dialect: Dialect::Native | Dialect::Route, .. }
-                    | State::Connecting(_, Dialect::Native | Dialect::Route, _)
-            )
-        {
-            client.reply(Reply::new(errno.raw_os_error(), 0, 0), None);
-        }
-        self.close(token);
+        self.rules.lock().is_ours(peer) || owner.is_some_and(|owner| owner.includes(peer))
     }
 
     fn expire(&mut self) {
@@ -411,9 +296,9 @@ impl Server {
     }
 
     /// Something happened at a client's socket.
-    fn on_event(&mut self, token: Token, flags: epoll::EventFlags) {
+    fn on_event(&mut self, token: Token, flags: EventFlags) {
         let Some(client) = self.clients.get_mut(token) else { return };
-        let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         match &mut client.state {
             State::Asking { dialect, bytes } => {
                 let dialect = *dialect;
@@ -444,15 +329,13 @@ impl Server {
                         self.turn(token);
                     }
                     // What it wrote is in its ring, and is taken when it leaves.
-                    Kind::Ring { .. } | Kind::Left(_)
-                        if hung_up || flags.intersects(epoll::EventFlags::RDHUP) =>
-                    {
+                    Kind::Ring { .. } | Kind::Left(_) if hung_up || flags.intersects(EventFlags::RDHUP) => {
                         self.leaves(token);
                     }
                     Kind::Ring { .. } => {}
                     Kind::Left(_) => self.orphan_signals(token),
                     Kind::Helpers(_) => {
-                        self.helper_signals(token, hung_up || flags.intersects(epoll::EventFlags::RDHUP));
+                        self.helper_signals(token, hung_up || flags.intersects(EventFlags::RDHUP));
                     }
                 }
             }
@@ -464,67 +347,6 @@ impl Server {
             State::Datagrams { .. } => self.datagrams_from(token, hung_up),
             State::Line(_) => self.line_event(token, hung_up),
         }
-    }
-
-    fn turn(&mut self, token: Token) {
-        let Some(client) = self.clients.get_mut(token) else { return };
-        let State::Streaming(stream) = &mut client.state else { return };
-        let account = client.account;
-        if self.turns.is_over(account) {
-            return self.turns.again(token);
-        }
-        let switched = client.waker.as_ref().is_some_and(|waker| waker.has_switched());
-        let (turn, moved) = stream.turn(&self.router, &client.socket, switched, &mut self.buffer);
-        self.turns.charge(account, moved.up + moved.down);
-        self.hybrids.moved(account, moved);
-        match turn {
-            Turn::Waits => {}
-            Turn::Again => self.turns.again(token),
-            Turn::Over => self.leaves(token),
-            Turn::Reset => self.reset(token),
-            Turn::Switch => self.switch(token),
-        }
-    }
-
-    /// The process has left bytes unread: its peer hears of a reset.
-    fn reset(&mut self, token: Token) {
-        self.reset_program(token);
-        if let Some(client) = self.clients.get(token)
-            && let State::Streaming(stream) = &client.state
-        {
-            self.router.reset(stream.call);
-        }
-        self.close(token);
-    }
-
-    /// The process uses its ring no more: the socket carries the stream from here on.
-    fn switch(&mut self, token: Token) {
-        let Some(client) = self.clients.get_mut(token) else { return };
-        let State::Streaming(stream) = &mut client.state else { return };
-        if let Some(waker) = &client.waker {
-            waker.stop_signals();
-        }
-        let switched = stream.switch().is_ok() && socket::write(&*client.socket, &[SWITCH]) == Io::Done(1);
-        self.watch_bytes(token, true);
-        if switched { self.turns.again(token) } else { self.close(token) }
-    }
-
-    /// Does its socket carry the stream? One that carries signals is read by the stream's worker, and only its end is of interest
-    /// here.
-    fn watch_bytes(&self, token: Token, bytes: bool) {
-        let Some(client) = self.clients.get(token) else { return };
-        let of_bytes =
-            if bytes { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-        let wanted = of_bytes | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        if let Err(error) =
-            epoll::modify(&self.epoll, &*client.socket, epoll::EventData::new_u64(token), wanted)
-        {
-            tracing::warn!(%error, "waiting for a host program");
-        }
-    }
-
-    fn allows(&self, peer: &Peer, wish: HostAccess<'_>) -> bool {
-        self.rules.lock().allows(peer, wish)
     }
 
     fn ask(&mut self, token: Token, dialect: Dialect, asked: Asked) {
@@ -539,20 +361,5 @@ impl Server {
         if let Err(errno) = outcome {
             self.fail(token, errno);
         }
-    }
-
-    /// The client's request has been understood.
-    fn becomes(&mut self, token: Token, state: State, deadline: Option<Instant>) {
-        self.clients.set_state(token, state);
-        self.clients.set_deadline(token, deadline);
-    }
-
-    /// The next port for an end of this host.
-    fn own_port(&mut self) -> u32 {
-        self.next_port = self.next_port.wrapping_add(1);
-        if self.next_port < FIRST_FREE_PORT || self.next_port == PORT_ANY {
-            self.next_port = 1 << 30;
-        }
-        self.next_port
     }
 }

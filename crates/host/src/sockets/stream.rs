@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::net::Shutdown as Shut;
-use vmlane_device::vmci::SharedMap;
+use vmlane_port::shared_ring::SharedMap;
 use vmlane_port::{Shutdown, Side, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
 use vmlane_vsock::{Call, Router};

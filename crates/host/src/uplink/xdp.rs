@@ -52,7 +52,7 @@ struct Slot {
 }
 
 /// A queue of the interface.
-struct Port {
+struct ServedQueue {
     socket: OwnedFd,
     rings: Rings,
     /// Where its memory begins in that of all queues.
@@ -67,7 +67,7 @@ struct Port {
 
 /// An interface of the host, with some of its queues.
 pub struct Xdp {
-    queues: Vec<Port>,
+    queues: Vec<ServedQueue>,
     /// Readable when one of the queues has a frame.
     any: OwnedFd,
     chunk: u64,
@@ -128,7 +128,8 @@ impl Xdp {
         let sockets = duplicates.collect::<io::Result<Vec<_>>>().map_err(failed)?;
         let any = one_of(&sockets).map_err(|error| failed(error.into()))?;
         let bases = (0..).map(|number| number * bytes);
-        let queues = queues.into_iter().zip(bases).map(|(queue, base)| Port::new(queue, base, facts.chunk));
+        let queues =
+            queues.into_iter().zip(bases).map(|(queue, base)| ServedQueue::new(queue, base, facts.chunk));
         let slot = |_| Slot {
             queue: 0,
             place: 0,
@@ -237,16 +238,16 @@ impl Xdp {
     }
 }
 
-impl Port {
+impl ServedQueue {
     /// All places of received frames are the kernel's.
-    fn new(Queue { socket, mut rings }: Queue, base: u64, chunk: usize) -> Port {
+    fn new(Queue { socket, mut rings }: Queue, base: u64, chunk: usize) -> ServedQueue {
         for number in 0..RX_FRAMES {
             rings.fill.put(number * chunk as u64);
         }
         rings.fill.publish();
         let _ = wake_rx(&socket);
         let free = (0..TX_FRAMES as u32).rev().collect();
-        Port { socket, rings, base, free, filled: false, unsent: false }
+        ServedQueue { socket, rings, base, free, filled: false, unsent: false }
     }
 
     /// The place of a received frame is free again.
@@ -382,13 +383,13 @@ impl FramePort for Xdp {
     }
 
     fn flush(&mut self, now: Instant) {
-        self.queues.iter_mut().for_each(Port::refill);
+        self.queues.iter_mut().for_each(ServedQueue::refill);
         self.send(now);
     }
 
     fn tick(&mut self, now: Instant) -> Ticked {
         if self.down.is_some_and(|again| now >= again) {
-            let is_down = |queue: &mut Port| queue.send() == Err(Errno::NETDOWN);
+            let is_down = |queue: &mut ServedQueue| queue.send() == Err(Errno::NETDOWN);
             self.down = self.queues.iter_mut().any(is_down).then_some(now + RETRY);
         } else if self.down.is_none() {
             self.send(now);

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use vmlane_access::Owner;
 use vmlane_guestsim::{Options, Pattern, Placement, vm_with};
-use vmlane_host::sockets::{HybridStats, HybridView, HybridVm};
+use vmlane_host::sockets::{HybridStats, HybridView};
 use vmlane_sock::{Listener, Stream};
 use vmlane_testkit::hybrid_vmm::{Vmm, is_closed};
 use vmlane_testkit::{ran_alone, wait_until};
-use vmlane_vsock::Forward;
+use vmlane_vsock::{Forward, Vm};
 
 use crate::host_world::{Duplex, SECOND, World, both_ways, far_end};
 
@@ -38,13 +38,11 @@ fn path(world: &World, cid: u32) -> PathBuf {
 }
 
 /// Serves a VM, with something of it changed.
-fn serve(world: &World, cid: u32, change: impl FnOnce(&mut HybridVm)) -> Vec<String> {
-    let spec = vm_with(cid, |vm| vm.forwards = forwards());
-    let mut hybrid = HybridVm { vm: spec.vm.clone(), path: path(world, cid), owner: None };
-    change(&mut hybrid);
-    let spec = vmlane_device::vmci::VmSpec { vm: hybrid.vm.clone(), ..spec };
-    world.hypervisor.add_vm(spec).unwrap();
-    world.sockets().set_hybrid(hybrid)
+fn serve(world: &World, cid: u32, change: impl FnOnce(&mut Vm)) -> Vec<String> {
+    let mut vm = vm_with(cid, |vm| vm.forwards = forwards()).vm;
+    change(&mut vm);
+    world.hypervisor.router().vms().add(vm).unwrap();
+    world.sockets().set_hybrid(cid, path(world, cid))
 }
 
 /// A world with a VM that has a hybrid socket, and its VMM.
@@ -216,7 +214,7 @@ fn errors_are_those_of_the_address_family() {
 #[test]
 fn nothing_crosses_groups() {
     let world = World::new();
-    serve(&world, FIRST, |hybrid| hybrid.vm.group = "other".into());
+    serve(&world, FIRST, |vm| vm.group = "other".into());
     let vmm = Vmm::start(&path(&world, FIRST));
     assert!(world.guest.connect((FIRST, 22), Options::default()).is_err());
     let _listener = world.guest.listen(80, Placement::Scattered);
@@ -261,7 +259,7 @@ fn hostile_answers_end_their_own_connection_only() {
 #[test]
 fn a_vm_has_so_many_connections_and_no_more() {
     let world = World::new();
-    serve(&world, FIRST, |hybrid| hybrid.vm.connections = 4);
+    serve(&world, FIRST, |vm| vm.connections = 4);
     let vmm = Vmm::start(&path(&world, FIRST));
     let program = Listener::bind_by(&world.host(), TO_HOST).unwrap();
     let mut held: Vec<_> = (0..2).map(|_| to_vmm(&world, &vmm, 22)).collect();
@@ -395,9 +393,9 @@ fn forwards_come_and_go_and_a_removed_vm_leaves_nothing() {
     let file = |port: u32| world.dir.path().join(format!("v{FIRST}.sock_{port}"));
     assert!([TO_GUEST, TO_HOST, TO_OTHER].into_iter().all(|port| file(port).exists()));
     let (mut near, far) = to_vmm(&world, &vmm, 22);
-    let spec = vm_with(FIRST, |vm| vm.forwards = vec![Forward { port: 9, to_cid: 3, to_port: 81 }]);
-    let hybrid = HybridVm { vm: spec.vm, path: path(&world, FIRST), owner: None };
-    assert_eq!(world.sockets().set_hybrid(hybrid), [""; 0]);
+    let changed = vm_with(FIRST, |vm| vm.forwards = vec![Forward { port: 9, to_cid: 3, to_port: 81 }]);
+    world.hypervisor.router().vms().update(changed.vm);
+    assert_eq!(world.sockets().set_hybrid(FIRST, path(&world, FIRST)), [""; 0]);
     assert!(file(9).exists() && ![TO_GUEST, TO_HOST, TO_OTHER].into_iter().any(|port| file(port).exists()));
     let listener = world.guest.listen(81, Placement::Scattered);
     let opened = vmm.connect(9).unwrap();
@@ -449,7 +447,7 @@ fn what_is_in_the_way_of_a_forward_stays_and_others_are_served() {
 fn a_socket_of_another_users_is_not_connected_to() {
     let world = World::new();
     let other = rustix::process::getuid().as_raw() + 1;
-    serve(&world, FIRST, |hybrid| hybrid.owner = Some(Owner { uid: Some(other), gid: None }));
+    serve(&world, FIRST, |vm| vm.owner = Some(Owner { uid: Some(other), gid: None }));
     let vmm = Vmm::start(&path(&world, FIRST));
     assert_eq!(code(Stream::connect_by(&world.host(), FIRST, 22, 30 * SECOND)), Some(19));
     let stats = stats(&world, FIRST);

@@ -1,11 +1,11 @@
 //! One receive ring: frames are copied into the guest's buffers, several for one if it merges them.
 
-use vmlane_mem::Spans;
+use vmlane_mem::{CACHE_LINE, Spans, lines_ahead};
 use vmlane_port::{DropReason, Overhead, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use crate::virtio::log::DirtyLog;
-use crate::virtio::queue::{Broken, Cursor, LINE, Queue, Segment, Taken, lines_ahead};
+use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
 
 /// Bytes of the header: with VERSION_1 or mergeable buffers, or without.
 pub const LONG_HEADER: usize = 12;
@@ -209,7 +209,7 @@ impl RxQueue {
 /// DPDK's buffers are such ones. What the header says is mostly what the last one said, and neither side stores it then.
 #[inline]
 fn has_own_line(addr: u64, header: usize) -> bool {
-    addr.wrapping_add(header as u64).is_multiple_of(LINE as u64)
+    addr.wrapping_add(header as u64).is_multiple_of(CACHE_LINE)
 }
 
 /// What of a buffer (guest address, bytes) is worth fetching: all of it, or what comes behind a header with a line of its own,

@@ -1,11 +1,11 @@
 //! One transmit ring: frames are gathered from chains, lent, and completed in ring order.
 
-use vmlane_mem::{MemoryMap, Spans};
+use vmlane_mem::{MemoryMap, Spans, lines_ahead};
 use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
 use super::rx::{LONG_HEADER, behind_own_line};
-use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
+use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
 
 /// Frames of one ring that may be lent at once.
 const LOOK_AHEAD: usize = 256;

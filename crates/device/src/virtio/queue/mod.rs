@@ -26,18 +26,6 @@ use self::split::Split;
 use super::log::DirtyLog;
 use super::vhost::RingSetup;
 
-/// Bytes of a cache line.
-pub const LINE: usize = 64;
-
-/// Cache lines of `len` bytes at `addr` worth fetching before their turn comes: all of a frame of the usual MTU, which
-/// otherwise waits for memory line by line; of more only where headers are, since the CPU itself fetches ahead in
-/// long copies. And none beside them: each line is fetched from the CPU of the guest that wrote it.
-#[inline]
-pub fn lines_ahead(addr: u64, len: usize) -> usize {
-    const SHORT: usize = 2048;
-    if len > SHORT { 2 } else { (addr as usize % LINE + len).div_ceil(LINE) }
-}
-
 #[derive(Debug)]
 enum Kind {
     Split(Split),

@@ -403,7 +403,7 @@ impl Bridge {
     fn told(&mut self, news: News, cid: u32, vms: &mut Vms) {
         match news {
             News::GivenUp(call) => {
-                let Some(name) = vms.get(cid).map(|vm| Name::asked(&vm.spec, call)) else { return };
+                let Some(name) = self.router.vms().get(cid).map(|vm| Name::asked(&vm, call)) else { return };
                 self.ends_unjoined(name, call, vms);
             }
             News::Joined(name, call, stream) => {
@@ -435,8 +435,8 @@ impl Bridge {
     /// A connect to the guest `cid`: the guest gets a request.
     fn requested(&mut self, vms: &mut Vms, cid: u32, call: Call) {
         let relayed = vms.contains(call.key.client.0);
-        let name = vms.get(cid).map(|vm| Name::asked(&vm.spec, call));
-        let name = name.filter(|name| vms.get(cid).is_some_and(|vm| self.admits(name, &vm.spec)));
+        let name = self.router.vms().get(cid).map(|vm| (Name::asked(&vm, call), vm));
+        let name = name.filter(|(name, vm)| self.admits(name, vm)).map(|(name, _)| name);
         let link = self.guests.get(&cid).filter(|_| name.is_some()).and_then(|guest| guest.make().ok());
         let Some(port) = vms.port(cid) else {
             // Its driver is not loaded, or has not set the device up yet.

@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use vmlane_port::wrap::{PacketPayload, StreamTap, wall_clock};
+use vmlane_vsock::VmReader;
 use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, Header, kind, op};
 use vmlane_worker::{Account, Meter, Work, contained};
 
@@ -32,6 +33,8 @@ const SLOW: Duration = Duration::from_millis(100);
 
 /// All VMs with such a device. One worker owns it.
 pub struct Routes {
+    /// What is configured of all VMs.
+    known: VmReader,
     vms: Vms,
     table: Table,
     /// Connections to VMCI guests and to the host.
@@ -64,11 +67,16 @@ struct Sender<'a> {
 
 impl Routes {
     /// `dozes`: VMs to which nothing happens are not looked at, as a worker wants it that sleeps.
-    pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>, dozes: bool) -> std::io::Result<Routes> {
+    pub fn new(
+        known: VmReader,
+        stats: Arc<VsockStats>,
+        bridge: Option<Bridge>,
+        dozes: bool,
+    ) -> std::io::Result<Routes> {
         let (vms, table) = (Vms::new()?, Table::default());
         let meter = Meter::default();
         let (started, first, order, taps) = (Instant::now(), 0, Vec::new(), Vec::new());
-        Ok(Routes { vms, table, bridge, stats, meter, started, first, order, dozes, taps })
+        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, dozes, taps })
     }
 
     /// Has `taps`, and no others, look at packets from one guest to another.
@@ -76,18 +84,17 @@ impl Routes {
         self.taps = taps;
     }
 
-    /// Makes a VM known, or changes what is known of it. Returns what its device counts.
-    pub fn add(&mut self, spec: vmlane_vsock::Vm) -> Arc<GuestStats> {
-        let cid = spec.cid;
+    /// A VM has such a device from here on. Returns what that counts.
+    pub fn add(&mut self, cid: u32) -> Arc<GuestStats> {
         if let Some(bridge) = &mut self.bridge {
             bridge.add(cid);
         }
         if let Some(vm) = self.vms.woken(cid) {
-            (vm.spec, vm.stalled) = (spec, false);
+            vm.stalled = false;
             return vm.stats.clone();
         }
         let stats = Arc::<GuestStats>::default();
-        self.vms.insert(cid, Vm::new(spec, self.meter.open(cid), stats.clone()));
+        self.vms.insert(cid, Vm::new(cid, self.meter.open(cid), stats.clone()));
         stats
     }
 
@@ -267,7 +274,7 @@ impl Routes {
 
     /// What waits for one receiver. True if something moved; none if it is to wait no longer.
     fn deliver_waiting_for(&mut self, to: u32, sender: &mut Sender<'_>, now: Instant) -> Option<bool> {
-        let (allowed, early) = (self.may_talk(sender.cid, to), self.is_early(now));
+        let (allowed, early) = (self.known.load().may_talk(sender.cid, to), self.is_early(now));
         let vm = self.vms.woken(to).filter(|_| allowed)?;
         let Some(receiver) = vm.port.as_deref_mut() else {
             return (early && !vm.shut).then_some(false);
@@ -388,9 +395,10 @@ impl Routes {
         if to.is_some_and(|to| self.relay((cid, to), port, outgoing)) {
             return Fate::Finished;
         }
-        let Some(to) = to.filter(|&to| self.may_talk(cid, to)) else { return self.refuse(port, &header) };
+        let known = self.known.load();
+        let Some(to) = to.filter(|&to| known.may_talk(cid, to)) else { return self.refuse(port, &header) };
         let most = match header.op.get() {
-            op::REQUEST => self.vms.get(cid).map_or(0, |vm| vm.spec.connections),
+            op::REQUEST => known.get(cid).map_or(0, |vm| vm.connections),
             _ => 0,
         };
         // Once a packet, not once a try.
@@ -451,7 +459,7 @@ impl Routes {
         if self.vms.contains(to) && !bridge.relays(&header) {
             return false;
         }
-        let taken = self.vms.get(cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
+        let taken = self.known.load().get(cid).is_some_and(|vm| bridge.take(port, outgoing, vm));
         self.stats.refused.bump(u64::from(!taken));
         self.stats.relayed_bytes.bump(outgoing.done as u64);
         port.stats.refused.bump(u64::from(!taken));
@@ -510,11 +518,6 @@ impl Routes {
         now.saturating_duration_since(self.started) < GRACE
     }
 
-    fn may_talk(&self, a: u32, b: u32) -> bool {
-        let (Some(a), Some(b)) = (self.vms.get(a), self.vms.get(b)) else { return false };
-        a.spec.may_talk(&b.spec)
-    }
-
     /// The sender hears RST, unless that is what it said.
     fn refuse(&mut self, port: &mut Port, header: &Header) -> Fate {
         self.table.forget(header);
@@ -551,7 +554,8 @@ impl Routes {
     }
 
     /// What an operator may see of the VMs.
-    pub fn views(&self) -> Vec<GuestView> {
+    pub fn views(&mut self) -> Vec<GuestView> {
+        let known = self.known.load();
         let view = |(cid, vm): (u32, &Vm)| {
             let [opened, all] = self.bridge.as_ref().map_or([0, 0], |bridge| bridge.count(cid));
             GuestView {
@@ -560,7 +564,7 @@ impl Routes {
                 opened: self.table.opened(cid) + opened,
                 connections: self.table.count(cid) + all,
                 counted: self.table.opened(cid) + all,
-                limit: vm.spec.connections,
+                limit: known.get(cid).map_or(0, |vm| vm.connections),
                 stats: vm.stats.clone(),
             }
         };

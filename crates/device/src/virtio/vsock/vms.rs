@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_micros(20);
 
 /// A VM with such a device.
 pub struct Vm {
-    pub spec: vmlane_vsock::Vm,
+    cid: u32,
     /// Its rings, while they run.
     pub port: Option<Box<Port>>,
     /// It is out of service: it gets no rings.
@@ -53,10 +53,10 @@ struct Watch {
 
 impl Vm {
     /// Without rings.
-    pub fn new(spec: vmlane_vsock::Vm, account: Account, stats: Arc<GuestStats>) -> Vm {
+    pub fn new(cid: u32, account: Account, stats: Arc<GuestStats>) -> Vm {
         let watch = Watch { awake: false, armed: false, packets: 0, busy: Instant::now() };
         let (port, slow, backlog) = (None, None, Backlog::default());
-        Vm { spec, port, shut: false, stalled: false, slow, backlog, account, stats, watch }
+        Vm { cid, port, shut: false, stalled: false, slow, backlog, account, stats, watch }
     }
 
     /// A fault of ours came while it was served, and has left its rings in an unknown state: they end.
@@ -64,7 +64,7 @@ impl Vm {
     pub fn fault(&mut self, stats: &VsockStats) {
         stats.panics.bump(1);
         self.stats.panics.bump(1);
-        tracing::error!(cid = self.spec.cid, "serving a virtio-vsock device panicked; the device is stopped");
+        tracing::error!(cid = self.cid, "serving a virtio-vsock device panicked; the device is stopped");
         self.end_port();
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_port::role::Role;
 use vmlane_port::wrap::{Fault, StreamTap};
-use vmlane_vsock::{Endpoint, Router, Vm};
+use vmlane_vsock::{Endpoint, Router, VmTable};
 use vmlane_worker::{
     Answer, Calls, CommandQueue, Engine, Event, Heartbeat, LongNaps, Looking, Parking, Rest, WakeFds, Woken,
     Worker, contained,
@@ -35,7 +35,7 @@ pub struct Settings {
 
 enum Request {
     /// What the VM's device counts is put there.
-    Add(Vm, Arc<OnceLock<Arc<GuestStats>>>),
+    Add(u32, Arc<OnceLock<Arc<GuestStats>>>),
     Remove(u32),
     Attach(u32, Box<Port>),
     Detach(u32),
@@ -55,8 +55,8 @@ impl Request {
     /// Whose it is, if a VM's.
     fn cid(&self) -> Option<u32> {
         match self {
-            Request::Add(vm, _) => Some(vm.cid),
-            Request::Remove(cid)
+            Request::Add(cid, _)
+            | Request::Remove(cid)
             | Request::Attach(cid, _)
             | Request::Detach(cid)
             | Request::Gone(cid)
@@ -108,9 +108,13 @@ impl Waker for WakesWorker {
 }
 
 impl VsockWorker {
-    /// Starts a worker that is alone. With a `router`, VMCI guests and the host are reached through it.
-    pub fn start(settings: Settings, router: Option<Arc<Router>>) -> std::io::Result<VsockWorker> {
-        VsockWorker::start_one_of(0, 1, settings, router)
+    /// Starts a worker that is alone, for VMs in `vms`. With a `router`, VMCI guests and the host are reached through it.
+    pub fn start(
+        settings: Settings,
+        vms: &VmTable,
+        router: Option<Arc<Router>>,
+    ) -> std::io::Result<VsockWorker> {
+        VsockWorker::start_one_of(0, 1, settings, vms, router)
     }
 
     /// Starts the worker `number` of `count`, which share what a process may have of connections' memory.
@@ -118,6 +122,7 @@ impl VsockWorker {
         number: usize,
         count: usize,
         settings: Settings,
+        vms: &VmTable,
         router: Option<Arc<Router>>,
     ) -> std::io::Result<VsockWorker> {
         let requests = Arc::new(Requests::new(Parking::for_files()?));
@@ -126,7 +131,7 @@ impl VsockWorker {
         let stats = Arc::new(VsockStats::default());
         let heartbeat = Arc::new(Heartbeat::default());
         let questions = Arc::new(Questions::default());
-        let routes = Routes::new(stats.clone(), bridge, !settings.poll)?;
+        let routes = Routes::new(vms.reader(), stats.clone(), bridge, !settings.poll)?;
         let engine = VsockEngine {
             routes,
             stats: stats.clone(),
@@ -197,10 +202,10 @@ impl VsockWorker {
         self.ask(Request::Tap(taps.clone()));
     }
 
-    /// Makes a VM known, or changes what is known of it. Returns what its device counts.
-    pub fn add(&self, vm: Vm) -> Arc<GuestStats> {
+    /// A VM has such a device from here on. Returns what that counts.
+    pub fn add(&self, cid: u32) -> Arc<GuestStats> {
         let stats = Arc::new(OnceLock::new());
-        self.ask(Request::Add(vm, stats.clone()));
+        self.ask(Request::Add(cid, stats.clone()));
         stats.get().cloned().unwrap_or_default()
     }
 
@@ -264,7 +269,7 @@ struct VsockEngine {
 impl VsockEngine {
     fn carry_out(&mut self, request: Request) {
         match request {
-            Request::Add(vm, stats) => drop(stats.set(self.routes.add(vm))),
+            Request::Add(cid, stats) => drop(stats.set(self.routes.add(cid))),
             Request::Remove(cid) => self.routes.remove(cid),
             Request::Attach(cid, port) => self.routes.attach(cid, port),
             Request::Detach(cid) => self.routes.detach(cid),

@@ -24,23 +24,22 @@ pub struct VsockWorkers {
 }
 
 impl VsockWorkers {
-    /// Starts `count` threads, one at least. With a `router`, VMCI guests and the host are reached through it.
-    pub fn start(
-        count: usize,
-        settings: Settings,
-        router: Option<&Arc<Router>>,
-    ) -> std::io::Result<VsockWorkers> {
+    /// Starts `count` threads, one at least. VMCI guests and the host are reached through `router`.
+    pub fn start(count: usize, settings: Settings, router: &Arc<Router>) -> std::io::Result<VsockWorkers> {
         let count = count.max(1);
-        let start =
-            |number| VsockWorker::start_one_of(number, count, settings, router.cloned()).map(Arc::new);
+        let start = |number| {
+            let worker =
+                VsockWorker::start_one_of(number, count, settings, router.vms(), Some(router.clone()));
+            worker.map(Arc::new)
+        };
         let others = (1..count).map(start).collect::<std::io::Result<_>>()?;
         Ok(VsockWorkers { first: start(0)?, others, places: Mutex::new(Places::new(count)) })
     }
 
-    /// Makes a VM known, or changes what is known of it. Returns the worker that serves it, and what its device counts.
-    pub fn add(&self, vm: Vm) -> (Arc<VsockWorker>, Arc<GuestStats>) {
-        let worker = self.at(self.places.lock().place(&vm));
-        let stats = worker.add(vm);
+    /// A VM has such a device from here on. Returns the worker that serves it, and what the device counts.
+    pub fn add(&self, vm: &Vm) -> (Arc<VsockWorker>, Arc<GuestStats>) {
+        let worker = self.at(self.places.lock().place(vm));
+        let stats = worker.add(vm.cid);
         (worker.clone(), stats)
     }
 
@@ -123,20 +122,15 @@ impl Places {
 mod tests {
     use super::*;
 
-    fn vm(cid: Cid, group: &str) -> Vm {
-        let group = group.into();
-        Vm { cid, group, restricted: false, trusted: false, connections: 10, forwards: vec![], parent: None }
-    }
-
     #[test]
     fn a_group_is_with_one_worker_and_groups_are_spread() {
         let mut places = Places::new(2);
         let order = [(3, "a"), (4, "a"), (5, "b"), (6, "c"), (7, "b"), (8, "a"), (9, "d")];
-        let placed = order.map(|(cid, group)| places.place(&vm(cid, group)));
+        let placed = order.map(|(cid, group)| places.place(&Vm::new("vm", cid, group)));
         assert_eq!(placed, [0, 0, 1, 1, 1, 0, 0]);
-        assert_eq!(places.place(&vm(4, "b")), 0, "its rings run there");
+        assert_eq!(places.place(&Vm::new("vm", 4, "b")), 0, "its rings run there");
         assert_eq!(places.remove(5), Some(1));
-        assert_eq!(places.place(&vm(10, "b")), 0, "with the first VM of its group");
+        assert_eq!(places.place(&Vm::new("vm", 10, "b")), 0, "with the first VM of its group");
         assert_eq!(places.remove(5), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vmlane_port::queue_pair::{Protocol, QueuePairPort};
 use vmlane_port::{Side, StreamEnd};
 use vmlane_state::Journal;
 use vmlane_vsock::{Event, Key};
@@ -12,12 +13,11 @@ use vmlane_wire::vmci::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::guest_queues::{GuestQueues, initialise_headers};
-use super::port::QueuePairPort;
 use super::{NO_STREAM, Pair, PairState, Ranges, Waiting};
 use crate::vmci::caller::{Caller, shifted};
 use crate::vmci::inbox::{Inbox, MAX_OWN};
 use crate::vmci::notice::Address;
-use crate::vmci::notifier::{Notifier, Place, Protocol};
+use crate::vmci::notifier::{Notifier, Place};
 use crate::vmci::record::{self, Dirty};
 use crate::vmci::sides::Sides;
 use crate::vmci::stats::{Quota, Refusal};
@@ -88,8 +88,8 @@ impl Hypervisor {
     ) -> Result<i32, Refusal> {
         let request = Request::parse(caller, payload)?;
         let mut inner = self.inner.lock();
-        let limits = inner.context(caller.cid)?.spec.limits;
-        let context = inner.context(caller.cid)?;
+        let limits = inner.contexts.known(caller.cid)?.limits;
+        let context = inner.contexts.known(caller.cid)?;
         if context.pairs >= limits.queue_pairs {
             return Err(Refusal::Quota(Quota::QueuePairs));
         }
@@ -102,7 +102,7 @@ impl Hypervisor {
         } else {
             create(&mut inner, caller.cid, request, self.log.as_deref())?;
         }
-        let context = inner.context_mut(caller.cid)?;
+        let context = inner.contexts.known_mut(caller.cid)?;
         context.pairs += 1;
         context.pair_bytes += bytes;
         context.stats.queue_pairs.inc();
@@ -122,8 +122,8 @@ impl Hypervisor {
         let ends = [creator, cid].map(|end| {
             inner
                 .contexts
-                .get(&end)
-                .and_then(|context| Some((context.inbox.clone()?, context.budget.clone(), context.slow)))
+                .get(end)
+                .map(|context| (context.inbox.clone(), context.budget.clone(), context.slow))
         });
         let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
         // A guest that never fetches what is queued about its pairs gets no more of them.
@@ -213,11 +213,8 @@ impl Hypervisor {
         (cid, side): (u32, Side),
         pages: Waiting,
     ) -> Result<(), Refusal> {
-        let context = inner.context(cid)?;
-        let (Some(inbox), budget, slow) = (context.inbox.clone(), context.budget.clone(), context.slow)
-        else {
-            return Err(Refusal::Destination);
-        };
+        let context = inner.contexts.known(cid)?;
+        let (inbox, budget, slow) = (context.inbox.clone(), context.budget.clone(), context.slow);
         if inbox.own() >= MAX_OWN {
             return Err(Refusal::Quota(Quota::Notices));
         }
@@ -231,21 +228,21 @@ impl Hypervisor {
         let (peer, hold) = ((handle, address.peer_cid), side == Side::A);
         let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
         let place = Place { log: self.log.clone(), serial: pair.serial, side: side as u64 };
-        let notifier = Notifier::new(inbox, cid, Some(address), peer, connection.protocol(), hold, place);
+        let notifier = Notifier::new(inbox, cid, Some(address), peer, connection.protocol, hold, place);
         let (produce, consume) = pair.sizes(side);
-        let call = connection.call().ok_or(Refusal::Destination)?;
+        let call = connection.call.ok_or(Refusal::Destination)?;
         let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier.clone());
         let ours = StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
         let (event, notifiers) = match side {
             Side::A => (Event::Supply(ours), Sides::new(Some(notifier), None)),
             Side::B => (Event::Attach(ours), Sides::new(None, Some(notifier))),
         };
-        let stream = inner.tell_router(call, event).ok_or(Refusal::Destination)?;
+        let stream = inner.others.apply(call, event).ok_or(Refusal::Destination)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
             pair.state = PairState::Joined { stream, gone: Sides::default() };
             pair.call = Some(call);
         }
-        inner.joined_routed(call, handle, stream);
+        inner.others.join(call, handle, stream);
         if let Some(connection) = inner.connections.get_mut(&key) {
             connection.offer(handle);
             connection.joined(stream, notifiers);
@@ -270,7 +267,7 @@ fn pair_accepts(inner: &Inner, pair: &Pair, cid: u32, request: &Request) -> Resu
         None => pair.peer == CID_ANY || pair.peer == cid,
     };
     let expected = request.peer == CID_ANY || request.peer == pair.creator;
-    if !named || !expected || !inner.may_talk(cid, pair.creator) {
+    if !named || !expected || !inner.contexts.may_talk(cid, pair.creator) {
         return Err(Refusal::QueuePair(VmciError::NoAccess));
     }
     let symmetric = |flags: u32| flags & !QP_ASYMMETRIC;
@@ -296,12 +293,11 @@ fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) 
         return Err(Refusal::QueuePair(VmciError::NoAccess));
     }
     // A pair with a VM that the caller may not talk to could never be attached.
-    if request.peer != CID_ANY && request.peer != CID_HOST && !inner.may_talk(cid, request.peer) {
+    if request.peer != CID_ANY && request.peer != CID_HOST && !inner.contexts.may_talk(cid, request.peer) {
         return Err(Refusal::QueuePair(VmciError::NoAccess));
     }
     initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
-    inner.serial += 1;
-    let serial = inner.serial;
+    let serial = inner.pairs.next_serial();
     inner.dirty.push(Dirty::Pair(serial));
     if let Some(log) = log {
         let pages = record::pages(request.pages.page_size, &request.list);
@@ -336,7 +332,7 @@ pub(super) fn notifiers(
     (log, serial): (Option<Arc<Journal>>, u64),
 ) -> Sides<Arc<Notifier>> {
     let connection = connection.and_then(|key| Some((key, inner.connections.get(&key)?)));
-    let protocol = connection.map_or(Protocol::Qstate, |(_, connection)| connection.protocol());
+    let protocol = connection.map_or(Protocol::Qstate, |(_, connection)| connection.protocol);
     let addresses = connection.map(|(key, connection)| {
         let known = connection.server_as_known(key);
         let (client, server) = (key.client, key.server);
@@ -352,34 +348,4 @@ pub(super) fn notifiers(
         let hold = side == Side::A && connection.is_some();
         Notifier::new(inboxes[side].clone(), cids[side], address, (handle, peer), protocol, hold, place)
     })
-}
-
-impl Inner {
-    /// A pair in the name of `key.client` for the guest at `key.server`: both rings of `size` bytes.
-    pub(in crate::vmci) fn register_pair(&mut self, key: Key, size: u64) -> Option<Handle> {
-        let cid = key.client.0;
-        // Handles of pairs that are still open are passed over; there are far fewer than numbers.
-        let handle = (0..=self.pairs.len()).find_map(|_| {
-            self.last_resource = self.last_resource.wrapping_add(1).max(FIRST_FREE_RESOURCE) % (1 << 31);
-            let handle = Handle::new(cid, self.last_resource.max(FIRST_FREE_RESOURCE));
-            (!self.pairs.contains_key(&handle)).then_some(handle)
-        })?;
-        self.serial += 1;
-        let pair = Pair {
-            serial: self.serial,
-            creator: cid,
-            attacher: None,
-            peer: key.server.0,
-            flags: 0,
-            produce_size: size,
-            consume_size: size,
-            state: PairState::Offered,
-            ranges: Default::default(),
-            connection: Some(key),
-            call: None,
-        };
-        self.dirty.push(Dirty::Pair(pair.serial));
-        self.pairs.insert(handle, pair);
-        Some(handle)
-    }
 }

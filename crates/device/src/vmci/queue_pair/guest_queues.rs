@@ -6,13 +6,13 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{Pages, Word};
 use vmlane_port::byte_ring::{Reading, Writing};
+use vmlane_port::queue_pair::{Notice, OtherSide, Protocol, QueueMemory};
 use vmlane_port::{End, PortFault, StreamAddress, StreamInfo};
 use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;
 
-use super::port::{OtherSide, QueueMemory};
-use crate::vmci::notice::{Address, Notice};
-use crate::vmci::notifier::{Notifier, Protocol};
+use crate::vmci::notice::Address;
+use crate::vmci::notifier::Notifier;
 
 /// A real guest's two queues: header page, then data pages, each.
 pub struct GuestQueues {

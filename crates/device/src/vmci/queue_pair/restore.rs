@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use vmlane_mem::MemoryMap;
+use vmlane_port::queue_pair::QueuePairPort;
 use vmlane_port::{Budget, End, Resumed, Side, StreamEnd, StreamId};
 use vmlane_state::{Reader, Writer};
 use vmlane_vsock::Key;
@@ -11,7 +12,6 @@ use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 
 use super::broker::notifiers;
 use super::guest_queues::GuestQueues;
-use super::port::QueuePairPort;
 use super::{NO_STREAM, Pair, PairState, Waiting};
 use crate::vmci::record::PairParts;
 use crate::vmci::sides::Sides;
@@ -150,8 +150,7 @@ impl Hypervisor {
             }
         }
         // An endpoint of another kind did not outlive the previous daemon: the guest's connection is reset.
-        let has_device = |cid: &u32| inner.contexts.get(cid).is_some_and(|context| context.inbox.is_some());
-        let all_have = cids.into_array().iter().flatten().all(has_device);
+        let all_have = cids.into_array().into_iter().flatten().all(|cid| inner.contexts.is_guest(cid));
         if gone.a && gone.b || (joined && !all_have) {
             return false;
         }
@@ -165,7 +164,7 @@ impl Hypervisor {
             return false;
         }
         for side in Side::BOTH.into_iter().filter(|side| !gone[*side]) {
-            if let Some(context) = cids[side].and_then(|cid| inner.contexts.get_mut(&cid)) {
+            if let Some(context) = cids[side].and_then(|cid| inner.contexts.get_mut(cid)) {
                 context.pairs += 1;
                 context.pair_bytes += pair.bytes();
             }
@@ -181,8 +180,8 @@ impl Hypervisor {
         let Ends { gone, mut pages, told, mut spill } = ends;
         let cids = Sides::new(pair.creator, pair.attacher?);
         let context = |cid: u32| {
-            let context = inner.contexts.get(&cid)?;
-            Some((context.inbox.clone()?, context.budget.clone(), context.slow))
+            let context = inner.contexts.get(cid)?;
+            Some((context.inbox.clone(), context.budget.clone(), context.slow))
         };
         let contexts = Sides::new(context(cids.a)?, context(cids.b)?);
         let own = pair

@@ -9,8 +9,9 @@ use vmlane_state::{Journal, Writer};
 use super::{CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, PAGES, PAIR, SPILL, TOLD, WELL_KNOWN, address};
 use crate::vmci::caller::Caller;
 use crate::vmci::connection::Connection;
+use crate::vmci::contexts::Context;
 use crate::vmci::pairs::PairName;
-use crate::vmci::tables::{Context, Hypervisor, Inner};
+use crate::vmci::tables::{Hypervisor, Inner};
 
 impl Inner {
     fn pair_by_serial(&self, serial: u64) -> Option<Vec<u8>> {
@@ -33,7 +34,7 @@ impl Inner {
                 let known = |context: &&Context| {
                     context.ready || context.bitmap_at.is_some() || context.buffers_high != [0; 2]
                 };
-                let context = self.contexts.get(&cid).filter(known);
+                let context = self.contexts.get(cid).filter(known);
                 let record = context.map(|context| {
                     let mut out = Writer::new();
                     let (addr, shift) = context.bitmap_at.unwrap_or_default();
@@ -48,7 +49,7 @@ impl Inner {
                 put((CONTEXT, cid.into(), 0), record);
             }
             Dirty::Doorbell(cid, resource) => {
-                let index = self.contexts.get(&cid).and_then(|context| context.doorbells.get(&resource));
+                let index = self.contexts.get(cid).and_then(|context| context.doorbells.get(&resource));
                 let record = index.map(|index| (*index as u64).to_le_bytes().to_vec());
                 put((DOORBELL, cid.into(), resource.into()), record);
             }

@@ -139,14 +139,14 @@ impl Hypervisor {
             log.stage((GENERATION, inner.generation, 0), &[]);
         }
         let first = first_number(inner.generation);
-        for inbox in inner.contexts.values().filter_map(|context| context.inbox.as_ref()) {
-            inbox.number_from(first);
+        for (_, context) in inner.contexts.iter() {
+            context.inbox.number_from(first);
         }
         self.resume_contexts(inner, &sorted, maps);
         self.resume_connections(inner, sorted.connections, maps);
         let mut parts = sorted.parts;
         for (serial, record) in sorted.pairs {
-            inner.serial = inner.serial.max(serial);
+            inner.pairs.skip_serial(serial);
             let parts = parts.remove(&serial).unwrap_or_default();
             inner.dirty.push(Dirty::Pair(serial));
             let Some(record) = Pair::from_record(serial, &record) else { continue };
@@ -160,13 +160,13 @@ impl Hypervisor {
             tracing::debug!(serial, "a queue pair of a previous daemon has ended");
             let Some(key) = connection else { continue };
             if let Some(connection) = inner.remove_connection(key) {
-                inner.send_reset(connection.server_as_known(key), key.client);
-                inner.send_reset(key.client, key.server);
+                inner.contexts.send_reset(connection.server_as_known(key), key.client);
+                inner.contexts.send_reset(key.client, key.server);
             }
         }
         inner.end_damaged(&damage);
         for (cid, items) in sorted.items {
-            let Some(inbox) = inner.contexts.get(&cid).and_then(|context| context.inbox.as_ref()) else {
+            let Some(inbox) = inner.contexts.get(cid).map(|context| &context.inbox) else {
                 continue;
             };
             let known = items.iter().filter_map(|(number, record)| {
@@ -198,7 +198,7 @@ impl Hypervisor {
 
     fn resume_contexts(&self, inner: &mut Inner, sorted: &Sorted, maps: &HashMap<u32, MemoryMap>) {
         for (cid, record) in &sorted.contexts {
-            let (Some(context), Some(map)) = (inner.contexts.get_mut(cid), maps.get(cid)) else { continue };
+            let (Some(context), Some(map)) = (inner.contexts.get_mut(*cid), maps.get(cid)) else { continue };
             let mut from = Reader::new(record);
             let known = (|| {
                 let known = (from.flag()?, from.flag()?, from.option()?, from.u32()?);
@@ -212,13 +212,15 @@ impl Hypervisor {
                 context.bitmap_at.and_then(|(addr, shift)| map.pages([addr].into_iter(), shift).ok());
         }
         for &(cid, resource, index) in &sorted.doorbells {
-            if let Some(context) = inner.contexts.get_mut(&cid).filter(|_| maps.contains_key(&cid)) {
+            if let Some(context) = inner.contexts.get_mut(cid).filter(|_| maps.contains_key(&cid)) {
                 context.doorbells.insert(resource, index);
             }
         }
         for &(cid, resource) in &sorted.well_known {
-            if let Some(context) = inner.contexts.get(&cid).filter(|_| maps.contains_key(&cid)) {
-                inner.well_known.take((&context.spec.vm.group, cid), resource);
+            if let Ok(vm) = inner.contexts.vm(cid)
+                && maps.contains_key(&cid)
+            {
+                inner.well_known.take((&vm.group, cid), resource);
             }
         }
         for (cid, record) in &sorted.executed {
@@ -237,18 +239,16 @@ impl Hypervisor {
     ) {
         for (key, record) in connections {
             let there = maps.contains_key(&key.client.0) || maps.contains_key(&key.server.0);
-            let has_device = |cid| inner.contexts.get(&cid).is_some_and(|context| context.inbox.is_some());
-            let routed = !has_device(key.client.0) || !has_device(key.server.0);
+            let routed = !inner.contexts.is_guest(key.client.0) || !inner.contexts.is_guest(key.server.0);
             match Connection::from_record(&record).filter(|_| there) {
                 // What an endpoint of another kind knew of it is gone, however far it had come.
                 Some(connection) if routed => {
-                    inner.send_reset(connection.server_as_known(key), key.client);
-                    inner.send_reset(key.client, key.server);
+                    inner.contexts.send_reset(connection.server_as_known(key), key.client);
+                    inner.contexts.send_reset(key.client, key.server);
                     inner.dirty.push(Dirty::Connection(key));
                 }
                 Some(connection) => {
-                    if let Some(client) =
-                        inner.contexts.get_mut(&key.client.0).filter(|_| connection.is_counted())
+                    if let Some(client) = inner.contexts.get_mut(key.client.0).filter(|_| connection.counted)
                     {
                         client.connections += 1;
                     }
@@ -268,18 +268,18 @@ impl Inner {
     fn end_damaged(&mut self, damage: &Damage) {
         self.lost.extend(&damage.contexts);
         for &serial in &damage.pairs {
-            self.serial = self.serial.max(serial);
+            self.pairs.skip_serial(serial);
             self.dirty.push(Dirty::Pair(serial));
         }
         for &key in &damage.connections {
-            let forwards = self.contexts.get(&key.client.0).map(|context| context.spec.vm.forwards.clone());
-            let ways_in = forwards.unwrap_or_default().into_iter();
+            let client = self.contexts.vm(key.client.0).ok();
+            let ways_in = client.iter().flat_map(|vm| &vm.forwards);
             let ways_in = ways_in.filter(|forward| (forward.to_cid, forward.to_port) == key.server);
             // The client may know the server by another address.
             for known_as in ways_in.map(|forward| (CID_HOST, forward.port)).chain([key.server]) {
-                self.send_reset(known_as, key.client);
+                self.contexts.send_reset(known_as, key.client);
             }
-            self.send_reset(key.client, key.server);
+            self.contexts.send_reset(key.client, key.server);
             self.dirty.push(Dirty::Connection(key));
         }
         if damage.pairs.is_empty() {
@@ -287,11 +287,11 @@ impl Inner {
         }
         let whole: HashSet<Key> = self.pairs.iter().filter_map(|(_, pair)| pair.connection).collect();
         let halves = self.connections.iter();
-        let halves = halves.filter(|(key, connection)| connection.has_pair() && !whole.contains(*key));
+        let halves = halves.filter(|(key, connection)| connection.handle.is_some() && !whole.contains(*key));
         for key in halves.map(|(key, _)| *key).collect::<Vec<_>>() {
             if let Some(connection) = self.remove_connection(key) {
-                self.send_reset(connection.server_as_known(key), key.client);
-                self.send_reset(key.client, key.server);
+                self.contexts.send_reset(connection.server_as_known(key), key.client);
+                self.contexts.send_reset(key.client, key.server);
             }
         }
     }

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
+use vmlane_port::queue_pair::Protocol;
 use vmlane_vsock::{Event, Failed, Key, Role};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
 use super::packet::{Packet, refuse};
 use crate::vmci::connection::Connection;
 use crate::vmci::handshake::State;
-use crate::vmci::notifier::Protocol;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::{Quota, Refusal, VmciStats};
 use crate::vmci::tables::{Hypervisor, Inner};
@@ -22,17 +22,17 @@ pub(super) fn request(
     stats: &VmciStats,
 ) -> Result<(), Refusal> {
     let (from, to) = (key.client.0, key.server.0);
-    let routed = !inner.is_guest(to) && inner.router.has_endpoint(to);
+    let routed = !inner.contexts.is_guest(to) && inner.others.has_endpoint(to);
     if !routed {
-        inner.reach(from, to)?;
-    } else if !inner.may_talk(from, to) {
+        inner.contexts.reach(from, to)?;
+    } else if !inner.contexts.may_talk(from, to) {
         return Err(Refusal::Destination);
     }
     match inner.connections.get(&key) {
         // The client's port is in use again although the server has not closed its end yet.
         Some(old) if old.state != State::Requested && !old.client_left => {
             stats.refused_state.inc();
-            inner.send_reset(old.server_as_known(key), key.client);
+            inner.contexts.send_reset(old.server_as_known(key), key.client);
             return Ok(());
         }
         Some(_) => {
@@ -40,19 +40,20 @@ pub(super) fn request(
         }
         None => {}
     }
-    let client = inner.context_mut(key.client.0)?;
-    if client.connections >= client.spec.vm.connections {
+    let most = inner.contexts.vm(key.client.0)?.connections;
+    let client = inner.contexts.known_mut(key.client.0)?;
+    if client.connections >= most {
         return Err(Refusal::Quota(Quota::Connections));
     }
     if routed {
-        let mut connection = inner.request_routed(key, via_host, body.size())?;
+        let mut connection = Connection::routed(via_host, inner.others.open(key, body.size())?);
         connection.counted = true;
         connection.asked = body.size();
         if body.kind() == Some(PacketType::Request) {
             connection.protocol = Protocol::Pkt;
         }
         inner.connections.insert(key, connection);
-        inner.context_mut(from)?.count_connect();
+        inner.contexts.known_mut(from)?.count_connect();
         return Ok(());
     }
     client.count_connect();
@@ -62,7 +63,7 @@ pub(super) fn request(
         inner.connections.insert(key, connection);
         return Ok(());
     }
-    let forwarded = inner.forward(key, &connection, Role::Client, body);
+    let forwarded = inner.contexts.forward(key, &connection, Role::Client, body);
     inner.connections.insert(key, connection);
     if forwarded.is_err() {
         inner.remove_connection(key);
@@ -81,7 +82,7 @@ pub(super) fn offer(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciSta
         stats.refused_queue_pair.inc();
         return refuse(inner, &packet, stats);
     }
-    inner.forward(key, connection, Role::Client, packet.body)?;
+    inner.contexts.forward(key, connection, Role::Client, packet.body)?;
     if let Some(pair) = inner.pairs.get_mut(&handle) {
         pair.connection = Some(key);
         inner.dirty.push(Dirty::Pair(pair.serial));
@@ -105,9 +106,9 @@ pub(super) fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciSt
         return refuse(inner, &packet, stats);
     }
     if let Some(call) = connection.call {
-        inner.tell_router(call, Event::Confirm);
+        inner.others.apply(call, Event::Confirm);
     } else {
-        inner.forward(key, connection, Role::Server, packet.body)?;
+        inner.contexts.forward(key, connection, Role::Server, packet.body)?;
     }
     established(inner, key);
     Ok(())
@@ -121,7 +122,7 @@ fn established(inner: &mut Inner, key: Key) {
         }
     }
     for cid in [key.client.0, key.server.0] {
-        if let Ok(context) = inner.context(cid) {
+        if let Ok(context) = inner.contexts.known(cid) {
             context.stats.established.inc();
         }
     }
@@ -150,7 +151,7 @@ impl Hypervisor {
         }
         let attach = ControlPacket::new(PacketType::Attach, 0, 0).with_handle(handle);
         let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
-        if inner.forward(key, connection, Role::Server, attach).is_err() {
+        if inner.contexts.forward(key, connection, Role::Server, attach).is_err() {
             // The guest gives the connection up by itself; the pair goes with its DETACH.
             stats.refused_state.inc();
         }

@@ -28,7 +28,7 @@ pub fn count(kind: PacketType, stats: &VmciStats) {
 pub fn refuse(inner: &Inner, packet: &Packet, stats: &VmciStats) -> Result<(), Refusal> {
     if packet.kind != PacketType::Rst {
         stats.refused_state.inc();
-        inner.send_reset(packet.addressed, packet.sender);
+        inner.contexts.send_reset(packet.addressed, packet.sender);
     }
     Ok(())
 }

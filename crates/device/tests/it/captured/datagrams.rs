@@ -105,7 +105,7 @@ fn each_datagram_is_recorded_once_at_each_point_only_while_there_is_a_capture() 
 #[test]
 fn nothing_is_recorded_once_a_capture_has_ended_under_load() {
     let world = World::new();
-    world.router.set_vm(vm(3).vm);
+    world.router.vms().add(vm(3).vm).unwrap();
     world.router.set_endpoint(3, Arc::new(Sink));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Engines that break one rule each: ports around the real port, to show that the model notices.
 
-use vmlane_device::vmci::{Notice, Protocol, QueueMemory, QueuePairPort};
+use vmlane_port::queue_pair::{Notice, Protocol, QueueMemory, QueuePairPort};
 use vmlane_port::wrap::StreamWrapper;
 use vmlane_port::{Bytes, PortFault, StreamPort};
 

@@ -11,8 +11,8 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use vmlane_device::vmci::QueuePairPort;
 use vmlane_port::byte_ring::{Reading, Writing};
+use vmlane_port::queue_pair::QueuePairPort;
 use vmlane_stream::{Blame, Direction};
 
 use super::broken::{Make, ModelEnd};

@@ -6,7 +6,7 @@
 //! queueing and sleeping makes it look again. In the older protocol the socket lock keeps notices out
 //! of everything but sleep and the gap between two system calls.
 
-use vmlane_device::vmci::Protocol;
+use vmlane_port::queue_pair::Protocol;
 
 use super::world::{Message, World};
 

@@ -13,10 +13,10 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::{Notice, OtherSide, Protocol, QueueMemory};
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
 use vmlane_port::PortFault;
 use vmlane_port::byte_ring::{Reading, Writing};
+use vmlane_port::queue_pair::{Notice, OtherSide, Protocol, QueueMemory};
 
 use super::world::Message;
 

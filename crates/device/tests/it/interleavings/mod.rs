@@ -28,7 +28,7 @@ mod memory;
 mod seen;
 mod world;
 
-use vmlane_device::vmci::Protocol;
+use vmlane_port::queue_pair::Protocol;
 
 use broken::{Make, Rule};
 use device::Device;

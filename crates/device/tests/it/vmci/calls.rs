@@ -1,7 +1,7 @@
 //! Calls to the hypervisor: resources, context id, doorbells, events, maps.
 
-use vmlane_device::vmci::{Limits, VmSpec};
-use vmlane_guestsim::{Driver, Path, vm, vm_with};
+use vmlane_device::vmci::Limits;
+use vmlane_guestsim::{Driver, Path, VmSpec, vm, vm_with};
 use vmlane_wire::vmci::{Handle, VmciError, call};
 
 use super::{World, about, link, ring};

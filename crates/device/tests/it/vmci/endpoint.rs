@@ -8,8 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::{Protocol, Waker};
 use vmlane_guestsim::{Guest, Options, Path, Pattern, Placement, SocketError, Stream};
+use vmlane_port::queue_pair::Protocol;
+use vmlane_port::shared_ring::RingProcess;
 use vmlane_port::{End, Shutdown, Side, StreamEnd, StreamId};
 use vmlane_sock::ring::{self, Incoming, Outgoing};
 use vmlane_testkit::{LONGEST, eventually, wait_until};
@@ -32,7 +33,7 @@ enum Heard {
 /// What a host program is told of one connection, in order.
 struct Ear(Mutex<Sender<Heard>>);
 
-impl Waker for Ear {
+impl RingProcess for Ear {
     fn wake(&self, _room: bool) {}
     fn broke(&self) {}
     fn ended(&self, end: End) {

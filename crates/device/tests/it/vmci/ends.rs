@@ -1,8 +1,9 @@
 //! How streams end: half, whole, by a crash; and what is left of a VM that has gone.
 
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{Limits, Protocol, VmSpec};
-use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, SocketError, vm};
+use vmlane_device::vmci::Limits;
+use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, SocketError, VmSpec, vm};
+use vmlane_port::queue_pair::Protocol;
 use vmlane_testkit::wait_until;
 use vmlane_wire::vmci::{CID_ANY, CONTROL_RESET, Handle, QP_ATTACH_ONLY, Reg, VmciError, call, queue_header};
 
@@ -274,7 +275,7 @@ fn a_context_id_given_out_again_inherits_nothing() {
     let [(machine, client), (_b, server)] = world.two(Path::Dma);
     let (a, b) = connect(&client, &server, 5000, rings(RING));
     server.driver(|driver| assert_eq!(driver.send_to(Handle::new(3, 77), 5, b"old"), 27));
-    world.hypervisor.remove_vm(3);
+    world.remove(3);
     std::mem::forget(a);
     drop(machine);
     assert_eq!(b.recv(&mut [0; 10]), Ok(0));

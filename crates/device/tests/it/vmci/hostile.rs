@@ -6,8 +6,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
-use vmlane_guestsim::{Machine, PairSpec, Path, Placement, Queues, Registers, vm_with};
+use vmlane_device::vmci::{Hypervisor, Limits};
+use vmlane_guestsim::{Machine, PairSpec, Path, Placement, Queues, Registers, VmSpec, vm_with};
 use vmlane_testkit::wait_until;
 use vmlane_vsock::DEFAULT_CONNECTIONS;
 use vmlane_wire::vmci::{Handle, Reg, queue_header};
@@ -76,7 +76,7 @@ fn assert_bounded(hypervisor: &Hypervisor) {
         let hostile = view.cid > 4;
         let limits = if hostile { LIMITS } else { Limits::default() };
         let connections = if hostile { CONNECTIONS } else { DEFAULT_CONNECTIONS };
-        let what = &view.name;
+        let what = view.cid;
         assert!(view.queue_pairs <= limits.queue_pairs, "{what}: {} pairs", view.queue_pairs);
         assert!(view.queue_pair_bytes <= limits.queue_pair_bytes(0), "{what}");
         assert!(view.connections <= connections, "{what}: {} connections", view.connections);

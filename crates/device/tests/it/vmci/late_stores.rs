@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use vmlane_device::vmci::{Notice, OtherSide, QueueMemory, QueuePairPort};
 use vmlane_mem::Pages;
+use vmlane_port::queue_pair::{Notice, OtherSide, QueueMemory, QueuePairPort};
 use vmlane_port::{Notifications, StreamPort};
 use vmlane_testkit::LONGEST;
 

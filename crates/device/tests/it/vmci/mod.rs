@@ -24,8 +24,8 @@ mod wakeups;
 
 use std::sync::Arc;
 
-use vmlane_device::vmci::{Hypervisor, VmSpec, VmView};
-use vmlane_guestsim::{Driver, Guest, Listener, Machine, Options, Path, Pattern, Stream, vm};
+use vmlane_device::vmci::{Hypervisor, VmView};
+use vmlane_guestsim::{Driver, Guest, Listener, Machine, Options, Path, Pattern, Stream, VmSpec, vm};
 use vmlane_port::Streams;
 use vmlane_stream::{Settings, WorkerStats, Workers};
 use vmlane_testkit::wait_until;
@@ -67,6 +67,12 @@ impl World {
 
     pub fn machine_with(&self, spec: VmSpec) -> Machine {
         Machine::new(&self.hypervisor, spec)
+    }
+
+    /// The VM and its device are removed.
+    pub fn remove(&self, cid: u32) {
+        self.hypervisor.remove(cid);
+        self.router.vms().remove(cid);
     }
 
     pub fn view(&self, cid: u32) -> VmView {

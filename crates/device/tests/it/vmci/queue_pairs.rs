@@ -1,7 +1,7 @@
 //! Queue pairs: every check of ALLOC one by one, attaching, detaching.
 
-use vmlane_device::vmci::{Limits, VmSpec};
-use vmlane_guestsim::{Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm, vm_with};
+use vmlane_device::vmci::Limits;
+use vmlane_guestsim::{Driver, Lines, Machine, PairSpec, Path, Placement, Queues, VmSpec, vm, vm_with};
 use vmlane_testkit::wait_until;
 use vmlane_wire::vmci::{CID_ANY, Handle, QP_ATTACH_ONLY, QP_LOCAL, VmciError, call, event};
 

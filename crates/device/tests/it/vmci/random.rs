@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
-use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm_with};
+use vmlane_device::vmci::{Hypervisor, Limits};
+use vmlane_guestsim::{
+    Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, VmSpec, alloc_call, vm_with,
+};
 use vmlane_stream::Inline;
 use vmlane_vsock::Router;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, Handle, RawHandle, Reg, call, datagram, queue_header};
@@ -167,9 +169,9 @@ impl Pair {
                 (view.queue_pairs, view.queue_pair_bytes, view.connections),
                 (0, 0, 0),
                 "{}",
-                view.name
+                view.cid
             );
-            assert_eq!((view.doorbells, view.inbox_bytes, view.packets_waiting), (0, 0, 0), "{}", view.name);
+            assert_eq!((view.doorbells, view.inbox_bytes, view.packets_waiting), (0, 0, 0), "{}", view.cid);
         }
         assert_eq!(self.hypervisor.connections(), []);
         let [mut a, mut b] = [0, 1].map(|index: usize| self.machines[index].probe(Path::Dma));

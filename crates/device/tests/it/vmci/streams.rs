@@ -1,7 +1,7 @@
 //! Streams between guests: every byte arrives, in order, whatever the rings and the protocol.
 
-use vmlane_device::vmci::Protocol;
 use vmlane_guestsim::{Options, Path, Placement};
+use vmlane_port::queue_pair::Protocol;
 
 use super::{World, connect, rings, stream_both_ways};
 

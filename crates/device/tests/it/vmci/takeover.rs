@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vmlane_device::vmci::{Bound, Limits, Protocol, VmSpec};
+use vmlane_device::vmci::{Bound, Limits};
 use vmlane_guestsim::restart::{Moment, RestartableDaemon};
 use vmlane_guestsim::{
-    Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm, vm_with,
+    Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, VmSpec, vm, vm_with,
 };
+use vmlane_port::queue_pair::Protocol;
 use vmlane_testkit::wait_until;
 use vmlane_vsock::Forward;
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, Reg, call, event};

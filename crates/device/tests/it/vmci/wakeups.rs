@@ -1,7 +1,7 @@
 //! No end sleeps through what it waits for: readers, writers, low-water marks, long pauses.
 
-use vmlane_device::vmci::Protocol;
 use vmlane_guestsim::{Options, Path, Pattern};
+use vmlane_port::queue_pair::Protocol;
 use vmlane_stream::Settings;
 use vmlane_testkit::wait_until;
 

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
-use vmlane_device::virtio::vsock::{Settings, VsockDevice, VsockWorker};
+use vmlane_device::virtio::vsock::{Settings, VsockDevice};
 use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_guestsim::vsock::{Guest, vm};
 use vmlane_wire::virtio::feature;
 
-use super::bench;
+use super::{Served, bench};
 
 const HERE: u32 = 3;
 const EVENTS: usize = 2;
@@ -51,10 +51,10 @@ impl Moved {
         let wrap = if packed { 1 << 15 | u32::from(used) << 16 | 1 << 31 } else { 0 };
         guest.tx.setup().position.store(u32::from(used) | wrap, Ordering::SeqCst);
         let settings = Settings { spin: Duration::ZERO, poll: false };
-        let worker = Arc::new(VsockWorker::start(settings, None).unwrap());
+        let worker = Served::start(settings, None);
         worker.add(vm(HERE));
         let called = Arc::new(Called::default());
-        let device = VsockDevice::new(HERE, worker, called.clone());
+        let device = VsockDevice::new(HERE, worker.worker, called.clone());
         Moved { guest, events, packed, device, called }
     }
 

@@ -9,17 +9,18 @@ mod share;
 mod worker;
 mod workers;
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
-use vmlane_device::virtio::vsock::{VsockDevice, VsockWorker};
+use vmlane_device::virtio::vsock::{GuestStats, Settings, VsockDevice, VsockWorker};
 use vmlane_guestsim::vsock::{Bench, Guest, vm};
 use vmlane_stream::Inline;
 use vmlane_testkit::eventually;
-use vmlane_vsock::Vm as VsockVm;
+use vmlane_vsock::{Router, Vm as VsockVm, VmTable};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{Header, SEQPACKET, STREAM, op};
 
@@ -111,14 +112,35 @@ struct Vm {
 }
 
 fn spec(cid: u32, group: &str) -> VsockVm {
-    VsockVm {
-        cid,
-        group: group.into(),
-        restricted: false,
-        trusted: false,
-        connections: 100,
-        forwards: Vec::new(),
-        parent: None,
+    VsockVm { connections: 100, ..VsockVm::new(format!("vm-{cid}"), cid, group) }
+}
+
+/// A worker, and the VMs that it may serve.
+struct Served {
+    worker: Arc<VsockWorker>,
+    vms: Arc<VmTable>,
+}
+
+impl Deref for Served {
+    type Target = Arc<VsockWorker>;
+
+    fn deref(&self) -> &Arc<VsockWorker> {
+        &self.worker
+    }
+}
+
+impl Served {
+    fn start(settings: Settings, router: Option<Arc<Router>>) -> Served {
+        let vms = router.as_ref().map(|router| router.vms().clone()).unwrap_or_default();
+        Served { worker: Arc::new(VsockWorker::start(settings, &vms, router).expect("a worker")), vms }
+    }
+
+    /// A VM is what `spec` says from here on, and is served.
+    fn add(&self, spec: VsockVm) -> Arc<GuestStats> {
+        let cid = spec.cid;
+        self.vms.remove(cid);
+        self.vms.add(spec).expect("a name of its own");
+        self.worker.add(cid)
     }
 }
 
@@ -136,10 +158,10 @@ fn setup(guest: &Guest, packed: bool) -> Setup {
 }
 
 impl Vm {
-    fn new(worker: &Arc<VsockWorker>, cid: u32, packed: bool) -> Vm {
+    fn new(worker: &Served, cid: u32, packed: bool) -> Vm {
         worker.add(spec(cid, "test"));
         let wires = Wires::new(worker);
-        let mut device = VsockDevice::new(cid, worker.clone(), wires.clone());
+        let mut device = VsockDevice::new(cid, worker.worker.clone(), wires.clone());
         assert_eq!((device.queues(), device.config()), (3, u64::from(cid).to_le_bytes().to_vec()));
         let mut guest = driver(cid, packed);
         assert_eq!(setup(&guest, packed).features & !device.features(), 0, "only what is on offer");
@@ -194,7 +216,7 @@ impl Vm {
     fn hears_nothing(&mut self, worker: &VsockWorker) {
         // Twice around: whatever was under way has been looked at.
         for _ in 0..2 {
-            worker.add(spec(77, "absent"));
+            worker.add(77);
         }
         self.poll();
         assert_eq!(self.received.len(), 0, "{:?}", self.received);

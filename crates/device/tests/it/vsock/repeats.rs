@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmlane_device::virtio::vsock::{Settings, VsockWorker};
+use vmlane_device::virtio::vsock::Settings;
 use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::{Machine, Path, Placement, vm};
 use vmlane_stream::Workers;
 use vmlane_vsock::Router;
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
-use super::{LOCAL, Vm, connect};
+use super::{LOCAL, Served, Vm, connect};
 
 const ROOM: u32 = 256 << 10;
 const BYTES: &[u8] = b"bytes";
@@ -41,9 +41,9 @@ fn use_and_close(client: &mut Vm, server: &mut Vm) {
     client.expect(op::RST);
 }
 
-fn worker(router: Option<Arc<Router>>) -> Arc<VsockWorker> {
+fn worker(router: Option<Arc<Router>>) -> Served {
     let settings = Settings { spin: Duration::from_millis(1), poll: false };
-    Arc::new(VsockWorker::start(settings, router).expect("a worker"))
+    Served::start(settings, router)
 }
 
 #[test]
@@ -100,7 +100,6 @@ fn a_second_rst_ends_no_new_connection_to_a_vmci_guest() {
     let machine = Machine::new(&hypervisor, vm(3));
     let vmci = machine.boot(Path::Dma);
     let mut b = Vm::new(&worker, 4, false);
-    hypervisor.add_vm(vm(4)).expect("a CID of its own");
     router.set_endpoint(4, worker.endpoint(4));
     let listener = vmci.listen(5000, Placement::Scattered);
     let mut connected = || {

@@ -16,16 +16,16 @@ use vmlane_testkit::{LONGEST, wait_until};
 use vmlane_vsock::Router;
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
-use super::{LOCAL, Vm, Wires, connect, driver, setup, spec};
+use super::{LOCAL, Served, Vm, Wires, connect, driver, setup, spec};
 
-fn worker(spin: Duration, router: Option<Arc<Router>>) -> Arc<VsockWorker> {
-    Arc::new(VsockWorker::start(Settings { spin, poll: false }, router).expect("a worker"))
+fn worker(spin: Duration, router: Option<Arc<Router>>) -> Served {
+    Served::start(Settings { spin, poll: false }, router)
 }
 
 fn asleep(worker: &VsockWorker) {
     let before = worker.stats().sleeps.get();
     wait_until("the worker sleeps", || {
-        worker.add(spec(77, "absent"));
+        worker.add(77);
         worker.stats().sleeps.get() > before
     });
 }
@@ -183,7 +183,7 @@ fn rings_outside_of_memory_do_not_run() {
     worker.add(spec(3, "test"));
     let guest = driver(3, false);
     let wires = Wires::new(&worker);
-    let mut device = VsockDevice::new(3, worker.clone(), wires.clone());
+    let mut device = VsockDevice::new(3, worker.worker.clone(), wires.clone());
     let mut broken = setup(&guest, false);
     broken.rings[1].as_mut().unwrap().descriptors = 1 << 50;
     device.run(broken);
@@ -206,7 +206,6 @@ fn streams_to_a_vmci_guest_are_whole() {
     let machine = Machine::new(&hypervisor, vm(3));
     let vmci = machine.boot(Path::Dma);
     let mut b = Vm::new(&worker, 4, false);
-    hypervisor.add_vm(vm(4)).expect("a CID of its own");
     router.set_endpoint(4, worker.endpoint(4));
     const BYTES: u64 = 1 << 20;
     // The virtio guest connects.
@@ -342,7 +341,7 @@ fn answers(worker: &Arc<VsockWorker>) -> bool {
     let (done, finished) = channel();
     let worker = worker.clone();
     std::thread::spawn(move || {
-        worker.add(spec(77, "absent"));
+        worker.add(77);
         let _ = done.send(());
     });
     finished.recv_timeout(LONGEST).is_ok()
@@ -352,7 +351,7 @@ fn answers(worker: &Arc<VsockWorker>) -> bool {
 fn a_panic_in_a_request_is_contained_and_later_requests_are_answered() {
     // It does not sleep, so that a port that is dropped has a notice to deliver.
     let settings = Settings { spin: Duration::ZERO, poll: true };
-    let worker = Arc::new(VsockWorker::start(settings, None).expect("a worker"));
+    let worker = Served::start(settings, None);
     let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     for attempt in 0.. {

@@ -8,31 +8,35 @@ use vmlane_stream::Workers;
 use vmlane_vsock::Router;
 use vmlane_wire::virtio_vsock::{kind, op};
 
-use super::{LOCAL, Vm, connect, spec};
+use super::{LOCAL, Served, Vm, connect, spec};
 
 /// A VM whose group changes is served where it was: streams with its new group's VMs go from one worker to the other.
 #[test]
 fn vms_of_one_group_talk_across_workers() {
     let router = Router::new(Arc::new(Workers::start(Default::default()).expect("workers")));
     let settings = Settings { spin: Duration::from_millis(1), poll: false };
-    let workers = VsockWorkers::start(2, settings, Some(&router)).expect("workers");
+    let workers = VsockWorkers::start(2, settings, &router).expect("workers");
+    let vms = router.vms().clone();
+    let add = |cid, group| {
+        vms.remove(cid);
+        vms.add(spec(cid, group)).expect("a name of its own");
+        let (worker, _) = workers.add(&spec(cid, group));
+        Served { worker, vms: vms.clone() }
+    };
     let serving = [(3, "test"), (4, "elsewhere"), (5, "test")].map(|(cid, group)| {
-        router.set_vm(spec(cid, group));
-        let (worker, _) = workers.add(spec(cid, group));
-        router.set_endpoint(cid, worker.endpoint(cid));
-        worker
+        let served = add(cid, group);
+        router.set_endpoint(cid, served.endpoint(cid));
+        served
     });
     assert!(Arc::ptr_eq(&serving[0], &serving[2]) && !Arc::ptr_eq(&serving[0], &serving[1]));
     let [mut a, mut b, mut c] = [0, 1, 2].map(|at| Vm::new(&serving[at], 3 + at as u32, false));
-    workers.add(spec(4, "elsewhere"));
+    add(4, "elsewhere");
     a.send(LOCAL, (4, 5000), kind::STREAM, op::REQUEST, &[]);
     a.expect(op::RST);
     // A VM whose driver is not there.
-    router.set_vm(spec(6, "test"));
-    router.set_endpoint(6, workers.add(spec(6, "test")).0.endpoint(6));
+    router.set_endpoint(6, add(6, "test").endpoint(6));
 
-    router.set_vm(spec(4, "test"));
-    assert!(Arc::ptr_eq(&workers.add(spec(4, "test")).0, &serving[1]), "its rings run there");
+    assert!(Arc::ptr_eq(&add(4, "test"), &serving[1]), "its rings run there");
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     connect(&mut a, &mut c, LOCAL + 1, kind::SEQPACKET);
     for n in 0..100u32 {

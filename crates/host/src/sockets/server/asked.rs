@@ -1,20 +1,22 @@
 //! What the thread knows of VMs with hybrid sockets, and of what their VMMs have been asked for.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmlane_vsock::{Call, Failed, Router};
+use vmlane_vsock::{Call, Failed, Key, Router};
 
 use crate::sockets::client::Account;
-use crate::sockets::hybrid::{HybridStats, HybridVm};
+use crate::sockets::hybrid::HybridStats;
 use crate::sockets::hybrid_views::{HybridConnection, Shown};
 use crate::sockets::mail::Token;
 use crate::sockets::stream::Moved;
 
 /// The VMs, and the connections that their VMMs have been asked for.
 pub struct Hybrids {
-    vms: HashMap<u32, (HybridVm, Arc<HybridStats>)>,
+    /// By CID: the VMM's socket.
+    vms: HashMap<u32, (PathBuf, Arc<HybridStats>)>,
     /// By number of the call.
     asked: HashMap<u64, Token>,
     shown: Arc<Mutex<Shown>>,
@@ -25,13 +27,14 @@ impl Hybrids {
         Hybrids { vms: HashMap::new(), asked: HashMap::new(), shown }
     }
 
-    pub fn set(&mut self, vm: HybridVm, stats: Arc<HybridStats>) {
-        self.shown.lock().set(&vm.vm, &stats);
-        self.vms.insert(vm.vm.cid, (vm, stats));
+    pub fn set(&mut self, cid: u32, path: PathBuf, stats: Arc<HybridStats>) {
+        self.shown.lock().set(cid, &stats);
+        self.vms.insert(cid, (path, stats));
     }
 
-    pub fn vm(&self, cid: u32) -> Option<&HybridVm> {
-        self.vms.get(&cid).map(|(vm, _)| vm)
+    /// The socket of the VM's VMM, if it is one of these VMs.
+    pub fn path(&self, cid: u32) -> Option<&Path> {
+        self.vms.get(&cid).map(|(path, _)| &**path)
     }
 
     /// Counts something of this VM, if it is one.
@@ -69,7 +72,9 @@ impl Hybrids {
     }
 
     /// A VM's connection is to be seen from now on.
-    pub fn shows(&self, token: Token, connection: HybridConnection) {
+    pub fn shows(&self, token: Token, vm: u32, call: Call) {
+        let Key { client, server } = call.key;
+        let connection = HybridConnection { vm, client, server, established: false };
         self.shown.lock().connects(token, connection);
     }
 

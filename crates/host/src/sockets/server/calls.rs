@@ -1,6 +1,5 @@
 //! Streams between processes and guests: how they come about.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,51 +7,19 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_access::Peer;
-use vmlane_device::vmci::SharedMap;
-use vmlane_port::{Budget, Side, StreamAddress, StreamEnd, StreamId};
+use vmlane_port::{Side, StreamAddress, StreamId};
 use vmlane_vsock::{Call, ConnectError, HostAccess, Key};
-use vmlane_wire::host::{RING, Reply, layout};
+use vmlane_wire::host::Reply;
 use vmlane_wire::vmci::CID_HOST;
 
-use super::{CONNECT, SPILL, Server, VM_SPILL};
-use crate::sockets::client::{Account, Client, Delivery, Dialect, Opening, Ring, State};
+use super::{CONNECT, Server};
+use crate::sockets::client::{Account, Client, Delivery, Dialect, Opening, State};
 use crate::sockets::left::{Left, LeftStream};
-use crate::sockets::mail::{StreamWaker, Token};
+use crate::sockets::mail::Token;
 use crate::sockets::socket::{self, Io};
-use crate::sockets::stream::{Kind, Pump, Stream};
+use crate::sockets::stream::{Kind, Stream};
 
 impl Server {
-    /// A ring for a new stream: the stream's end, and the rest.
-    pub(super) fn ring(
-        &mut self,
-        token: Token,
-        account: Account,
-        signal: Option<Arc<OwnedFd>>,
-        address: Option<StreamAddress>,
-    ) -> io::Result<(StreamEnd, Arc<StreamWaker>, Ring)> {
-        let fd = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
-        let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
-        let budget = self.budget(account);
-        let theirs = signal.is_some();
-        let waker = Arc::new(StreamWaker::new(token, self.mailbox.clone(), signal));
-        let mut port = Box::new(map.port(waker.clone()).map_err(io::Error::other)?);
-        address.into_iter().for_each(|address| port.memory.set_address(address));
-        let ring = if theirs {
-            Ring::Theirs(map, fd)
-        } else {
-            let (out, incoming) = vmlane_sock::ring::map(fd, RING)?;
-            let pump = Pump::new(out, incoming);
-            Ring::Ours(Box::new(if account.is_user() { pump } else { pump.of_vmm() }))
-        };
-        Ok((StreamEnd { port, budget, slow: false }, waker, ring))
-    }
-
-    /// What bytes are taken from that an account's streams leave behind.
-    pub(super) fn budget(&mut self, account: Account) -> Arc<Budget> {
-        let spill = if matches!(account, Account::Vm(_)) { VM_SPILL } else { SPILL };
-        self.budgets.entry(account).or_insert_with(|| Arc::new(Budget::new(spill))).clone()
-    }
-
     /// Is the stream of a program with a ring to `cid` the helper's to move?
     fn left_stream(&self, dialect: Dialect, shared: bool, cid: u32) -> Option<LeftStream> {
         let leaves = shared && self.routes.shares && dialect == Dialect::Native;
@@ -71,15 +38,15 @@ impl Server {
         let Some(client) = self.clients.get(token) else { return Ok(()) };
         let (account, signal) = (client.account, shared.then(|| client.socket.clone()));
         let from = match dialect {
-            Dialect::Forward(cid, _) => (cid, self.own_port()),
-            Dialect::Native | Dialect::Hybrid(_) | Dialect::Route => (CID_HOST, self.own_port()),
+            Dialect::Forward(cid, _) => (cid, self.ports.next()),
+            Dialect::Native | Dialect::Hybrid(_) | Dialect::Route => (CID_HOST, self.ports.next()),
         };
         let address = StreamAddress { cid: from.0, port: from.1, peer_cid: to.0, peer_port: to.1 };
         let address = matches!(account, Account::Vm(_)).then_some(address);
         let mut left = self.left_stream(dialect, shared, to.0);
         let half = match (&mut left, &signal) {
-            (Some(left), Some(socket)) => self.programs_half(left, token, account, socket),
-            _ => self.ring(token, account, signal, address),
+            (Some(left), Some(socket)) => self.rings.programs_half(left, token, account, socket),
+            _ => self.rings.ring(token, account, signal, address),
         };
         let (end, waker, ring) = half.map_err(|error| {
             tracing::warn!(%error, "memory for a host socket");
@@ -98,28 +65,28 @@ impl Server {
         }
         self.routes.left.extend(left.map(|left| (call.number, left)));
         if let Account::Vm(cid) = account {
-            self.shows(token, cid, call);
+            self.hybrids.shows(token, cid, call);
         }
         let state = State::Connecting(Opening { call, ring }, dialect, from.1);
-        self.becomes(token, state, Some(Instant::now() + patience));
+        self.clients.becomes(token, state, Some(Instant::now() + patience));
         Ok(())
     }
 
     /// A guest wants to reach a program of the host.
     pub(super) fn requested(&mut self, call: Call) {
         let (cid, port) = (call.key.client.0, call.key.server.1);
-        let listener = self.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(*token)?)));
+        let listener =
+            self.ports.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(*token)?)));
         let accepted = match listener {
             Some((token, client)) => {
                 let ring = matches!(client.state, State::Listening { ring: true, .. });
                 let (token, peer) = (token, client.peer.clone());
                 // Another host's client speaks for the groups that its host and the configuration let it.
                 let claim = self.routes.claim(call).map(|claim| claim.groups);
-                let groups = claim.or_else(|| self.router.group_of(cid).map(|group| vec![group]));
-                groups
-                    .unwrap_or_default()
-                    .iter()
-                    .any(|group| self.allows(&peer, HostAccess::BeReached(group)))
+                let vm = self.router.vms().get(cid);
+                let own = vm.as_ref().map(|vm| std::slice::from_ref(&vm.group));
+                let groups = claim.as_deref().or(own).unwrap_or_default();
+                groups.iter().any(|group| self.rules.lock().allows(&peer, HostAccess::BeReached(group)))
                     && self.accept_for(call, token, peer, ring).is_some()
             }
             None => self.accept_for_path(call).is_some(),
@@ -138,7 +105,7 @@ impl Server {
 
     /// A program may listen at a path of its own, named after the VM's socket and the port.
     fn accept_for_path(&mut self, call: Call) -> Option<()> {
-        let mut path = self.guests.get(&call.key.client.0)?.0.uds.clone().into_os_string();
+        let mut path = self.guests.get(&call.key.client.0)?.uds.clone().into_os_string();
         path.push(format!("_{}", call.key.server.1));
         let socket = socket::connect(path.as_ref()).ok()?;
         let peer = Arc::new(Peer::of(&socket).ok()?);
@@ -154,20 +121,21 @@ impl Server {
         delivery: Option<Delivery>,
     ) -> Option<()> {
         let socket = Arc::new(socket);
-        let token = self.next_token + 1;
+        let token = self.poller.token();
         let account = Account::User(peer.uid);
-        let half =
-            self.other_half(call, shared, |server, left| server.programs_half(left, token, account, &socket));
+        let half = self
+            .routes
+            .other_half(call, shared, |left| self.rings.programs_half(left, token, account, &socket));
         let (end, waker, ring) = match half {
             Some(half) => half.ok()?,
-            None => self.ring(token, account, shared.then(|| socket.clone()), None).ok()?,
+            None => self.rings.ring(token, account, shared.then(|| socket.clone()), None).ok()?,
         };
         let state = State::Accepting(Opening { call, ring }, delivery);
         let deadline = Some(Instant::now() + CONNECT);
         let client = Client { socket, peer, account, state, deadline, waker: Some(waker.clone()) };
-        // The waker has the token that the client gets here.
-        let admitted = self.admit(client)?;
-        debug_assert_eq!(admitted, token);
+        if !self.admit_as(token, client) {
+            return None;
+        }
         if !self.router.accept(call, end, waker) {
             self.close(token);
             return None;
@@ -178,11 +146,10 @@ impl Server {
     /// The guest has attached: the process hears of it, and bytes go.
     pub(super) fn joined(&mut self, token: Token, stream: StreamId, side: Side) {
         let Some(state) = self.clients.set_state(token, State::Changing) else { return };
+        let peers = self.clients.get(token).is_some_and(|client| matches!(client.account, Account::Peer(_)));
         let (opening, greeting, delivery) = match state {
             State::Connecting(opening, dialect, port) => (opening, Some((dialect, port)), None),
-            State::Accepting(opening, None) if self.is_peers(token) => {
-                (opening, Some((Dialect::Route, 0)), None)
-            }
+            State::Accepting(opening, None) if peers => (opening, Some((Dialect::Route, 0)), None),
             State::Accepting(opening, delivery) => (opening, None, delivery),
             other => {
                 self.clients.set_state(token, other);
@@ -191,7 +158,7 @@ impl Server {
         };
         if let Some(client) = self.clients.get(token) {
             self.hybrids.joined(token, client.account);
-            self.route_joined(client.account);
+            self.routes.peer(client.account).into_iter().for_each(|peer| peer.stats.established.inc());
         }
         let (kind, fd) = opening.ring.into_kind();
         let call = opening.call;
@@ -207,10 +174,10 @@ impl Server {
             },
             _ => None,
         };
-        let fd = fd.or_else(|| self.memory_of(call).filter(|_| left.is_some()));
+        let fd = fd.or_else(|| self.routes.memory_of(call).filter(|_| left.is_some()));
         let is_left = left.is_some();
         let stream = Stream { call, stream, side, kind, left };
-        self.becomes(token, State::Streaming(Box::new(stream)), None);
+        self.clients.becomes(token, State::Streaming(Box::new(stream)), None);
         if signals {
             self.watch_bytes(token, false);
         }

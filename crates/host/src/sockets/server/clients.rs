@@ -161,6 +161,12 @@ impl Clients {
         self.deadlines.extend(deadline.map(|deadline| (deadline, token)));
     }
 
+    /// It has come so far, and has until `deadline` to come further.
+    pub fn becomes(&mut self, token: Token, state: State, deadline: Option<Instant>) {
+        self.set_state(token, state);
+        self.set_deadline(token, deadline);
+    }
+
     pub fn first_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }

@@ -15,7 +15,6 @@ use super::turns;
 use super::{CONNECT, Server};
 use crate::sockets::client::{Account, Client, Dialect, Opening, Ring, State, VmmAnswer, vmm_answer};
 use crate::sockets::hybrid::{HybridStats, target};
-use crate::sockets::hybrid_views::HybridConnection;
 use crate::sockets::mail::Token;
 use crate::sockets::socket::{self, Io};
 
@@ -34,14 +33,15 @@ impl Server {
 
     fn begin_to_ask(&mut self, call: Call) -> Result<(), Failed> {
         let (cid, port) = call.key.server;
-        let vm = self.hybrids.vm(cid).ok_or(Failed::Absent)?;
+        let path = self.hybrids.path(cid).ok_or(Failed::Absent)?;
+        let vm = self.router.vms().get(cid).ok_or(Failed::Absent)?;
         let account = Account::Vm(cid);
         let count = |what: fn(&HybridStats)| self.hybrids.count(Some(cid), what);
-        if self.clients.of(account) >= vm.vm.connections || !self.clients.has_room(account) {
+        if self.clients.of(account) >= vm.connections || !self.clients.has_room(account) {
             count(|stats| stats.over_connections.inc());
             return Err(Failed::Refused);
         }
-        let socket = match socket::connect(&vm.path) {
+        let socket = match socket::connect(path) {
             Ok(socket) => socket,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 count(|stats| stats.late.inc());
@@ -49,19 +49,19 @@ impl Server {
             }
             Err(error) => {
                 count(|stats| stats.absent.inc());
-                tell_absent(cid, &vm.path, &error);
+                tell_absent(cid, path, &error);
                 return Err(Failed::Absent);
             }
         };
         let peer = Arc::new(Peer::of(&socket).map_err(|_| Failed::Absent)?);
         // A name in the VMM's directory may lead to a socket of others: those of root, too.
-        if !vm.owner.map_or_else(|| self.is_ours(&peer), |owner| owner.includes(&peer)) {
+        if !vm.owner.map_or_else(|| self.rules.lock().is_ours(&peer), |owner| owner.includes(&peer)) {
             count(|stats| stats.not_owner.inc());
             tracing::warn!(
                 cid,
                 pid = peer.pid,
                 uid = peer.uid,
-                path = %vm.path.display(),
+                path = %path.display(),
                 "the process that listens there is not the VM's owner's; the VM's owner in the configuration says whose it may be"
             );
             return Err(Failed::Absent);
@@ -77,7 +77,7 @@ impl Server {
         let client = Client { socket, peer, account, state, deadline, waker: None };
         let token = self.admit(client).ok_or(Failed::Refused)?;
         self.hybrids.asks(call, token);
-        self.shows(token, cid, call);
+        self.hybrids.shows(token, cid, call);
         self.turns.charge(account, turns::CONNECT);
         Ok(())
     }
@@ -110,14 +110,18 @@ impl Server {
     fn vmm_accepts(&mut self, token: Token, call: Call, hung_up: bool) -> bool {
         let Key { client: (peer_cid, peer_port), server: (cid, port) } = call.key;
         let address = StreamAddress { cid, port, peer_cid, peer_port };
-        let Ok((end, waker, mut ring)) = self.ring(token, Account::Vm(cid), None, Some(address)) else {
+        let Ok((end, waker, mut ring)) = self.rings.ring(token, Account::Vm(cid), None, Some(address)) else {
             return false;
         };
         if let Ring::Ours(pump) = &mut ring {
             pump.hung_up = hung_up;
         }
         self.hybrids.answered(call);
-        self.becomes(token, State::Accepting(Opening { call, ring }, None), Some(Instant::now() + CONNECT));
+        self.clients.becomes(
+            token,
+            State::Accepting(Opening { call, ring }, None),
+            Some(Instant::now() + CONNECT),
+        );
         if let Some(client) = self.clients.get_mut(token) {
             client.waker = Some(waker.clone());
         }
@@ -145,8 +149,8 @@ impl Server {
 
     /// A guest has connected to a port of the host: its VMM is at the socket of a forward.
     pub(super) fn forward(&mut self, (cid, port): (u32, u32), socket: OwnedFd, peer: Arc<Peer>) {
-        let Some(vm) = self.hybrids.vm(cid) else { return };
-        let (account, most, to) = (Account::Vm(cid), vm.vm.connections, target(&vm.vm, port));
+        let Some(vm) = self.router.vms().get(cid) else { return };
+        let (account, most, to) = (Account::Vm(cid), vm.connections, target(&vm, port));
         self.turns.charge(account, turns::CONNECT);
         self.hybrids.count(Some(cid), |stats| stats.connects.inc());
         let full = self.clients.of(account) >= most;
@@ -165,19 +169,12 @@ impl Server {
         }
     }
 
-    /// A VM's connection is to be seen from now on.
-    pub(super) fn shows(&self, token: Token, vm: u32, call: Call) {
-        let Key { client, server } = call.key;
-        let connection = HybridConnection { vm, client, server, established: false };
-        self.hybrids.shows(token, connection);
-    }
-
     /// The VM is served no more: its connections end.
     pub(super) fn remove_hybrid(&mut self, cid: u32) {
         let of = |dialect: Dialect| matches!(dialect, Dialect::Forward(of, _) if of == cid);
-        self.listening.retain(|_, listening| !of(listening.dialect));
+        self.poller.close(of);
         self.clients.tokens_of(Account::Vm(cid)).into_iter().for_each(|token| self.reset(token));
-        self.budgets.remove(&Account::Vm(cid));
+        self.rings.forget(Account::Vm(cid));
         self.hybrids.remove(cid);
     }
 }

@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::epoll;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::SocketType;
+use vmlane_access::Peer;
 use vmlane_vsock::HostAccess;
-use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request};
+use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, Reply, Request};
 use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
 use zerocopy::FromBytes;
 
@@ -33,45 +34,53 @@ impl Server {
                     millis => Duration::from_millis(millis.into()).min(LONGEST_CONNECT),
                 };
                 self.connect(token, Dialect::Native, (cid, request.port.get()), ring, patience)?;
-                self.remember_groups(token, groups);
+                if let Some(State::Connecting(opening, ..)) =
+                    self.clients.get(token).map(|client| &client.state)
+                {
+                    self.routes.remember(opening.call, groups);
+                }
                 Ok(())
             }
             Op::Listen => {
-                let port =
-                    self.free_port(request.port.get(), |server, port| server.listeners.contains_key(&port))?;
-                if !self.allows(&peer, HostAccess::Listen(port)) {
+                let port = self.ports.for_listener(request.port.get())?;
+                if !self.rules.lock().allows(&peer, HostAccess::Listen(port)) {
                     return Err(Errno::ACCESS);
                 }
-                self.listeners.insert(port, token);
-                self.becomes(token, State::Listening { port, ring }, None);
+                self.ports.listeners.insert(port, token);
+                self.clients.becomes(token, State::Listening { port, ring }, None);
                 self.answer(token, port, None)
             }
             Op::Datagram => {
-                let taken = |server: &Server, port| server.datagrams.lock().contains_key(&port);
-                let port = self.free_port(request.port.get(), taken)?;
+                let port = self.ports.for_datagrams(request.port.get())?;
                 // Resources 0 and 1 are events and stream control.
                 if port <= 1 {
                     return Err(Errno::ADDRNOTAVAIL);
                 }
-                if !self.allows(&peer, HostAccess::Listen(port)) {
+                if !self.rules.lock().allows(&peer, HostAccess::Listen(port)) {
                     return Err(Errno::ACCESS);
                 }
                 let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
                 let ours = Arc::new(ours);
-                let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
-                epoll::add(&self.epoll, &*ours, epoll::EventData::new_u64(token), wanted)?;
-                self.datagrams.lock().insert(port, (ours.clone(), peer));
-                self.becomes(token, State::Datagrams { port, socket: ours.clone() }, None);
+                self.poller.add(&ours, token, EventFlags::IN | EventFlags::ET)?;
+                self.ports.datagrams.lock().insert(port, (ours.clone(), peer));
+                self.clients.becomes(token, State::Datagrams { port, socket: ours.clone() }, None);
                 self.answer(token, port, Some(&theirs))?;
                 if request.flags.get() & FLAG_ALONE != 0
                     && let Some(client) = self.clients.get_mut(token)
                 {
-                    let _ = epoll::delete(&self.epoll, &*client.socket);
+                    self.poller.remove(&client.socket);
                     client.socket = ours;
                 }
                 Ok(())
             }
         }
+    }
+
+    /// May a program of this host talk to `cid`? For which groups.
+    fn program_reaches(&self, peer: &Peer, cid: u32) -> Result<Vec<String>, Errno> {
+        let mut groups = self.router.vms().known().groups_of(cid).ok_or(Errno::NODEV)?;
+        groups.retain(|group| self.rules.lock().allows(peer, HostAccess::Connect(group)));
+        if groups.is_empty() { Err(Errno::ACCESS) } else { Ok(groups) }
     }
 
     fn answer(&mut self, token: Token, port: u32, fd: Option<&OwnedFd>) -> Result<(), Errno> {
@@ -81,20 +90,6 @@ impl Server {
             self.close(token);
         }
         Ok(())
-    }
-
-    fn free_port(&mut self, wanted: u32, taken: impl Fn(&Server, u32) -> bool) -> Result<u32, Errno> {
-        if wanted != PORT_ANY {
-            return if taken(self, wanted) { Err(Errno::ADDRINUSE) } else { Ok(wanted) };
-        }
-        // There are more ports than clients.
-        for _ in 0..=self.bounds.clients {
-            let port = self.own_port();
-            if !taken(self, port) {
-                return Ok(port);
-            }
-        }
-        Err(Errno::ADDRNOTAVAIL)
     }
 
     /// Datagrams of a process to guests. Like all datagrams they may get lost.
@@ -112,8 +107,8 @@ impl Server {
                     let Ok((to, payload)) = vmlane_wire::host::Peer::read_from_prefix(datagram) else {
                         continue;
                     };
-                    let group = self.router.group_of(to.cid.get());
-                    if group.is_some_and(|group| self.allows(&peer, HostAccess::Connect(&group))) {
+                    let vm = self.router.vms().get(to.cid.get());
+                    if vm.is_some_and(|vm| self.rules.lock().allows(&peer, HostAccess::Connect(&vm.group))) {
                         let from = (CID_HOST, port);
                         let _ = self.router.send_datagram(from, (to.cid.get(), to.port.get()), payload);
                     }
@@ -128,7 +123,6 @@ impl Server {
             }
         }
         // The rest comes with its own edge: ask for it.
-        let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let _ = epoll::modify(&self.epoll, &*socket, epoll::EventData::new_u64(token), wanted);
+        let _ = self.poller.change(&socket, token, EventFlags::IN | EventFlags::ET);
     }
 }

@@ -2,14 +2,19 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use vmlane_port::Bounded;
 use vmlane_port::fair::SharedPlaces;
 use vmlane_vsock::{Call, Claim};
 use vmlane_wire::route::{Op, Record};
 
+use super::rings::Half;
 use crate::sockets::Bounds;
+use crate::sockets::client::Account;
 use crate::sockets::left::LeftStream;
 use crate::sockets::mail::Token;
 use crate::sockets::route::{PeerShared, Routes};
@@ -144,6 +149,35 @@ impl RouteTable {
         while let Some(call) = self.given_up.pop() {
             self.askers.give_back(&call.key.client.0);
         }
+    }
+
+    /// What is shared of the peer whose streams have this account.
+    pub fn peer(&self, account: Account) -> Option<&PeerShared> {
+        let Account::Peer(id) = account else { return None };
+        self.by_id.get(&id).map(|shared| &**shared)
+    }
+
+    /// A program's connect is asked for on behalf of these groups, if it is to another host.
+    pub fn remember(&mut self, call: Call, groups: Vec<String>) {
+        if self.routes.as_ref().is_some_and(|routes| routes.owner_of(call.key.server.0).is_some()) {
+            self.sources.insert(call.number, groups);
+        }
+    }
+
+    /// The other half of a stream that was begun so. The call is refused if that cannot be (`able`).
+    pub fn other_half(
+        &mut self,
+        call: Call,
+        able: bool,
+        half: impl FnOnce(&mut LeftStream) -> io::Result<Half>,
+    ) -> Option<Result<Half, Errno>> {
+        let left = self.left.get_mut(&call.number)?;
+        Some(if able { half(left).map_err(|_| Errno::NOBUFS) } else { Err(Errno::PROTO) })
+    }
+
+    /// The ring's memory, for the program.
+    pub fn memory_of(&self, call: Call) -> Option<OwnedFd> {
+        self.left.get(&call.number)?.memory.as_ref()?.try_clone().ok()
     }
 
     /// What another host says of the client of this call, if it is of one.

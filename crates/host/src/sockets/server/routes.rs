@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_port::StreamAddress;
-use vmlane_vsock::{Call, Claim, ConnectError, Failed, HOST, HostAccess, Key};
-use vmlane_wire::host::{Reply, SAID_CLOSE};
+use vmlane_vsock::{Call, Claim, ConnectError, Failed, HOST, Key};
+use vmlane_wire::host::Reply;
 use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_RING, FLAG_TRUSTED, MOST_TEXT, Op, RECORD, Record, Refusal};
 
 use super::route_table::{AskedCall, Known, common};
@@ -21,7 +21,6 @@ use crate::sockets::left::LeftStream;
 use crate::sockets::mail::Token;
 use crate::sockets::route::{PeerShared, Routes, Told};
 use crate::sockets::socket::{self, Io};
-use crate::sockets::stream::Kind;
 
 /// How long the client's end may take once another host has accepted.
 const ACCEPT: Duration = Duration::from_secs(10);
@@ -45,7 +44,7 @@ impl Server {
             calls.into_iter().for_each(|number| self.call_fails(number, Failed::Absent));
         }
         if self.routes.routes.is_none() {
-            self.listening.retain(|_, listening| listening.dialect != Dialect::Route);
+            self.poller.close(|dialect| dialect == Dialect::Route);
             self.routes.line.into_iter().for_each(|line| self.close(line));
         }
     }
@@ -66,9 +65,8 @@ impl Server {
             return Err(Errno::BUSY);
         }
         let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
-        let wanted = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(token), wanted)?;
-        self.becomes(token, State::Line(ours), None);
+        self.poller.add(&ours, token, EventFlags::IN | EventFlags::OUT | EventFlags::ET)?;
+        self.clients.becomes(token, State::Line(ours), None);
         (self.routes.line, self.routes.shares) = (Some(token), shares);
         let Some(client) = self.clients.get(token) else { return Ok(()) };
         tracing::info!(pid = client.peer.pid, "the helper for streams between hosts is there");
@@ -140,8 +138,8 @@ impl Server {
             StreamAddress { cid: client.0, port: client.1, peer_cid: server.0, peer_port: server.1 };
         let account = Account::Peer(id);
         let half = match &mut left {
-            Some(left) => self.helpers_half(left, token, account, &socket),
-            None => self.ring(token, account, Some(socket), Some(address)),
+            Some(left) => self.rings.helpers_half(left, token, account, &socket),
+            None => self.rings.ring(token, account, Some(socket), Some(address)),
         };
         let (end, waker, ring) = half.map_err(|error| {
             tracing::warn!(%error, "memory for a stream of another host");
@@ -162,7 +160,7 @@ impl Server {
             client.waker = Some(waker);
         }
         let state = State::Connecting(Opening { call, ring }, Dialect::Route, 0);
-        self.becomes(token, state, Some(Instant::now() + LONGEST_CONNECT));
+        self.clients.becomes(token, state, Some(Instant::now() + LONGEST_CONNECT));
         Ok(())
     }
 
@@ -192,15 +190,18 @@ impl Server {
         let Key { client: (peer_cid, peer_port), server: (cid, port) } = call.key;
         let address = StreamAddress { cid, port, peer_cid, peer_port };
         let account = Account::Peer(id);
-        let half =
-            self.other_half(call, shares, |server, left| server.helpers_half(left, token, account, &socket));
+        let half = self
+            .routes
+            .other_half(call, shares, |left| self.rings.helpers_half(left, token, account, &socket));
         let (end, waker, ring) = match half {
             Some(half) => half?,
-            None => self.ring(token, account, Some(socket), Some(address)).map_err(|_| Errno::NOBUFS)?,
+            None => {
+                self.rings.ring(token, account, Some(socket), Some(address)).map_err(|_| Errno::NOBUFS)?
+            }
         };
         waker.stop_signals();
         let state = State::Accepting(Opening { call, ring }, None);
-        self.becomes(token, state, Some(Instant::now() + ACCEPT));
+        self.clients.becomes(token, state, Some(Instant::now() + ACCEPT));
         if let Some(client) = self.clients.get_mut(token) {
             client.waker = Some(waker.clone());
         }
@@ -219,48 +220,6 @@ impl Server {
             shared.stats.over_streams.inc();
         }
         moved
-    }
-
-    fn shared_of(&self, account: Account) -> Option<&Arc<PeerShared>> {
-        let Account::Peer(id) = account else { return None };
-        self.routes.by_id.get(&id)
-    }
-
-    /// A stream of a peer is joined.
-    pub(super) fn route_joined(&self, account: Account) {
-        self.shared_of(account).into_iter().for_each(|shared| shared.stats.established.inc());
-    }
-
-    /// What a peer asked for is refused by the end that was asked.
-    pub(super) fn route_fails(&self, token: Token) {
-        if let Some(client) = self.clients.get(token)
-            && let State::Connecting(_, Dialect::Route, _) = &client.state
-            && let Some(shared) = self.shared_of(client.account)
-        {
-            shared.stats.opens_refused.inc();
-        }
-    }
-
-    /// A stream of a peer is gone.
-    pub(super) fn route_ends(&self, account: Account) {
-        if let Some(shared) = self.shared_of(account) {
-            shared.streams.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// A joined stream's process has gone. A helper that has not said that it is done was cut off, and so are its peers.
-    pub(super) fn leaves(&mut self, token: Token) {
-        let Some(client) = self.clients.get(token) else { return };
-        let said = match &client.state {
-            State::Streaming(stream) => match &stream.kind {
-                Kind::Ring { map, .. } => map.said(),
-                kind if Server::is_done(kind) => SAID_CLOSE,
-                Kind::Plain(_) | Kind::Left(_) | Kind::Helpers(_) => 0,
-            },
-            _ => 0,
-        };
-        let cut_off = matches!(client.account, Account::Peer(_)) && said & SAID_CLOSE == 0;
-        if cut_off { self.reset(token) } else { self.close(token) }
     }
 
     /// Something here wants to reach another host.
@@ -285,10 +244,10 @@ impl Server {
             let groups = self.routes.sources.remove(&call.number).unwrap_or_default();
             (routes.host_cid.ok_or_else(|| refused(Failed::Absent))?, groups, 0)
         } else {
-            let vm = self.router.vm(cid).ok_or_else(|| refused(Failed::Absent))?;
+            let vm = self.router.vms().get(cid).ok_or_else(|| refused(Failed::Absent))?;
             let flags =
                 if vm.restricted { FLAG_RESTRICTED } else { 0 } | if vm.trusted { FLAG_TRUSTED } else { 0 };
-            (cid, vec![vm.group], flags)
+            (cid, vec![vm.group.clone()], flags)
         };
         let groups = common(&peer.groups, &groups);
         if groups.is_empty() || self.routes.line.is_none() || !shared.up.load(Ordering::Acquire) {
@@ -310,13 +269,6 @@ impl Server {
         if let Some(asked) = self.routes.give_up(call.number) {
             asked.peer.stats.calls_refused.inc();
             self.say_on();
-        }
-    }
-
-    fn call_fails(&mut self, number: u64, why: Failed) {
-        if let Some(asked) = self.routes.answered(number) {
-            asked.peer.stats.calls_refused.inc();
-            self.router.refuse(asked.call, why);
         }
     }
 
@@ -381,8 +333,7 @@ impl Server {
         // The rest comes with its own event: ask for it.
         let Some(client) = self.clients.get(token) else { return };
         if let State::Line(socket) = &client.state {
-            let wanted = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-            let _ = epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(token), wanted);
+            let _ = self.poller.change(socket, token, EventFlags::IN | EventFlags::OUT | EventFlags::ET);
         }
     }
 
@@ -393,40 +344,5 @@ impl Server {
         let told = Told::parse(lines);
         shared.up.store(told.state == "up" && !name.is_empty(), Ordering::Release);
         *shared.told.lock() = told;
-    }
-
-    /// The line is gone: nothing can be asked for until there is another one. Streams end as their connections do.
-    pub(super) fn line_ends(&mut self) {
-        tracing::warn!("the helper for streams between hosts is gone");
-        self.routes.line = None;
-        self.routes.line_ends();
-        for (_, shared) in self.routes.peers.values() {
-            shared.up.store(false, Ordering::Release);
-            *shared.told.lock() = Told::default();
-        }
-        let numbers = self.routes.asked_of(None);
-        numbers.into_iter().for_each(|number| self.call_fails(number, Failed::Gone));
-    }
-
-    /// A program's connect to another host is asked for on behalf of these groups.
-    pub(super) fn remember_groups(&mut self, token: Token, groups: Vec<String>) {
-        let Some(routes) = &self.routes.routes else { return };
-        if let Some(State::Connecting(opening, ..)) = self.clients.get(token).map(|client| &client.state)
-            && routes.owner_of(opening.call.key.server.0).is_some()
-        {
-            self.routes.sources.insert(opening.call.number, groups);
-        }
-    }
-
-    /// Is it a stream of another host's?
-    pub(super) fn is_peers(&self, token: Token) -> bool {
-        self.clients.get(token).is_some_and(|client| matches!(client.account, Account::Peer(_)))
-    }
-
-    /// May a program of this host talk to `cid`? For which groups.
-    pub(super) fn program_reaches(&self, peer: &vmlane_access::Peer, cid: u32) -> Result<Vec<String>, Errno> {
-        let mut groups = self.router.groups_of(cid).ok_or(Errno::NODEV)?;
-        groups.retain(|group| self.allows(peer, HostAccess::Connect(group)));
-        if groups.is_empty() { Err(Errno::ACCESS) } else { Ok(groups) }
     }
 }

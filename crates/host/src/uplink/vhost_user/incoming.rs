@@ -1,7 +1,6 @@
 //! Frames from the peer: lent where the peer wrote them, in as many buffers as it merged for each.
 
-use vmlane_device::virtio::queue::lines_ahead;
-use vmlane_mem::{MemoryMap, Spans};
+use vmlane_mem::{MemoryMap, Spans, lines_ahead};
 use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet;
 use vmlane_wire::virtio::net_feature::{GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_USO4};

@@ -1,7 +1,6 @@
 //! Frames to the peer: copied into buffers that lie one behind another, so that a frame of any length has one descriptor.
 
-use vmlane_device::virtio::queue::lines_ahead;
-use vmlane_mem::{MemoryMap, Spans};
+use vmlane_mem::{MemoryMap, Spans, lines_ahead};
 use vmlane_port::{DropReason, MAX_FRAME, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 

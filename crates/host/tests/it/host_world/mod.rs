@@ -48,7 +48,7 @@ impl World {
         let door = dir.path().join("host.sock");
         let sockets = HostSockets::start(router, &door, 0o600, rules, bounds).unwrap();
         let uds = dir.path().join("vsock.uds");
-        sockets.add_guest(sockets::Guest { cid: 3, group: "test".into(), uds }).unwrap();
+        sockets.add_guest(sockets::Guest { cid: 3, uds }).unwrap();
         World { sockets: Some(sockets), guest, hypervisor, stats, dir, _machine: machine }
     }
 

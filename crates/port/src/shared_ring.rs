@@ -10,14 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap, Pages, Word};
-use vmlane_port::{End, PortFault, StreamAddress, StreamInfo};
 use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
 
-use super::notice::Notice;
-use super::queue_pair::port::{OtherSide, QueueMemory, QueuePairPort};
+use crate::queue_pair::{Notice, OtherSide, QueueMemory, QueuePairPort};
+use crate::{End, PortFault, StreamAddress, StreamInfo};
 
-/// How the process behind a shared ring is reached. Called by workers: must not block.
-pub trait Waker: Send + Sync {
+/// The process behind a shared ring, as workers reach it: must not block.
+pub trait RingProcess: Send + Sync {
     /// It waits, and what it waits for may be there: bytes, or (`room`) room for its own.
     fn wake(&self, room: bool);
 
@@ -42,13 +41,16 @@ pub trait Waker: Send + Sync {
     fn look_after(&self, _asks: &dyn Fn() -> Asks) {}
 }
 
-/// What a process that asks for a look has in its ring: whether it waits for bytes (or the stream's end) that are there, for
-/// room that is there (`blocked`: that is not), and the `SAID_*` bits that it has set.
+/// What a process that asks for a look has in its ring. The stream's end counts as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asks {
+    /// It waits for bytes, which are there.
     pub bytes: bool,
+    /// It waits for room, which is there.
     pub room: bool,
+    /// It waits for room that is not there.
     pub blocked: bool,
+    /// The `SAID_*` bits that it has set.
     pub said: u64,
 }
 
@@ -85,23 +87,23 @@ impl SharedMap {
     }
 
     /// The daemon's end of it.
-    pub fn port(&self, waker: Arc<dyn Waker>) -> Result<QueuePairPort<SharedRing>, MapError> {
+    pub fn port(&self, process: Arc<dyn RingProcess>) -> Result<QueuePairPort<SharedRing>, MapError> {
         let size = self.size;
-        let process = self.index(layout::process_page(size))?;
-        let daemon = self.index(layout::daemon_page(size))?;
+        let theirs = self.index(layout::process_page(size))?;
+        let ours = self.index(layout::daemon_page(size))?;
         let ring = SharedRing {
             produce: self.data(layout::PROCESS_DATA)?,
             consume: self.data(layout::daemon_data(size))?,
-            process_tail: process.word(word::TAIL),
-            process_head: process.word(word::HEAD),
-            wants_bytes: process.word(word::WANTS_BYTES),
-            wants_room: process.word(word::WANTS_ROOM),
-            our_tail: daemon.word(word::TAIL),
-            our_head: daemon.word(word::HEAD),
-            ended: daemon.word(word::ENDED),
-            said: process.word(word::SAID),
+            process_tail: theirs.word(word::TAIL),
+            process_head: theirs.word(word::HEAD),
+            wants_bytes: theirs.word(word::WANTS_BYTES),
+            wants_room: theirs.word(word::WANTS_ROOM),
+            our_tail: ours.word(word::TAIL),
+            our_head: ours.word(word::HEAD),
+            ended: ours.word(word::ENDED),
+            said: theirs.word(word::SAID),
             size,
-            waker,
+            process,
             address: None,
         };
         Ok(QueuePairPort::new(ring, size, size))
@@ -131,7 +133,7 @@ pub struct SharedRing {
     ended: Word,
     said: Word,
     size: u64,
-    waker: Arc<dyn Waker>,
+    process: Arc<dyn RingProcess>,
     address: Option<StreamAddress>,
 }
 
@@ -191,18 +193,18 @@ impl QueueMemory for SharedRing {
         let waits = if room { &self.wants_room } else { &self.wants_bytes };
         // Loaded behind the fenced store of the index; the process sets it before its last look.
         if waits.load() != 0 {
-            self.waker.wake(room);
+            self.process.wake(room);
         }
     }
 }
 
 impl OtherSide for SharedRing {
     fn info(&self) -> StreamInfo<'_> {
-        StreamInfo { announces: true, address: self.address, doorbell: self.waker.doorbell() }
+        StreamInfo { announces: true, address: self.address, doorbell: self.process.doorbell() }
     }
 
     fn check(&self) -> Result<(), PortFault> {
-        self.waker.look_after(&|| self.asks());
+        self.process.look_after(&|| self.asks());
         if self.produce.poisoned() { Err(PortFault::memory_gone()) } else { Ok(()) }
     }
 
@@ -214,15 +216,15 @@ impl OtherSide for SharedRing {
             End::Reset => ended::RESET,
         };
         self.ended.store_fenced(self.ended.load() | bit);
-        self.waker.wake(false);
-        self.waker.ended(end);
+        self.process.wake(false);
+        self.process.ended(end);
     }
 
     fn broke(&self) {
-        self.waker.broke();
+        self.process.broke();
     }
 
     fn answer_doorbell(&self) -> bool {
-        self.waker.answer_doorbell(&|| self.asks())
+        self.process.answer_doorbell(&|| self.asks())
     }
 }

@@ -1,22 +1,20 @@
-//! Queue pairs end: one end after the other leaves, and the last one takes the pair with it.
+//! Connections and queue pairs end: one end after the other leaves, and the last one takes the pair with it; a pair that
+//! is gone takes its connection along, and a connection that never came about the pair that was offered on it.
 
 use vmlane_port::{Side, StreamId};
-use vmlane_vsock::Event;
+use vmlane_vsock::{Event, Failed, Key};
 use vmlane_wire::vmci::{Handle, VmciError};
 
-use super::{Pair, PairState, Ranges};
-use crate::vmci::caller::Caller;
-use crate::vmci::pairs::PairName;
-use crate::vmci::record::Dirty;
-use crate::vmci::stats::Refusal;
-use crate::vmci::tables::{Hypervisor, Inner};
+use super::caller::Caller;
+use super::connection::Connection;
+use super::pairs::PairName;
+use super::queue_pair::{Pair, PairState, Ranges};
+use super::record::Dirty;
+use super::stats::Refusal;
+use super::tables::{Hypervisor, Inner};
 
 impl Hypervisor {
-    pub(in crate::vmci) fn queue_pair_detach(
-        &self,
-        caller: Caller<'_>,
-        handle: Handle,
-    ) -> Result<i32, Refusal> {
+    pub(super) fn queue_pair_detach(&self, caller: Caller<'_>, handle: Handle) -> Result<i32, Refusal> {
         let cid = caller.cid;
         let (leaving, dirty) = {
             let mut inner = self.inner.lock();
@@ -41,6 +39,60 @@ impl Hypervisor {
 }
 
 impl Inner {
+    /// A connection is forgotten, and no longer counts.
+    pub(super) fn remove_connection(&mut self, key: Key) -> Option<Connection> {
+        self.remove_connection_as(key, Failed::Gone)
+    }
+
+    /// The same; an endpoint of another kind that waits for it hears `why`.
+    pub(super) fn remove_connection_as(&mut self, key: Key, why: Failed) -> Option<Connection> {
+        let connection = self.connections.remove(&key)?;
+        self.give_up(&connection, why);
+        self.dirty.push(Dirty::Connection(key));
+        if let Some(client) = self.contexts.get_mut(key.client.0).filter(|_| connection.counted) {
+            client.connections -= 1;
+        }
+        Some(connection)
+    }
+
+    /// The VM is removed; connections that its peers still hold outlive it.
+    pub(super) fn disown_connections(&mut self, cid: u32) {
+        for (key, connection) in self.connections.iter_mut().filter(|(key, _)| key.client.0 == cid) {
+            connection.counted = false;
+            self.dirty.push(Dirty::Connection(*key));
+        }
+    }
+
+    /// A context is gone: the peers of its half-made connections hear of it now, those of complete
+    /// ones when the engine has delivered what there was.
+    pub(super) fn forget_connections(&mut self, cid: u32) {
+        let keys: Vec<Key> = self
+            .connections
+            .iter()
+            .filter(|(key, connection)| {
+                connection.stream.is_none() && (key.client.0 == cid || key.server.0 == cid)
+            })
+            .map(|(key, _)| *key)
+            .collect();
+        for key in keys {
+            let Some(connection) = self.remove_connection(key) else { continue };
+            if key.client.0 == cid {
+                self.contexts.send_reset(key.client, key.server);
+            } else {
+                self.contexts.send_reset(connection.server_as_known(key), key.client);
+            }
+        }
+    }
+
+    /// A connection is forgotten before it was joined: its other end hears `why`.
+    fn give_up(&mut self, connection: &Connection, why: Failed) {
+        let Some(call) = connection.call.filter(|_| !connection.is_joined()) else { return };
+        self.others.apply(call, Event::Withdraw(call.role, why));
+        if let Some(handle) = connection.handle {
+            self.forget_offered_pair(handle);
+        }
+    }
+
     /// The pair that `cid`, which is an end of it, means by `handle`: the one of that name, else the last that had it.
     fn held(&self, cid: u32, handle: Handle) -> Option<PairName> {
         if self.pairs.get(&handle).is_some_and(|pair| pair.side(cid).is_some()) {
@@ -50,7 +102,7 @@ impl Inner {
     }
 
     /// A pair that the device offered and no guest attached to goes.
-    pub(in crate::vmci) fn forget_offered_pair(&mut self, handle: Handle) {
+    fn forget_offered_pair(&mut self, handle: Handle) {
         let offered = self.pairs.get(&handle).filter(|pair| matches!(pair.state, PairState::Offered));
         if let Some(serial) = offered.map(|pair| pair.serial) {
             self.dirty.push(Dirty::Pair(serial));
@@ -60,7 +112,7 @@ impl Inner {
 
     /// `cid`, an endpoint of another kind, leaves the pair that `stream` belongs to; its name may mean a newer one by now.
     /// True if the guest has been reset meanwhile, so that its connection is left over.
-    pub(in crate::vmci) fn detach_stream(&mut self, cid: u32, handle: Handle, stream: StreamId) -> bool {
+    pub(super) fn detach_stream(&mut self, cid: u32, handle: Handle, stream: StreamId) -> bool {
         let is_stream =
             |pair: &Pair| matches!(&pair.state, PairState::Joined { stream: own, .. } if *own == stream);
         if self.pairs.get(&handle).is_some_and(is_stream) {
@@ -73,7 +125,7 @@ impl Inner {
     }
 
     /// The names of pairs that `cid`, which holds none any more, has created are free again.
-    pub(in crate::vmci) fn orphan_pairs(&mut self, cid: u32) {
+    pub(super) fn orphan_pairs(&mut self, cid: u32) {
         for (handle, pair) in self.pairs.take_created_by(cid) {
             self.dirty.push(Dirty::Pair(pair.serial));
             if let Some(attacher) = pair.attacher {
@@ -83,7 +135,7 @@ impl Inner {
     }
 
     /// What `act` changes is recorded by the caller, later.
-    pub(in crate::vmci) fn apart<T>(&mut self, act: impl FnOnce(&mut Inner) -> T) -> (T, Vec<Dirty>) {
+    pub(super) fn apart<T>(&mut self, act: impl FnOnce(&mut Inner) -> T) -> (T, Vec<Dirty>) {
         let before = std::mem::take(&mut self.dirty);
         let done = act(self);
         (done, std::mem::replace(&mut self.dirty, before))
@@ -107,7 +159,7 @@ impl Inner {
         };
         self.dirty.push(Dirty::Pair(serial));
         if let Some(call) = call {
-            self.tell_router(call, Event::Left(call.role));
+            self.others.apply(call, Event::Left(call.role));
         }
         // The key may name a newer connection by now, if the client has used its port again.
         let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
@@ -118,7 +170,7 @@ impl Inner {
             connection.left(side);
             self.dirty.extend(own.map(Dirty::Connection));
         }
-        if let Some(context) = self.contexts.get_mut(&cid) {
+        if let Some(context) = self.contexts.get_mut(cid) {
             // A VM with another kind of vsock is charged for none.
             context.pairs = context.pairs.saturating_sub(1);
             context.pair_bytes = context.pair_bytes.saturating_sub(bytes);
@@ -127,11 +179,7 @@ impl Inner {
     }
 
     /// Takes `cid` off every pair whose pages of this VM lie in ranges that `which` picks.
-    pub(in crate::vmci) fn detach_all(
-        &mut self,
-        cid: u32,
-        which: impl Fn(&Ranges) -> bool,
-    ) -> Vec<(StreamId, Side)> {
+    pub(super) fn detach_all(&mut self, cid: u32, which: impl Fn(&Ranges) -> bool) -> Vec<(StreamId, Side)> {
         let is_of = |pair: &Pair| pair.side(cid).is_some_and(|side| which(&pair.ranges[side]));
         let of_vm = self.pairs.of(cid).filter(|(_, pair)| is_of(pair));
         let names: Vec<PairName> = of_vm.map(|(name, _)| name).collect();

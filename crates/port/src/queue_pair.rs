@@ -1,4 +1,4 @@
-//! One guest's end of a queue pair as a stream port.
+//! One end of a queue pair as a stream port: a VMCI guest's, or that of a process of the host ([`crate::shared_ring`]).
 //!
 //! A queue pair is two byte rings. The guest writes *only* its produce header page (the tail of its
 //! produce ring, the head of its consume ring); the device writes *only* its consume header page (the
@@ -11,14 +11,35 @@
 //! ```
 
 use vmlane_mem::Pages;
-use vmlane_port::byte_ring::{Reading, Writing, advance};
-use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 
-use crate::vmci::notice::Notice;
-use crate::vmci::notifier::Protocol;
+use crate::byte_ring::{Reading, Writing, advance};
+use crate::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
+
+/// What one end says to the other about bytes and room. Of each kind one waits at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Notice {
+    /// There are bytes.
+    Wrote = 1,
+    /// There is room.
+    Read = 2,
+    /// It waits for bytes (older protocol).
+    WaitingRead = 4,
+    /// It waits for room (older protocol).
+    WaitingWrite = 8,
+}
+
+/// How the two ends tell each other of bytes and room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// Inferred from the indices: empty to non-empty, full to non-full.
+    Qstate,
+    /// Announced: an end that is about to wait says so first.
+    Pkt,
+}
 
 /// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
-/// model in `tests/it/interleavings` is the other implementation.
+/// model in `device/tests/it/interleavings` is another implementation.
 pub trait QueueMemory: OtherSide {
     /// Tail of the produce ring: the guest's.
     fn load_tail(&self) -> u64;
@@ -35,6 +56,7 @@ pub trait QueueMemory: OtherSide {
     /// Sends the guest a notice, unless one of its kind is still on its way.
     fn owe(&self, notice: Notice);
 
+    /// How bytes and room are told.
     fn protocol(&self) -> Protocol {
         Protocol::Qstate
     }
@@ -76,8 +98,9 @@ pub trait OtherSide: Send {
         0
     }
 
-    /// `bytes` were taken from the guest, or given to it.
+    /// `bytes` were taken from the guest.
     fn took(&self, _bytes: usize) {}
+    /// `bytes` were given to it.
     fn gave(&self, _bytes: usize) {}
 
     /// The peer has left `bytes`, which go to index `tail` and behind.
@@ -92,8 +115,11 @@ pub trait OtherSide: Send {
 
 /// A queue pair's end. `M` is the guest's memory, or the model's.
 pub struct QueuePairPort<M> {
+    /// See [`QueueMemory`].
     pub memory: M,
+    /// The produce ring, which the device reads.
     pub reading: Reading,
+    /// The consume ring, which the device writes.
     pub writing: Writing,
 }
 
