@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, warn};
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Budget, Resumed, Shutdown, Side};
-use vmlane_worker::{Engine, Event, Heartbeat, Looking, Meter, Rest, WakeFds, Woken, Work};
+use vmlane_worker::{Engine, Event, Heartbeat, Looking, Meter, Rest, Rests, WakeFds, Woken, Work};
 
 use crate::bells::Bells;
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
 use crate::requests::{Command, Requests, Signals, Slots};
-use crate::rests::Rests;
 use crate::settings::Settings;
 use crate::stats::WorkerStats;
 

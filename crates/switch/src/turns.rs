@@ -14,7 +14,7 @@ struct OwnerPorts {
     len: usize,
 }
 
-/// A port is awake while it is looked at in each round; else it dozes (`doze.rs`).
+/// A port is awake while it is looked at in each round; else it dozes (`polled.rs`).
 #[derive(Default)]
 pub struct Turns {
     attached: Vec<Owned>,

@@ -1,4 +1,4 @@
-//! What a worker notes of a port to know whether it looks at it: `doze.rs`.
+//! What a worker notes of a port to know whether it looks at it: `polled.rs`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

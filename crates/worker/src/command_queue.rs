@@ -8,7 +8,7 @@
 //! waits for ([`CommandQueue::post`]) are merged by the state that the queue guards (`S`), so that there are never
 //! more of them than ports or streams.
 
-use crate::parking::Parking;
+use crate::waiting::Parking;
 use crate::sync::{Arc, Condvar, Mutex, lock, wait};
 
 /// State under the queue's lock, with which commands are merged.

@@ -22,9 +22,7 @@
 //! | `worker.rs` | the loop above |
 //! | `command_queue.rs` | commands of other threads, always answered |
 //! | `doorbells.rs` | the files by which guests announce something, as one |
-//! | `parking.rs`, `signal.rs` | how a worker sleeps and is woken without losing a wake-up |
-//! | `spin.rs` | how long it looks before it sleeps |
-//! | `long_naps.rs` | when it naps for longer, since others want its core |
+//! | `waiting/` | how a worker waits: spins, naps, sleeps and is woken without losing a wake-up |
 //! | `contain.rs` | a panic ends what had its turn, not the worker |
 //! | `heartbeat.rs` | what a watchdog reads |
 //! | `meter.rs` | who caused how much work, and who has to wait |
@@ -42,15 +40,12 @@ mod contain;
 mod doorbells;
 mod engine;
 mod heartbeat;
-mod long_naps;
 mod meter;
 #[cfg(test)]
 mod model;
-mod parking;
 mod placement;
-mod signal;
-mod spin;
 mod sync;
+mod waiting;
 #[cfg(not(test))]
 mod worker;
 
@@ -59,10 +54,8 @@ pub use contain::{FaultStreak, contained};
 pub use doorbells::Doorbells;
 pub use engine::{Engine, Event, Looking, Rest, WakeFds, Woken};
 pub use heartbeat::{Heartbeat, HeartbeatReading, serving};
-pub use long_naps::LongNaps;
 pub use meter::{Account, Meter, Work};
-pub use parking::Parking;
 pub use placement::RoundRobin;
-pub use spin::AdaptiveSpin;
+pub use waiting::{AdaptiveSpin, LongNaps, Parking, Rests};
 #[cfg(not(test))]
 pub use worker::{Requests, Settings, Worker};

@@ -14,7 +14,7 @@ use crate::command_queue::CommandQueue;
 use crate::contain::{FaultStreak, contained};
 use crate::engine::{Engine, Event, Rest, WakeFds, Woken};
 use crate::heartbeat::Heartbeat;
-use crate::spin::AdaptiveSpin;
+use crate::waiting::AdaptiveSpin;
 
 /// Most of a nap's length the kernel may add to it. The default would double the shortest ones.
 const TIMER_SLACK_NS: u64 = 1000;

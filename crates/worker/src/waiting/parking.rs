@@ -12,7 +12,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::signal::{EventFd, Signal};
+use super::signal::{EventFd, Signal};
 use crate::sync::{AtomicBool, Ordering, fence};
 
 /// Where one worker sleeps.

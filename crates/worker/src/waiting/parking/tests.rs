@@ -178,6 +178,6 @@ fn the_model_finds_the_wake_up_that_a_missing_or_misplaced_step_loses() {
         "other looks too early",
         "late acknowledgement",
     ] {
-        assert!(deadlocks("parking::tests::broken", variant), "{variant}: no wake-up is lost");
+        assert!(deadlocks("waiting::parking::tests::broken", variant), "{variant}: no wake-up is lost");
     }
 }

@@ -7,7 +7,7 @@ use vmlane_port::{Glance, Offload, PortId, RxCapabilities};
 use vmlane_wire::ethernet::Mac;
 
 use crate::core::{Core, Place};
-use crate::doze::{DOZE, LOOK};
+use crate::polled::{DOZE, LOOK};
 use crate::port::{Numbered, Port};
 use crate::spec::{PortSpec, Settings};
 
