@@ -64,7 +64,6 @@ mod switch;
 mod team;
 mod turn;
 mod turns;
-mod watch;
 mod worker;
 
 /// The place of a port in the worker's table.
