@@ -158,10 +158,18 @@ pub struct WorkerStatus {
     /// Whose turn it was then.
     #[serde(default)]
     pub serving: Option<String>,
-    /// For how long it has had work since it was started; with `uptime_seconds`, its load. Sleeps are not counted, nor is
-    /// waiting awake for work.
+    /// For how long it has had work since it was started; with `uptime_seconds`, its load. Waiting is not counted.
     #[serde(default)]
     pub busy_seconds: f64,
+    /// For how long it has polled in vain, at once again and again.
+    #[serde(default)]
+    pub spin_seconds: f64,
+    /// The same with its core offered to other threads between.
+    #[serde(default)]
+    pub yield_seconds: f64,
+    /// The same with a short pause by a timer between. What is left of `uptime_seconds` it slept, until it was notified.
+    #[serde(default)]
+    pub nap_seconds: f64,
 }
 
 /// Uplinks that serve as one, in [`Status`] and [`Ports`].

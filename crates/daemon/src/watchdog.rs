@@ -87,11 +87,18 @@ impl Watchdog {
     }
 
     pub fn status(&self, now: Instant) -> Vec<WorkerStatus> {
-        let status = |worker: &Watched| WorkerStatus {
-            name: worker.name.clone(),
-            stuck_seconds: worker.told.map(|_| now.duration_since(worker.since).as_secs_f64()),
-            serving: worker.told.map(|_| (worker.serves)(worker.last.serving)),
-            busy_seconds: Duration::from_nanos(worker.heartbeat.read().worked).as_secs_f64(),
+        let seconds = |nanoseconds| Duration::from_nanos(nanoseconds).as_secs_f64();
+        let status = |worker: &Watched| {
+            let reading = worker.heartbeat.read();
+            WorkerStatus {
+                name: worker.name.clone(),
+                stuck_seconds: worker.told.map(|_| now.duration_since(worker.since).as_secs_f64()),
+                serving: worker.told.map(|_| (worker.serves)(worker.last.serving)),
+                busy_seconds: seconds(reading.worked),
+                spin_seconds: seconds(reading.spun),
+                yield_seconds: seconds(reading.yielded),
+                nap_seconds: seconds(reading.napped),
+            }
         };
         self.workers.iter().map(status).collect()
     }

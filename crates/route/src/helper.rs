@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use vmlane_port::{Budget, Distinct};
-use vmlane_worker::AdaptiveSpin;
+use vmlane_worker::{Decision, Inputs, Policy, Ports};
 
 use self::state::{CONTROL, Entry, FIRST, LINE, LISTENER, Logs, PROGRAM, Stage};
 pub use self::state::{Helper, Load};
@@ -33,7 +33,7 @@ use crate::tls::{FilesError, Identity};
 const TICK: Duration = Duration::from_millis(200);
 /// Events that are asked for at once.
 const EVENTS: usize = 256;
-/// How long the helper looks again, at most, before it sleeps: a round trip passes four waits of helpers.
+/// How long the helper spins and yields, at most, before it sleeps: a round trip passes four waits of helpers.
 const SPIN: Duration = Duration::from_micros(100);
 /// Stop.
 const STOP: u8 = b's';
@@ -88,7 +88,7 @@ impl Helper {
             logs: Logs::default(),
             last: FIRST,
             ticked: Instant::now(),
-            spin: AdaptiveSpin::new(SPIN),
+            policy: Policy::new(SPIN),
             settings,
         };
         helper.listen()?;
@@ -144,29 +144,30 @@ impl Helper {
         }
     }
 
-    /// What has come. Where there is nothing to do without it, the helper looks for a while, and then sleeps.
+    /// What has come. Where there is nothing to do without it, the helper spins and yields for a while, and then sleeps.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         if !self.busy.is_empty() {
             return self.poll(events, Duration::ZERO);
         }
         let start = Instant::now();
-        let mut rounds = 0;
-        loop {
+        for rounds in 0.. {
             self.poll(events, Duration::ZERO)?;
             let now = Instant::now();
-            self.spin.looks(now);
+            self.policy.resumed(now);
             if !events.is_empty() {
-                return Ok(());
-            }
-            if !self.spin.goes_on(now, now.saturating_duration_since(start), rounds) {
                 break;
             }
-            self.spin.pause(now, rounds);
-            rounds += 1;
+            let (idle, ports) = (now.saturating_duration_since(start), Ports::Armed(Some(TICK)));
+            let inputs = Inputs { now, idle, rounds, moved: 0, ports };
+            match self.policy.decide(&inputs) {
+                decision @ (Decision::Spin | Decision::Yield) => self.policy.pause(decision, now),
+                Decision::Nap(_) | Decision::Sleep(_) => {
+                    self.poll(events, TICK)?;
+                    self.policy.slept(now.elapsed(), !events.is_empty());
+                    break;
+                }
+            }
         }
-        let asleep = Instant::now();
-        self.poll(events, TICK)?;
-        self.spin.slept(asleep.elapsed(), !events.is_empty());
         Ok(())
     }
 

@@ -7,17 +7,17 @@ use vmlane_worker::{Doorbells, WakeFds};
 
 use crate::joined::JoinedStream;
 
-/// How often they are looked at while the worker is awake: a look is a system call.
-const LOOK: Duration = Duration::from_micros(20);
-/// The same for each that rang at the last look: programs that ring all the time take a part of the worker, not all of it.
+/// How often they are polled while the worker is awake: that is a system call.
+const POLL: Duration = Duration::from_micros(20);
+/// The same for each that rang the last time: programs that ring all the time take a part of the worker, not all of it.
 const EACH: Duration = Duration::from_micros(4);
 
-/// Those that are watched. One is told of once for each time that it rings.
+/// Those that are watched. One is reported once for each time that it rings.
 pub struct Bells {
     /// None: there was no file to spare.
     files: Option<Doorbells>,
     watched: usize,
-    /// When they are due for a look.
+    /// When they are polled next.
     due: Instant,
 }
 
@@ -30,12 +30,12 @@ impl Bells {
     pub fn new(now: Instant) -> Bells {
         let files = Doorbells::new();
         if let Err(error) = &files {
-            tracing::warn!(%error, "no file for doorbells; streams of host programs are looked at every millisecond");
+            tracing::warn!(%error, "no file for doorbells; streams of host programs are polled every millisecond");
         }
         Bells { files: files.ok(), watched: 0, due: now }
     }
 
-    /// Watches those of a new stream. One that cannot be watched has the stream look by itself.
+    /// Watches those of a new stream. A stream of one that cannot be watched is polled.
     #[expect(clippy::indexing_slicing, reason = "an array of two, indexed by a side")]
     pub fn watch(&mut self, slot: usize, stream: &mut JoinedStream) {
         for side in Side::BOTH {
@@ -62,22 +62,22 @@ impl Bells {
         }
     }
 
-    /// Is it time for a look?
+    /// Is it time to poll them?
     #[inline]
     pub fn are_due(&self, now: Instant) -> bool {
         self.watched > 0 && now >= self.due
     }
 
     /// Those that have rung go to `into`, by slot and end.
-    pub fn look(&mut self, now: Instant, into: &mut Vec<(usize, Side)>) {
+    pub fn poll(&mut self, now: Instant, into: &mut Vec<(usize, Side)>) {
         into.clear();
         if let Some(files) = &self.files {
-            files.look(|number| {
+            files.poll(|number| {
                 let side = if number & 1 == 0 { Side::A } else { Side::B };
                 into.push(((number >> 1) as usize, side));
             });
         }
-        self.due = now + LOOK.max(EACH * into.len() as u32);
+        self.due = now + POLL.max(EACH * into.len() as u32);
     }
 
     /// What wakes the worker.

@@ -1,7 +1,7 @@
 //! A worker's streams: who has a turn, who sleeps, and the safety net.
 //!
 //! A worker is adaptive: a stream is turned while bytes move and polled for a while after, then it is armed by
-//! the rules and left alone. The worker sleeps when no stream is awake. A safety net looks at sleeping streams ten
+//! the rules and left alone. The worker sleeps when no stream is polled. A safety net inspects sleeping streams ten
 //! times a second; it counts what it finds and must find nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,23 +11,22 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, warn};
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Budget, Resumed, Shutdown, Side};
-use vmlane_worker::{Engine, Event, Heartbeat, Looking, Meter, Rest, WakeFds, Woken, Work};
+use vmlane_worker::{Engine, Event, Heartbeat, Interval, Meter, Polling, Ports, WakeFds, Woken, Work};
 
 use crate::bells::Bells;
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
 use crate::requests::{Command, Requests, Signals, Slots};
-use crate::rests::Rests;
 use crate::settings::Settings;
 use crate::stats::WorkerStats;
 
-/// How often the safety net looks.
+/// How often the safety net inspects.
 const INSPECT: Duration = Duration::from_millis(100);
 /// How often a reader is reminded of bytes it has not come for, while more arrive.
 const RENOTIFY: Duration = Duration::from_millis(1);
 /// What it costs to have one more stream, and to end it.
 const NEW: Work = Work { bytes: 0, descriptors: 0, turns: 2, looks: 0, rebuilds: 0 };
-/// A stream whose ends never announce anything is looked at this often when idle.
-const POLLED: Duration = Duration::from_millis(1);
+/// A stream whose ends never announce anything is polled this often when idle.
+const SILENT: Duration = Duration::from_millis(1);
 
 /// Who opened a stream, and is charged for it: known by its [`Budget`].
 struct Owner(Weak<Budget>);
@@ -45,8 +44,8 @@ pub struct StreamEngine {
     stats: Arc<WorkerStats>,
     heartbeat: Arc<Heartbeat>,
     streams: Vec<Option<JoinedStream>>,
-    /// Slots of the streams that are awake.
-    active: Vec<usize>,
+    /// Slots of the streams that are polled.
+    polled: Vec<usize>,
     /// The same in the order of this round.
     turns: Vec<usize>,
     /// Which of them begins.
@@ -57,19 +56,18 @@ pub struct StreamEngine {
     /// All bytes.
     total: u64,
     now: Instant,
-    looking: Looking,
-    rests: Rests,
-    renotified: Instant,
-    inspected: Instant,
-    polled: Instant,
-    /// The first time that a sleeping stream wants to be looked at.
-    next_look: Option<Instant>,
+    polling: Polling,
+    renotify: Interval,
+    inspect: Interval,
+    silent: Interval,
+    /// The first time that a sleeping stream is to be inspected.
+    next_inspection: Option<Instant>,
     /// Slots of streams that fell asleep while an end withheld something.
     withholding: Vec<usize>,
     bells: Bells,
     /// Those that have rung.
     rung: Vec<(usize, Side)>,
-    /// What looks at the bytes of streams: empty while there is no capture. The ends are wrapped for it.
+    /// What records the bytes of streams: empty while there is no capture. The ends are wrapped for it.
     taps: Vec<Arc<dyn StreamTap>>,
 }
 
@@ -87,19 +85,18 @@ impl StreamEngine {
             stats,
             heartbeat,
             streams: Vec::new(),
-            active: Vec::new(),
+            polled: Vec::new(),
             turns: Vec::new(),
             first: 0,
             meter: Meter::default(),
             moved: (0, 0),
             total: 0,
             now,
-            looking: Looking { window: settings.spin, core_is_wanted: false },
-            rests: Rests::default(),
-            renotified: now,
-            inspected: now,
-            polled: now,
-            next_look: None,
+            polling: Polling::default(),
+            renotify: Interval::new(RENOTIFY, now),
+            inspect: Interval::new(INSPECT, now),
+            silent: Interval::new(SILENT, now),
+            next_inspection: None,
             withholding: Vec::new(),
             bells: Bells::new(now),
             rung: Vec::new(),
@@ -111,7 +108,7 @@ impl StreamEngine {
     fn insert(&mut self, slot: usize, mut stream: JoinedStream, opener: &Arc<Budget>) {
         stream.account = self.meter.open(Owner(Arc::downgrade(opener)));
         self.meter.charge(stream.account, NEW);
-        stream.looks = stream.looks.max(self.settings.looks);
+        stream.inspections = stream.inspections.max(self.settings.inspections);
         if !self.taps.is_empty() {
             stream.set_taps(&self.taps);
             stream.tell_begin(&self.taps);
@@ -152,10 +149,10 @@ impl StreamEngine {
     fn activate(&mut self, slot: usize) {
         let now = self.now;
         let Some(stream) = self.stream(slot) else { return };
-        stream.last_moved = now;
-        if !stream.active {
-            stream.active = true;
-            self.active.push(slot);
+        stream.watch.busy = now;
+        if !stream.watch.polled {
+            stream.watch.polled = true;
+            self.polled.push(slot);
         }
     }
 
@@ -165,15 +162,15 @@ impl StreamEngine {
         let mut moved_any = false;
         self.meter.refill(self.settings.quota);
         // The stream that begins changes, so that each of an owner's streams gets its turn.
-        let count = self.active.len();
+        let count = self.polled.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         self.turns.clear();
-        self.turns.extend_from_slice(&self.active);
+        self.turns.extend_from_slice(&self.polled);
         self.turns.rotate_left(self.first);
         let turns = std::mem::take(&mut self.turns);
         for &slot in &turns {
             // It may have been ended by another one's turn.
-            let Some(stream) = self.stream(slot).filter(|stream| stream.active) else { continue };
+            let Some(stream) = self.stream(slot).filter(|stream| stream.watch.polled) else { continue };
             let account = stream.account;
             if self.meter.is_over(account) {
                 self.stats.deferred.bump(1);
@@ -214,19 +211,19 @@ impl StreamEngine {
 
     /// Puts an idle stream to sleep once it has been polled long enough.
     fn try_sleep(&mut self, slot: usize) {
-        let (now, looking, quota) = (self.now, self.looking, self.settings.quota);
-        let (poll, length) = (self.settings.poll, self.rests.length());
+        let (now, polling) = (self.now, self.polling);
+        let Settings { quota, poll, .. } = self.settings;
         let Some(stream) = self.stream(slot) else { return };
-        if poll || now.saturating_duration_since(stream.last_moved) < looking.window {
+        if poll || !stream.watch.is_idle(now, polling.window) {
             return;
         }
-        if looking.core_is_wanted && stream.rests(now, length) {
+        if polling.contended && stream.naps(now, polling.nap) {
             return;
         }
         if self.guarded(slot, |stream| stream.try_sleep(quota, now)) == Some(true) {
             self.stats.sleeps.inc();
-            let look = self.stream(slot).and_then(|stream| stream.look());
-            self.next_look = self.next_look.into_iter().chain(look).min();
+            let inspection = self.stream(slot).and_then(|stream| stream.next_inspection());
+            self.next_inspection = self.next_inspection.into_iter().chain(inspection).min();
             self.deactivate(slot);
             self.note_withheld(slot);
         }
@@ -242,25 +239,19 @@ impl StreamEngine {
         }
     }
 
-    /// A rest if every stream that is awake rests.
-    fn rest_if_all_do(&mut self) -> Rest {
-        let (now, mut room) = (self.now, 0);
-        for stream in self.active.iter().filter_map(|&slot| self.streams.get(slot)?.as_ref()) {
-            if !stream.is_resting(now) {
-                return Rest::Awake;
-            }
-            room += stream.ring_size() as u64;
-        }
-        self.rests.begin(now, self.total, room);
-        Rest::Nap(self.rests.length())
+    /// What the rings hold of the streams that are polled, if all of them are left alone for a nap.
+    fn filling(&self) -> Option<u64> {
+        let mut streams = self.polled.iter().filter_map(|&slot| self.streams.get(slot)?.as_ref());
+        streams
+            .try_fold(0, |room, stream| stream.is_napping(self.now).then(|| room + stream.ring_size() as u64))
     }
 
     fn deactivate(&mut self, slot: usize) {
         if let Some(stream) = self.stream(slot) {
-            stream.active = false;
+            stream.watch.polled = false;
         }
-        if let Some(index) = self.active.iter().position(|&other| other == slot) {
-            self.active.swap_remove(index);
+        if let Some(index) = self.polled.iter().position(|&other| other == slot) {
+            self.polled.swap_remove(index);
         }
     }
 
@@ -305,10 +296,10 @@ impl StreamEngine {
         None
     }
 
-    /// Looks at the doorbells; streams whose doorbells have rung are awake.
+    /// Polls the doorbells; streams whose doorbells have rung are polled from now on.
     fn answer_doorbells(&mut self) {
         let mut rung = std::mem::take(&mut self.rung);
-        self.bells.look(self.now, &mut rung);
+        self.bells.poll(self.now, &mut rung);
         for &(slot, side) in &rung {
             let Some(account) = self.stream(slot).map(|stream| stream.account) else { continue };
             self.meter.charge(account, Work::look());
@@ -334,12 +325,6 @@ impl StreamEngine {
         }
     }
 
-    /// Slots of all streams that are asleep.
-    fn asleep(&self) -> impl Iterator<Item = (usize, &JoinedStream)> {
-        let streams = self.streams.iter().enumerate();
-        streams.filter_map(|(slot, stream)| Some((slot, stream.as_ref().filter(|stream| !stream.active)?)))
-    }
-
     /// What need not be done every round: counters, readers to remind, streams that never announce
     /// anything, the safety net.
     fn housekeeping(&mut self) {
@@ -353,44 +338,37 @@ impl StreamEngine {
         let (bytes, turns) = std::mem::take(&mut self.moved);
         self.stats.bytes.add(bytes);
         self.stats.turns.add(turns);
-        if now.duration_since(self.renotified) >= RENOTIFY {
-            self.renotified = now;
-            for index in (0..self.active.len()).rev() {
-                let Some(&slot) = self.active.get(index) else { continue };
+        if self.renotify.tick(now) {
+            for index in (0..self.polled.len()).rev() {
+                let Some(&slot) = self.polled.get(index) else { continue };
                 self.guarded(slot, |stream| {
                     stream.renotify_reader()?;
                     stream.deliver_withheld()
                 });
             }
         }
-        if now.duration_since(self.polled) >= POLLED {
-            self.polled = now;
+        if self.silent.tick(now) {
             for slot in 0..self.streams.len() {
-                if self.stream(slot).is_some_and(|stream| !stream.active && !stream.announces()) {
-                    self.poll_once(slot);
+                let is_silent = |stream: &mut JoinedStream| !stream.watch.polled && !stream.announces();
+                if self.stream(slot).is_some_and(is_silent)
+                    && let Some(Turn::Moved(_)) = self.guarded(slot, |stream| stream.turn(usize::MAX))
+                {
+                    self.activate(slot);
                 }
             }
         }
-        let everyone = now.duration_since(self.inspected) >= INSPECT;
-        if everyone {
-            self.inspected = now;
-        }
-        if everyone || self.next_look.is_some_and(|look| look <= now) {
+        let everyone = self.inspect.tick(now);
+        if everyone || self.next_inspection.is_some_and(|due| due <= now) {
             for slot in 0..self.streams.len() {
-                let Some(stream) = self.stream(slot).filter(|stream| !stream.active) else { continue };
-                match stream.look() {
-                    Some(look) if look <= now => self.inspect(slot),
+                let Some(stream) = self.stream(slot).filter(|stream| !stream.watch.polled) else { continue };
+                match stream.next_inspection() {
+                    Some(due) if due <= now => self.inspect(slot),
                     None if everyone => self.inspect(slot),
                     _ => {}
                 }
             }
-            self.next_look = self.asleep().filter_map(|(_, stream)| stream.look()).min();
-        }
-    }
-
-    fn poll_once(&mut self, slot: usize) {
-        if let Some(Turn::Moved(_)) = self.guarded(slot, |stream| stream.turn(usize::MAX)) {
-            self.activate(slot);
+            let asleep = self.streams.iter().flatten().filter(|stream| !stream.watch.polled);
+            self.next_inspection = asleep.filter_map(|stream| stream.next_inspection()).min();
         }
     }
 
@@ -416,8 +394,8 @@ impl StreamEngine {
             }
             Some(Inspection::Quiet) => {
                 let now = self.now;
-                if let Some(stream) = self.stream(slot).filter(|stream| stream.look().is_some()) {
-                    stream.be_patient(now);
+                if let Some(stream) = self.stream(slot).filter(|stream| stream.next_inspection().is_some()) {
+                    stream.back_off(now);
                 }
             }
             None => {}
@@ -470,40 +448,39 @@ impl Engine for StreamEngine {
     }
 
     #[inline]
-    fn clock(&mut self, now: Instant, looking: Looking) {
+    fn clock(&mut self, now: Instant, polling: Polling) {
         self.now = now;
-        self.looking = looking;
+        self.polling = polling;
         self.housekeeping();
     }
 
-    /// Turns every stream that is awake. True if bytes moved, or would have.
+    /// Turns every stream that is polled. True if bytes moved, or would have.
     #[inline]
-    fn round(&mut self, now: Instant) -> bool {
-        let moved = match self.active[..] {
+    fn round(&mut self, _: Instant) -> bool {
+        match self.polled[..] {
             [] => false,
             // Alone, it keeps no other one waiting.
             [slot] => self.turn(slot).0,
             _ => self.shared_round(),
-        };
-        self.rests.looked(now, self.total);
-        moved
+        }
     }
 
     fn moved_bytes(&self) -> u64 {
         self.total
     }
 
-    fn rest(&mut self, _: Duration) -> Rest {
-        if !self.active.is_empty() {
-            return if self.looking.core_is_wanted { self.rest_if_all_do() } else { Rest::Awake };
+    fn ports(&mut self) -> Ports {
+        if !self.polled.is_empty() {
+            let filling = if self.polling.contended { self.filling() } else { None };
+            return filling.map_or(Ports::Polled, Ports::Filling);
         }
         let now = self.now;
-        let limit = |stream: &JoinedStream| match stream.look() {
-            _ if !stream.announces() => POLLED,
-            Some(look) => look.saturating_duration_since(now),
+        let limit = |stream: &JoinedStream| match stream.next_inspection() {
+            _ if !stream.announces() => SILENT,
+            Some(due) => due.saturating_duration_since(now),
             None => INSPECT,
         };
-        Rest::Sleep(self.streams.iter().flatten().map(limit).min())
+        Ports::Armed(self.streams.iter().flatten().map(limit).min())
     }
 
     /// Ends of streams that sleep. What others withhold keeps no worker awake that is awake for them.
@@ -525,7 +502,7 @@ impl Engine for StreamEngine {
 
     /// Streams are armed one by one, when they fall asleep.
     fn arm(&mut self) -> bool {
-        !self.active.is_empty()
+        !self.polled.is_empty()
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {

@@ -9,29 +9,29 @@ use std::time::{Duration, Instant};
 use vmlane_port::wrap::{CapturedStream, StreamEvent, StreamTap, wall_clock};
 use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamPort};
 
-use vmlane_worker::Account;
+use vmlane_worker::{Account, Watch};
 
 use crate::direction::{Blame, Direction, Left, Sleep};
 
-/// How soon a stream that sleeps for a full ring looks at it by itself, and how rarely in the end.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-const LAST_LOOK: Duration = Duration::from_millis(100);
+/// How soon a stream that sleeps for a full ring is inspected, and how rarely in the end.
+const FIRST_INSPECTION: Duration = Duration::from_millis(1);
+const LAST_INSPECTION: Duration = Duration::from_millis(100);
 
-/// Bytes that went one way, and none the other, after which a stream rests once before it is armed.
-const WORTH_REST: u64 = 4 << 10;
+/// Bytes that went one way, and none the other, after which a stream is left alone for a nap before it is armed.
+const WORTH_NAP: u64 = 4 << 10;
 
-/// Looks of the safety net, a tenth of a second apart, after which a notice is lost, those not counted
+/// Inspections of the safety net, a tenth of a second apart, after which a notice is lost, those not counted
 /// between which its sender made no request of any kind: a guest that others keep from running, or that
 /// is being reset, may stand still between its store and its notice for as long as it likes. The same
 /// where an end sends its notices byte by byte, or is a program whose requests are not counted.
-pub const LOOKS: u32 = 10;
-const SLOW_LOOKS: u32 = 30;
-/// Looks after which bytes are taken from one that made no request either.
-const STILL_LOOKS: u32 = 100;
+pub const INSPECTIONS: u32 = 10;
+const SLOW_INSPECTIONS: u32 = 30;
+/// Inspections after which bytes are taken from one that made no request either.
+const STILL_INSPECTIONS: u32 = 100;
 
-/// While bytes go one way, the other way is looked at once in so many turns and one; a turn counts once
+/// While bytes go one way, the other way is polled once in so many turns and one; a turn counts once
 /// more for every `LONG` bytes, so that an answer waits for a few microseconds at most.
-const UNLOOKED: usize = 4;
+const UNPOLLED: usize = 4;
 const LONG: usize = 8 << 10;
 
 /// What a turn of a stream did.
@@ -58,36 +58,34 @@ pub struct JoinedStream {
     /// Whose quota has the bytes kept of an end that has left, and how many; given back when they are
     /// delivered or dropped.
     charged: [Option<(Arc<Budget>, usize)>; 2],
-    /// False if an end never announces anything: then the stream looks by itself.
+    /// False if an end never announces anything: then the stream is polled.
     announces: bool,
-    /// When bytes last moved, for the worker's decision to sleep.
-    pub last_moved: Instant,
+    /// Whether the worker polls it, and when bytes last moved.
+    pub watch: Watch,
     /// The worker's account that its turns are charged to.
     pub account: Account,
-    /// Whether the worker has it on its list of streams to turn.
-    pub active: bool,
     /// The worker has it on its list of streams that fell asleep while an end withheld something.
     pub withholding: bool,
     /// The ends whose doorbells its worker watches.
     pub watched: [bool; 2],
     suspicion: Option<Suspicion>,
-    /// Looks without progress that make a notice count as lost.
-    pub looks: u32,
+    /// Inspections without progress that make a notice count as lost.
+    pub inspections: u32,
     sleeps: u64,
-    /// Asleep: when to look at it, and how long it was waited for that.
-    look: Option<Instant>,
-    patience: Duration,
-    /// It has not been looked at since it fell asleep.
+    /// Asleep: when to inspect it, and how long after the last time.
+    next_inspection: Option<Instant>,
+    backoff: Duration,
+    /// It has not been inspected since it fell asleep.
     again: bool,
     /// Bytes moved when the stream last fell asleep.
     moved_at_sleep: u64,
-    /// It rests until then; what had moved each way when that was last asked.
-    rests_until: Option<Instant>,
-    moved_at_rest: [u64; 2],
+    /// It is left alone until then; what had moved each way when that was last asked.
+    naps_until: Option<Instant>,
+    moved_at_nap: [u64; 2],
     /// The way that bytes went last.
     way: Side,
-    /// Turns since the other way was looked at, long ones counted for several.
-    unlooked: usize,
+    /// Turns since the other way was polled, long ones counted for several.
+    unpolled: usize,
 }
 
 /// The safety net found something left undone.
@@ -95,10 +93,10 @@ pub struct JoinedStream {
 struct Suspicion {
     /// What the stream had done by then: bytes moved, and sleeps.
     progress: [u64; 2],
-    /// Looks since, and those of them that found that the end that owes a notice had made a request.
-    looks: u32,
+    /// Inspections since, and those of them that found that the end that owes a notice had made a request.
+    inspections: u32,
     lively: u32,
-    /// Requests of both ends at the last look.
+    /// Requests of both ends at the last inspection.
     requests: [Option<u64>; 2],
 }
 
@@ -157,22 +155,21 @@ impl JoinedStream {
             directions,
             charged,
             announces,
-            last_moved: now,
+            watch: Watch::new(false, now),
             account: Account::default(),
-            active: false,
             withholding: false,
             watched: [false; 2],
             suspicion: None,
-            looks: if slow { SLOW_LOOKS } else { LOOKS },
+            inspections: if slow { SLOW_INSPECTIONS } else { INSPECTIONS },
             sleeps: 0,
-            look: None,
-            patience: FIRST_LOOK,
+            next_inspection: None,
+            backoff: FIRST_INSPECTION,
             again: false,
             moved_at_sleep: 0,
-            rests_until: None,
-            moved_at_rest: [0; 2],
+            naps_until: None,
+            moved_at_nap: [0; 2],
             way: Side::A,
-            unlooked: 0,
+            unpolled: 0,
         }
     }
 
@@ -191,7 +188,7 @@ impl JoinedStream {
         self.announces
     }
 
-    /// What the ends announce does not arrive: the stream polls.
+    /// What the ends announce does not arrive: the stream is polled.
     pub fn be_polled(&mut self) {
         self.announces = false;
     }
@@ -216,12 +213,12 @@ impl JoinedStream {
     pub fn turn(&mut self, quota: usize) -> Result<Turn, Broken> {
         let way = self.way;
         let moved = self.turn_one(way, quota)?;
-        if moved > 0 && self.unlooked < UNLOOKED {
-            self.unlooked += 1 + moved / LONG;
+        if moved > 0 && self.unpolled < UNPOLLED {
+            self.unpolled += 1 + moved / LONG;
             return Ok(Turn::Moved(moved));
         }
         let back = self.turn_one(way.other(), quota)?;
-        self.unlooked = if moved > 0 && back > 0 { UNLOOKED } else { 0 };
+        self.unpolled = if moved > 0 && back > 0 { UNPOLLED } else { 0 };
         if moved == 0 && back > 0 {
             self.way = way.other();
         }
@@ -247,28 +244,28 @@ impl JoinedStream {
 
     /// Bytes have moved.
     pub fn moves(&mut self, now: Instant) {
-        self.last_moved = now;
-        self.rests_until = None;
+        self.watch.busy = now;
+        self.naps_until = None;
     }
 
-    /// Idle while others want the core: does it rest for `length`, to be looked at then without having been armed? Once for so
-    /// many bytes one way ([`WORTH_REST`]): more will come. What is answered is not kept waiting.
-    pub fn rests(&mut self, now: Instant, length: Duration) -> bool {
-        if self.rests_until.is_none() {
+    /// Idle while the core is contended: is it left alone for `length`, to be polled then without having been armed? Once for so
+    /// many bytes one way ([`WORTH_NAP`]): more will come. What is answered is not kept waiting.
+    pub fn naps(&mut self, now: Instant, length: Duration) -> bool {
+        if self.naps_until.is_none() {
             let moved = [0, 1].map(|from: usize| self.directions[from].moved());
-            let before = std::mem::replace(&mut self.moved_at_rest, moved);
+            let before = std::mem::replace(&mut self.moved_at_nap, moved);
             let [there, back] = [0, 1].map(|from: usize| moved[from] - before[from]);
-            if there.max(back) < WORTH_REST || there.min(back) > 0 {
+            if there.max(back) < WORTH_NAP || there.min(back) > 0 {
                 return false;
             }
-            self.rests_until = Some(now + length);
+            self.naps_until = Some(now + length);
         }
-        self.is_resting(now)
+        self.is_napping(now)
     }
 
-    /// Is it not to be looked at yet?
-    pub fn is_resting(&self, now: Instant) -> bool {
-        self.rests_until.is_some_and(|until| now < until)
+    /// Is it not to be polled yet?
+    pub fn is_napping(&self, now: Instant) -> bool {
+        self.naps_until.is_some_and(|until| now < until)
     }
 
     /// How much the ring holds that bytes last came from.
@@ -277,7 +274,7 @@ impl JoinedStream {
     }
 
     /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or
-    /// until [`JoinedStream::look`], once it has delivered what it withholds ([`JoinedStream::deliver_withheld`]).
+    /// until [`JoinedStream::next_inspection`], once it has delivered what it withholds ([`JoinedStream::deliver_withheld`]).
     pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
         let mut asleep = true;
         for from in Side::BOTH {
@@ -288,12 +285,13 @@ impl JoinedStream {
         self.sleeps += u64::from(asleep);
         let moved = self.moved();
         if asleep && std::mem::replace(&mut self.moved_at_sleep, moved) != moved {
-            self.patience = FIRST_LOOK;
+            self.backoff = FIRST_INSPECTION;
         }
         // A guest may announce nothing although it was in time: on one CPU, Linux' barriers order nothing for other CPUs, so its
         // store of an index may become visible after it has looked whether the device sleeps. It is visible a moment later.
         self.again = asleep;
-        self.look = asleep.then(|| now + if self.is_full() { self.patience } else { FIRST_LOOK });
+        let wait = if self.is_full() { self.backoff } else { FIRST_INSPECTION };
+        self.next_inspection = asleep.then(|| now + wait);
         Ok(asleep)
     }
 
@@ -311,23 +309,23 @@ impl JoinedStream {
     /// found its ring full announces room only when it has made much of it (Linux: its notify window).
     /// Two programs that read little and then block in a write wait for each other's reader then, and
     /// only the stream can see that both rings have room.
-    pub fn look(&self) -> Option<Instant> {
-        self.look
+    pub fn next_inspection(&self) -> Option<Instant> {
+        self.next_inspection
     }
 
     fn is_full(&self) -> bool {
         self.directions.iter().any(|direction| direction.sleep() == Some(Sleep::Full))
     }
 
-    /// There was nothing to do: look again, but less soon; for bytes that became visible late, one look is enough.
-    pub fn be_patient(&mut self, now: Instant) {
+    /// There was nothing to do: it is inspected again, but less soon; for bytes that became visible late, once is enough.
+    pub fn back_off(&mut self, now: Instant) {
         self.again = false;
         if !self.is_full() {
-            self.look = None;
+            self.next_inspection = None;
             return;
         }
-        self.patience = (self.patience * 2).min(LAST_LOOK);
-        self.look = Some(now + self.patience);
+        self.backoff = (self.backoff * 2).min(LAST_INSPECTION);
+        self.next_inspection = Some(now + self.backoff);
     }
 
     /// Wakes readers that wait for more than one notice told them of.
@@ -417,7 +415,7 @@ impl JoinedStream {
         self.charged.iter_mut().for_each(refund);
     }
 
-    /// The safety net's look at a sleeping stream. See `docs/devices/vmci.md`: ten looks (more for guests
+    /// The safety net inspects a sleeping stream. See `docs/devices/vmci.md`: ten inspections (more for guests
     /// that are slow to send) with work left undone, no progress between them and other requests of the
     /// end that should have told of it mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
@@ -451,14 +449,14 @@ impl JoinedStream {
             };
             self.suspicion = Some(Suspicion {
                 progress,
-                looks: before.map_or(0, |before| before.looks) + 1,
+                inspections: before.map_or(0, |before| before.inspections) + 1,
                 lively: before.map_or(0, |before| before.lively + u32::from(lively(&before))),
                 requests,
             });
         }
         Ok(match self.suspicion {
-            Some(Suspicion { lively, .. }) if lively >= self.looks => Inspection::LostNotice,
-            Some(Suspicion { looks, .. }) if looks >= STILL_LOOKS => Inspection::Still,
+            Some(Suspicion { lively, .. }) if lively >= self.inspections => Inspection::LostNotice,
+            Some(Suspicion { inspections, .. }) if inspections >= STILL_INSPECTIONS => Inspection::Still,
             _ if refill || (self.again && stuck != [false; 2]) => Inspection::Refill,
             _ => Inspection::Quiet,
         })
@@ -477,7 +475,7 @@ impl JoinedStream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspection {
     Quiet,
-    /// A resting reader has made some room, or a writer's bytes have become visible just after the stream fell asleep: moving them
+    /// A slow reader has made some room, or a writer's bytes have become visible just after the stream fell asleep: moving them
     /// now is useful, nothing was lost.
     Refill,
     /// Work was left undone although its sender went on: a notice got lost.

@@ -31,7 +31,6 @@ mod engine;
 mod inline;
 mod joined;
 mod requests;
-mod rests;
 mod settings;
 mod stats;
 mod workers;

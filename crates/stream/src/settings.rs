@@ -15,14 +15,14 @@ pub struct Settings {
     pub poll: bool,
     /// Bytes a stream moves per turn at most, so that one cannot hold the worker.
     pub quota: usize,
-    /// Looks of the safety net, a tenth of a second apart, before a notice counts as lost; more of them
+    /// Inspections of the safety net, a tenth of a second apart, before a notice counts as lost; more of them
     /// where guests' threads may stand still for longer. Guests that are slow to send have 30 at least.
-    pub looks: u32,
+    pub inspections: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let spin = Duration::from_micros(500);
-        Settings { workers: 1, spin, poll: false, quota: 1 << 20, looks: joined::LOOKS }
+        Settings { workers: 1, spin, poll: false, quota: 1 << 20, inspections: joined::INSPECTIONS }
     }
 }

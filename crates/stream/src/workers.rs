@@ -41,7 +41,7 @@ impl Workers {
     /// benchmarks of the engine alone.
     pub fn unstarted(settings: Settings) -> std::io::Result<(Workers, Vec<Worker>)> {
         let stats = Arc::new(WorkerStats::default());
-        let parkings = (0..settings.workers.max(1)).map(|_| Parking::for_files());
+        let parkings = (0..settings.workers.max(1)).map(|_| Parking::new());
         let requests = parkings.map(|parking| Ok(Arc::new(Requests::new(parking?))));
         let requests: Vec<_> = requests.collect::<std::io::Result<_>>()?;
         let heartbeats: Vec<Arc<Heartbeat>> = requests.iter().map(|_| Arc::default()).collect();

@@ -5,13 +5,13 @@ use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::error;
 use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
-use vmlane_worker::{Doorbells, Heartbeat};
+use vmlane_worker::{Doorbells, Heartbeat, Interval};
 
 use crate::Slot;
 use crate::access::Config;
@@ -41,6 +41,9 @@ impl Place {
         }
     }
 }
+
+/// While some ports are busy, how often it is checked whether those have something to do that are not polled.
+pub const CHECK: Duration = Duration::from_micros(50);
 
 /// The switch without its thread.
 pub struct Core {
@@ -82,12 +85,12 @@ pub struct Core {
     /// Frames that they are done with, and frames of theirs: empty between rounds.
     pub finished: Vec<(Lender, Token)>,
     pub arriving: Vec<(usize, Box<HandedFrame>)>,
-    /// The doorbells of ports that doze; without them none does.
-    pub bells: Option<Arc<Doorbells>>,
-    /// When those that doze were looked at last.
-    pub looked: Instant,
-    /// Ports of such a look: empty between looks.
-    pub glanced: Vec<Slot>,
+    /// The doorbells of ports that are not polled; without them all are.
+    pub doorbells: Option<Arc<Doorbells>>,
+    /// How often it is checked which ports are to be polled.
+    pub check: Interval,
+    /// Ports that were found then: empty between checks.
+    pub found: Vec<Slot>,
 }
 
 /// What all workers of a switch have in common, and what is each one's own.
@@ -127,9 +130,9 @@ impl Core {
             remote_first: false,
             finished: Vec::new(),
             arriving: Vec::new(),
-            bells: Doorbells::new().ok().map(Arc::new),
-            looked: now,
-            glanced: Vec::new(),
+            doorbells: Doorbells::new().ok().map(Arc::new),
+            check: Interval::new(CHECK, now),
+            found: Vec::new(),
         }
     }
 
@@ -148,15 +151,15 @@ impl Core {
         !self.dirty.is_empty()
     }
 
-    /// Files that are readable while a frame waits. Ports with one never doze.
+    /// Files that are readable while a frame waits. Ports with one are always polled.
     pub fn readable_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ports.awake().filter_map(|port| port.end.as_ref()?.readable_fd())
+        self.ports.polled().filter_map(|port| port.end.as_ref()?.readable_fd())
     }
 
-    /// Files that become readable when a guest announces a frame, of ports that are awake. Those of ports that rest are
-    /// not listened to.
+    /// Files that become readable when a guest announces a frame, of ports that are polled. Those of ports that are
+    /// paused are not listened to.
     pub fn doorbell_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let listened = self.ports.awake().filter(|port| !port.tx.limits.rests());
+        let listened = self.ports.polled().filter(|port| !port.tx.limits.is_paused());
         listened.filter_map(|port| port.end.as_ref()?.doorbell_fd())
     }
 
@@ -297,7 +300,7 @@ impl Core {
     pub fn refresh(&mut self, slot: Slot) {
         self.guarded(slot, |core| {
             let Some(port) = core.ports.get_mut(slot) else { return };
-            port.watch.drop_bell();
+            port.watch.doorbell = None;
             port.end.iter_mut().for_each(|end| end.refresh());
         });
         // Its memory may be another one now.
@@ -440,11 +443,11 @@ impl Core {
         self.detach(slot);
     }
 
-    /// Looks at every port that is awake though nothing moves. True if one wants to be looked at again soon.
+    /// Has every port that is polled do what is due by the clock. True if something of one is due again soon.
     pub fn tick(&mut self, now: Instant) -> bool {
         let (mut soon, mut changed) = (false, false);
         let mut at = 0;
-        while let Some(slot) = self.ports.turns.awake_at(at) {
+        while let Some(slot) = self.ports.turns.polled_at(at) {
             at += 1;
             let Some(owner) = self.ports.get(slot).map(|port| port.owner) else { continue };
             if self.ports.allowances.is_over(owner) {
@@ -455,7 +458,7 @@ impl Core {
                 let port = core.ports.get_mut(slot)?;
                 let end = port.end.as_mut()?;
                 let ticked = end.tick(now);
-                port.watch.again = ticked.soon;
+                port.watch.due_soon = ticked.soon;
                 Some((ticked, port.info.overhead.take()))
             });
             if let Some((ticked, overhead)) = ticked.flatten() {

@@ -38,7 +38,6 @@ mod balance;
 mod batch;
 mod coalesce;
 mod core;
-mod doze;
 mod egress;
 mod fdb;
 mod handover;
@@ -50,6 +49,7 @@ mod multicast;
 mod numbers;
 mod parse;
 mod pending;
+mod polled;
 mod port;
 mod ports;
 mod price;
@@ -64,7 +64,6 @@ mod switch;
 mod team;
 mod turn;
 mod turns;
-mod watch;
 mod worker;
 
 /// The place of a port in the worker's table.

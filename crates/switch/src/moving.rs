@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 
 use vmlane_port::{DropReason, MAX_HEAD};
 use vmlane_wire::ethernet::Tci;
+use vmlane_worker::Watch;
 
 use crate::Slot;
 use crate::core::Core;
@@ -30,7 +31,6 @@ use crate::ingress::{Frame, admit};
 use crate::pending::{PendingFrame, PendingQueue};
 use crate::port::{Numbered, Port};
 use crate::queue::Step;
-use crate::watch::Watch;
 
 pub use ask::Move;
 
@@ -154,7 +154,7 @@ impl Core {
         }
         port.before_move = Vec::new();
         port.pending = PendingQueue::new(self.now);
-        port.watch = Watch::new(self.now);
+        port.watch = Watch::new(true, self.now);
         let look_ahead = if port.end.is_some() { port.info.look_ahead } else { PLACES };
         self.held.set_places(slot, look_ahead);
         self.ports.put(slot, port);

@@ -10,6 +10,7 @@ use vmlane_port::{
     DropReason, FramePort, FramePortInfo, PortId, PortStats, RxCapabilities, RxFrame, TxFrame,
 };
 use vmlane_wire::ethernet::Mac;
+use vmlane_worker::Watch;
 
 use crate::Slot;
 use crate::access::{Access, Config};
@@ -23,7 +24,6 @@ use crate::multicast::Snooped;
 use crate::pending::{Claim, PendingQueue};
 use crate::rate_limit::SenderLimits;
 use crate::shaping::{ShapedPort, Shaper, ShaperCell};
-use crate::watch::Watch;
 
 /// No port's slot.
 pub const NOWHERE: Slot = Slot::MAX;
@@ -179,7 +179,7 @@ impl Port {
             },
             rx: RxCounts::default(),
             pending,
-            watch: Watch::new(now),
+            watch: Watch::new(true, now),
             taps: Vec::new(),
         };
         let config = port.config.clone();
@@ -203,7 +203,7 @@ impl Port {
     pub fn plug(&mut self, end: Box<dyn FramePort>, now: Instant) {
         self.attachment = self.attachment.wrapping_add(1);
         self.retired = false;
-        self.watch = Watch::new(now);
+        self.watch = Watch::new(true, now);
         self.info = end.info();
         self.end = Some(CapturedFrames::wrap(end, &self.taps));
         self.extras.snooped = None;

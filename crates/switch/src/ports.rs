@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use vmlane_port::PortId;
+use vmlane_worker::Source;
 
 use crate::Slot;
 use crate::allowances::{Allowance, Allowances};
 use crate::fdb::key;
 use crate::port::Port;
 use crate::team::{Change, Choice, TeamSpec, TeamState, Teams};
-use crate::turns::{Dozing, Turns};
+use crate::turns::Turns;
 
 /// The attached ports of one isolation group.
 #[derive(Default)]
@@ -82,9 +83,9 @@ impl Ports {
         0..self.slots.len() as Slot
     }
 
-    /// The attached ports of this worker that are awake.
-    pub fn awake(&self) -> impl Iterator<Item = &Port> {
-        self.turns.awake().filter_map(|slot| self.get(slot))
+    /// The attached ports of this worker that are polled.
+    pub fn polled(&self) -> impl Iterator<Item = &Port> {
+        self.turns.polled().filter_map(|slot| self.get(slot))
     }
 
     #[inline]
@@ -161,7 +162,7 @@ impl Ports {
         let slots = &mut self.slots;
         for slot in self.turns.attached() {
             if let Some(port) = slots.get_mut(usize::from(slot)).and_then(Option::as_deref_mut) {
-                port.watch.awake = true;
+                port.watch.polled = true;
             }
         }
         addresses
@@ -197,12 +198,12 @@ impl Ports {
         self.turns.begin_round()
     }
 
-    /// Ports that are not [awake](crate::watch::Watch::awake) any more are not looked at from now on.
-    pub fn doze(&mut self) {
+    /// Ports whose [`Watch`](vmlane_worker::Watch) says so are not polled from now on.
+    pub fn leave_out(&mut self) {
         let Ports { slots, turns, .. } = self;
-        turns.doze(|slot| {
+        turns.leave_out(|slot| {
             let port = slots.get_mut(usize::from(slot))?.as_deref_mut()?;
-            (!port.watch.awake).then(|| port.watch.dozing.take().unwrap_or(Dozing::Silent(Vec::new())))
+            (!port.watch.polled).then(|| port.watch.source.take().unwrap_or(Source::Words(Vec::new())))
         });
     }
 }

@@ -42,7 +42,7 @@ impl Bucket {
 }
 
 /// How long nothing is taken from a port that sends too much that is dropped for its own fault.
-const REST: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What one sender may still do.
 #[derive(Debug)]
@@ -52,12 +52,12 @@ pub struct SenderLimits {
     /// Frames that are dropped for its own fault.
     faults: Bucket,
     /// It sent too many of those: until then nothing is taken from it.
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 impl SenderLimits {
     pub fn new(now: Instant) -> SenderLimits {
-        SenderLimits { floods: Bucket::new(now), faults: Bucket::new(now), rests_until: None }
+        SenderLimits { floods: Bucket::new(now), faults: Bucket::new(now), paused_until: None }
     }
 
     /// May another frame go to several? 0: any number a second.
@@ -65,23 +65,23 @@ impl SenderLimits {
         rate == 0 || self.floods.take(rate, now)
     }
 
-    /// A frame was dropped for its sender's fault. Beyond `rate` a second, the sender rests for a while.
+    /// A frame was dropped for its sender's fault. Beyond `rate` a second, the sender is paused for a while.
     pub fn fault(&mut self, rate: u32, now: Instant) {
         if rate > 0 && !self.faults.take(rate, now) {
-            self.rests_until = Some(now + REST);
+            self.paused_until = Some(now + PAUSE);
         }
     }
 
     #[inline]
-    pub fn rests(&self) -> bool {
-        self.rests_until.is_some()
+    pub fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
     }
 
-    /// The sender's turn has come. True if it rests still.
+    /// The sender's turn has come. True if it is paused still.
     #[inline]
-    pub fn still_rests(&mut self, now: Instant) -> bool {
-        self.rests_until = self.rests_until.filter(|&until| now < until);
-        self.rests()
+    pub fn still_paused(&mut self, now: Instant) -> bool {
+        self.paused_until = self.paused_until.filter(|&until| now < until);
+        self.is_paused()
     }
 }
 

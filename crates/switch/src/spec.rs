@@ -157,14 +157,8 @@ pub struct Settings {
     pub workers: usize,
     /// Never sleep: a core of its own is spent on latency.
     pub poll: bool,
-    /// How long after the last frame it looks again and again, at most; less where others want its core.
+    /// How long after the last frame it spins and yields, at most; less where others want its core.
     pub spin: Duration,
-    /// Then the time between two looks, until [`Self::linger`] after the last frame.
-    pub sleep: Duration,
-    /// How long after the last frame looks stay that frequent. Sleeps double from then on.
-    pub linger: Duration,
-    /// The longest sleep while anything is attached: doorbells in mapped pages are not announced.
-    pub deepest: Duration,
     /// How long a frame waits for its receiver at most, if its sender sends to other VMs, too.
     pub hold: Duration,
     /// The same for a sender that sends to one VM only: no other one suffers, and a guest that the host keeps from its
@@ -176,11 +170,11 @@ pub struct Settings {
     pub bytes: usize,
     /// Frames to several (broadcast, multicast, unknown addresses) that a port may send in a second, a quarter
     /// of them at once; those beyond are dropped. A port that sends as many that are dropped for its own fault
-    /// rests for a while. 0: any number. Uplinks are not limited.
+    /// is paused for a while. 0: any number. Uplinks are not limited.
     pub floods: u32,
     /// TCP segments that come in one burst are merged to super-frames for receivers that take those whole.
     pub coalesce: bool,
-    /// Where no more ports are attached, a worker looks at all of them in each round; where there are more, at those
+    /// Where no more ports are attached, a worker polls all of them in each round; where there are more, those
     /// that have had something to do lately.
     pub few: usize,
 }
@@ -209,9 +203,6 @@ impl Default for Settings {
             workers: 1,
             poll: false,
             spin: Duration::ZERO,
-            sleep: Duration::from_micros(50),
-            linger: Duration::from_millis(20),
-            deepest: Duration::from_millis(5),
             hold: Duration::from_millis(5),
             hold_alone: Duration::from_millis(50),
             frames: 64,

@@ -5,7 +5,7 @@ use vmlane_stats::counters;
 counters! {
     /// What the worker did.
     pub struct WorkerStats {
-        /// Rounds in which a frame moved, other than those of ports that came to rest.
+        /// Rounds in which a frame moved, other than those of senders that were paused then.
         rounds,
         /// Sleeps of the shortest kind.
         naps,

@@ -119,7 +119,7 @@ impl Switch {
 
     fn make(settings: Settings) -> io::Result<(Switch, Vec<Worker>)> {
         let count = settings.workers.clamp(1, MOST_WORKERS);
-        let parkings = (0..count).map(|_| Parking::for_files());
+        let parkings = (0..count).map(|_| Parking::new());
         let requests: Vec<_> =
             parkings.map(|parking| Ok(Arc::new(Requests::new(parking?)))).collect::<io::Result<_>>()?;
         let coalesce = Arc::new(AtomicBool::new(settings.coalesce));

@@ -24,7 +24,7 @@ use crate::port::Port;
 use crate::price::{COPY_COST, DELIVERY_COST, PIECE_COST};
 use crate::spec::Settings;
 
-/// Where more ports of a worker than this are awake, each is asked for fewer frames at once.
+/// Where more ports of a worker than this are polled, each is asked for fewer frames at once.
 const CROWD: usize = 64;
 /// How many that are.
 const CROWDED_BURST: u32 = 8;
@@ -37,7 +37,7 @@ enum Fate {
 }
 
 impl Core {
-    /// One look at every port that is awake. True if a frame moved.
+    /// Polls every port that is to be polled. True if a frame moved.
     pub fn round(&mut self, now: Instant) -> bool {
         self.now = now;
         self.settings.coalesce = self.coalesce.load(Ordering::Relaxed);
@@ -46,7 +46,7 @@ impl Core {
         self.ports.turns.merge();
         let mut stalled = false;
         let mut at = 0;
-        while let Some(slot) = self.ports.turns.awake_at(at) {
+        while let Some(slot) = self.ports.turns.polled_at(at) {
             at += 1;
             self.guarded(slot, |core| {
                 if let Some(port) = core.ports.get_mut(slot)
@@ -73,7 +73,7 @@ impl Core {
             // A turn may detach a port: then this looks at another one, which does no harm.
             let Some(ports) = self.ports.turns.begin_turn(owner, count) else { break };
             for at in ports {
-                let Some(slot) = self.ports.turns.awake_at(at) else { break };
+                let Some(slot) = self.ports.turns.polled_at(at) else { break };
                 moved |= self.turn(slot);
                 self.flush();
             }
@@ -86,14 +86,14 @@ impl Core {
         moved
     }
 
-    /// One sender's share of a round. True if it sent anything, unless it sent so much in vain that it rests now:
-    /// that is no reason to look again soon.
+    /// One sender's share of a round. True if it sent anything, unless it sent so much in vain that it is paused now:
+    /// that is no reason to poll it again soon.
     pub fn turn(&mut self, slot: Slot) -> bool {
         let Some(mut sender) = self.ports.take(slot) else { return false };
         self.serving = slot;
         self.heartbeat.serve(sender.id.0);
         let outcome = catch_unwind(AssertUnwindSafe(|| self.send(slot, &mut sender)));
-        let rests = sender.tx.limits.rests();
+        let paused = sender.tx.limits.is_paused();
         self.ports.put(slot, sender);
         let moved = outcome.unwrap_or_else(|_| {
             self.blame();
@@ -103,11 +103,11 @@ impl Core {
             self.mark(slot);
             self.disarm_one(slot);
         }
-        moved && !rests
+        moved && !paused
     }
 
     fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {
-        if sender.tx.limits.still_rests(self.now) || sender.retired {
+        if sender.tx.limits.still_paused(self.now) || sender.retired {
             return false;
         }
         let Some(mut end) = sender.end.take() else { return false };
@@ -130,7 +130,7 @@ impl Core {
     /// that are merged need the others of their burst.
     #[inline]
     fn burst(&self, sender: &Port) -> u32 {
-        let crowded = self.ports.turns.count_awake() > CROWD;
+        let crowded = self.ports.turns.count_polled() > CROWD;
         if crowded && !sender.tx.luck.merges() { CROWDED_BURST } else { BURST as u32 }
     }
 
@@ -142,7 +142,7 @@ impl Core {
         let mut scratch = None;
         let mut left = self.ports.allowances.left(sender.owner);
         let mut moved = false;
-        while left.frames > 0 && !sender.tx.limits.rests() {
+        while left.frames > 0 && !sender.tx.limits.is_paused() {
             let most = left.frames.min(self.burst(sender));
             let all = sender.tx.burst.has_frames() || {
                 if sender.moving && sender.remote.is_none() {
@@ -204,7 +204,7 @@ impl Core {
         scratch: &mut [u8; MAX_HEAD],
     ) {
         let mut batch = Batch::default();
-        while left.frames > 0 && !sender.tx.limits.rests() {
+        while left.frames > 0 && !sender.tx.limits.is_paused() {
             let Some(token) = sender.tx.burst.take() else { break };
             left.frames -= 1;
             let frame = end.frame(token);
@@ -466,8 +466,8 @@ impl Core {
     fn give(&mut self, sent: &Checked<'_>, from: Origin<'_>, receiver: Slot, may_wait: bool) -> Fate {
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
         let Some(end) = port.end.as_ref() else { return Fate::Finished };
-        if !port.watch.awake {
-            // It was not looked at in this round.
+        if !port.watch.polled {
+            // It was not polled in this round.
             port.capabilities = end.capabilities();
         }
         if may_wait {

@@ -1,15 +1,13 @@
 //! The worker: one thread that owns all ports, on the runtime of `vmlane_worker`.
 //!
-//! It looks at every port that is awake in rounds. Doorbells in mapped pages are stores that no one announces, so it
-//! also looks when it is not called: all the time for a moment after a frame, unless others want its core; with naps of
-//! some 50 us for a while; then with longer and longer sleeps, for which the ports are asked to announce frames if they
-//! can.
+//! It polls ports in rounds. Doorbells in mapped pages are stores that no one announces, so it also polls when it is not
+//! notified: how often, `vmlane_worker` decides. Before it sleeps, the ports are asked to announce frames if they can.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_port::Glance;
-use vmlane_worker::{Engine, Event, Heartbeat, LongNaps, Looking, Rest, WakeFds, Woken};
+use vmlane_worker::{Engine, Event, Heartbeat, Ports, WakeFds, Woken};
 
 use crate::access::Config;
 use crate::core::{Core, Place};
@@ -24,10 +22,7 @@ pub type Worker = vmlane_worker::Worker<SwitchEngine>;
 /// All ports, and what a round over them is.
 pub struct SwitchEngine {
     core: Core,
-    settings: Settings,
     stats: Arc<WorkerStats>,
-    /// The length of the next sleep.
-    sleep: Duration,
     /// Ends were asked to announce their next frame.
     armed: bool,
     /// An uplink's file woke the worker and there was no frame: one that is gone would do so for ever.
@@ -36,22 +31,16 @@ pub struct SwitchEngine {
     deferred: Vec<Command>,
     /// A port holds an interrupt back, or its guest may do something soon that it does not announce.
     soon: bool,
-    /// Until then a glance at armed ports that have announced nothing is enough.
-    glance_until: Option<Instant>,
-    /// Then those that doze are looked at, too.
-    look_at_all: Instant,
+    /// Until then armed ports that have announced nothing get no turn.
+    quiet_until: Option<Instant>,
+    /// Then all ports are polled.
+    poll_all: Instant,
     /// Every port will announce what it has.
     announced: bool,
-    long_naps: LongNaps,
 }
 
-/// What ports do by the clock while nothing moves (a group's members are asked, addresses age) has this grain; so have
-/// sleeps while every port announces what it has.
+/// What ports do by the clock while nothing moves (a group's members are asked, addresses age) has this grain.
 const IDLE: Duration = Duration::from_millis(100);
-
-/// After a pause a frame that nobody announces waits no longer than this part of it, beside the shortest nap: so a single frame
-/// costs some seventy naps at most, however long the worker lingers.
-const PART: u32 = 16;
 
 impl SwitchEngine {
     pub(crate) fn new(
@@ -62,24 +51,21 @@ impl SwitchEngine {
     ) -> SwitchEngine {
         SwitchEngine {
             core: Core::new(settings, place, stats.clone(), heartbeat),
-            settings,
             stats,
-            sleep: settings.sleep,
             armed: false,
             spurious_wakeup: false,
             deferred: Vec::new(),
             soon: false,
-            glance_until: None,
-            look_at_all: Instant::now(),
+            quiet_until: None,
+            poll_all: Instant::now(),
             announced: false,
-            long_naps: LongNaps::default(),
         }
     }
 
     /// Are armed ports that have announced nothing in no need of a turn?
     fn is_quiet(&mut self, now: Instant) -> bool {
-        let due = self.glance_until.is_none_or(|until| now >= until);
-        // While a frame waits, and after a vain look at an uplink, uplinks are not listened to. An interrupt that is held back
+        let due = self.quiet_until.is_none_or(|until| now >= until);
+        // While a frame waits, and after an uplink had none, uplinks are not listened to. An interrupt that is held back
         // has its time.
         let unsure = self.soon
             || self.spurious_wakeup
@@ -88,7 +74,7 @@ impl SwitchEngine {
         if !self.armed || due || unsure || !self.deferred.is_empty() {
             return false;
         }
-        let glance = self.core.glance();
+        let glance = self.core.poll_armed();
         self.announced = glance == Glance::Announces;
         glance != Glance::Turn
     }
@@ -182,19 +168,8 @@ impl SwitchEngine {
         }
     }
 
-    fn nap(&mut self) -> Duration {
-        let short = self.settings.sleep;
-        self.long_naps.next(self.core.moved_bytes).map_or(short, |long| long.max(short))
-    }
-
-    /// The longest sleep.
-    fn deepest(&self) -> Duration {
-        if self.announced { IDLE } else { self.settings.deepest }
-    }
-
-    /// Ends look for themselves again.
-    fn wake_up(&mut self) {
-        self.sleep = self.settings.sleep;
+    /// Guests need not announce anything any more.
+    fn disarm(&mut self) {
         self.announced = false;
         if std::mem::take(&mut self.armed) {
             self.core.disarm();
@@ -208,17 +183,13 @@ impl Engine for SwitchEngine {
 
     fn notified(&mut self) {
         // Also so that an end that comes later is asked when the others are.
-        self.wake_up();
+        self.disarm();
         // A guest's announcement may be the reason.
-        self.core.glance_at_all_silent();
+        self.core.poll_silent(usize::MAX);
     }
 
     fn run_command(&mut self, command: Command, _: Instant) {
         self.run_or_defer(command);
-    }
-
-    fn clock(&mut self, now: Instant, looking: Looking) {
-        self.long_naps.clock(now, looking);
     }
 
     fn moved_bytes(&self) -> u64 {
@@ -230,10 +201,10 @@ impl Engine for SwitchEngine {
         if self.is_quiet(now) {
             return false;
         }
-        self.glance_until = Some(now + IDLE);
-        if now >= self.look_at_all {
-            self.look_at_all = now + IDLE;
-            self.core.wake_all();
+        self.quiet_until = Some(now + IDLE);
+        if now >= self.poll_all {
+            self.poll_all = now + IDLE;
+            self.core.poll_all();
         }
         let moved = self.core.round(now);
         if !self.deferred.is_empty() {
@@ -242,27 +213,23 @@ impl Engine for SwitchEngine {
         if moved {
             self.spurious_wakeup = false;
             self.stats.rounds.bump(1);
-            self.wake_up();
+            self.disarm();
         }
         self.soon = self.core.tick(now);
-        self.core.look_now_and_then(now);
+        self.core.check_now_and_then(now);
         // Rounds pay for what owners have caused; what those send, and changes of theirs, may wait for it.
         moved || !self.deferred.is_empty() || self.core.ports.allowances.any_owes()
     }
 
-    fn rest(&mut self, idle: Duration) -> Rest {
-        if !self.deferred.is_empty() {
-            Rest::Nap(self.settings.sleep)
-        } else if self.core.links.has_unsent() {
-            Rest::Awake
+    fn ports(&mut self) -> Ports {
+        if self.core.links.has_unsent() {
+            Ports::Polled
         } else if self.core.is_empty() {
-            Rest::Sleep(None)
+            Ports::Armed(None)
         } else if self.soon || self.core.has_pending() {
-            Rest::Nap(self.nap())
-        } else if idle < self.settings.linger {
-            Rest::Nap(self.nap().max(idle / PART))
+            Ports::Due
         } else {
-            Rest::Sleep(Some(self.sleep.max(idle / PART).min(self.deepest())))
+            Ports::Mixed { announced: self.announced }
         }
     }
 
@@ -283,8 +250,8 @@ impl Engine for SwitchEngine {
         self.armed = true;
         let waits = self.core.arm();
         if waits {
-            // A frame that came before its guest was asked is not announced: a glance would not tell.
-            self.glance_until = None;
+            // A frame that came before its guest was asked to announce it is not announced.
+            self.quiet_until = None;
         }
         waits || self.core.links.has_waiting()
     }
@@ -295,7 +262,10 @@ impl Engine for SwitchEngine {
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
         if self.armed {
-            self.core.doorbell_fds().chain(self.core.bells()).for_each(|file| fds.doorbell(file));
+            self.core
+                .doorbell_fds()
+                .chain(self.core.unpolled_doorbells())
+                .for_each(|file| fds.doorbell(file));
         }
         if !self.spurious_wakeup && !self.core.has_pending() {
             self.core.readable_fds().for_each(|file| fds.source(file));
@@ -305,14 +275,14 @@ impl Engine for SwitchEngine {
     fn woken(&mut self, by: Woken) {
         self.spurious_wakeup = by.source;
         if by.source {
-            self.glance_until = None;
+            self.quiet_until = None;
         }
         if by.doorbell {
-            if self.core.any_dozes() {
-                self.core.look_at_bells();
+            if self.core.ports.turns.any_unpolled() {
+                self.core.poll_doorbells();
             }
             // Silences the doorbells, too.
-            self.wake_up();
+            self.disarm();
         }
     }
 
@@ -321,15 +291,9 @@ impl Engine for SwitchEngine {
     }
 
     fn count(&mut self, event: Event) {
-        if event != Event::Panic {
-            self.long_naps.rests(self.core.moved_bytes);
-        }
         match event {
             Event::Nap => self.stats.naps.bump(1),
-            Event::Sleep => {
-                self.stats.sleeps.bump(1);
-                self.sleep = (self.sleep * 2).min(self.deepest());
-            }
+            Event::Sleep => self.stats.sleeps.bump(1),
             Event::Panic => self.stats.panics.inc(),
         }
     }

@@ -8,8 +8,8 @@
 //! waits for ([`CommandQueue::post`]) are merged by the state that the queue guards (`S`), so that there are never
 //! more of them than ports or streams.
 
-use crate::parking::Parking;
 use crate::sync::{Arc, Condvar, Mutex, lock, wait};
+use crate::waiting::Parking;
 
 /// State under the queue's lock, with which commands are merged.
 pub trait Shared<C>: Default {

@@ -1,21 +1,22 @@
 //! What a worker runs.
 
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 
 use crate::command_queue::Shared;
+use crate::waiting::{Polling, Ports};
 
-/// Ports of one kind, and what a round over them is. Owned by one worker; the order of calls is in the crate's
-/// documentation.
+/// Ports of one kind, and what a round over them is. Owned by one worker; the order of calls is in the
+/// crate's documentation.
 pub trait Engine {
     /// What other threads may ask for.
     type Command;
     /// What merges commands that no one waits for.
     type Shared: Shared<Self::Command>;
 
-    /// Rounds between two looks at the clock while something moves.
+    /// Rounds between two readings of the clock while something moves.
     const CLOCK_EVERY: u32 = 1;
 
     /// The worker was notified: commands may follow.
@@ -25,9 +26,9 @@ pub trait Engine {
     fn run_command(&mut self, command: Self::Command, now: Instant);
 
     /// The clock was read: what is due by time.
-    fn clock(&mut self, _now: Instant, _looking: Looking) {}
+    fn clock(&mut self, _now: Instant, _polling: Polling) {}
 
-    /// One look at every port that may have work. True if something moved. A panic of one port's turn is
+    /// Polls every port that may have work. True if something moved. A panic of one port's turn is
     /// contained here and ends that port.
     fn round(&mut self, now: Instant) -> bool;
 
@@ -36,8 +37,8 @@ pub trait Engine {
         0
     }
 
-    /// Nothing moved for `idle`: what next?
-    fn rest(&mut self, idle: Duration) -> Rest;
+    /// Nothing moved: what does it wait for?
+    fn ports(&mut self) -> Ports;
 
     /// Does a port still withhold something that its guest may wait for: a completion, a notice, credit, an
     /// interrupt?
@@ -47,12 +48,12 @@ pub trait Engine {
     /// stays awake for it.
     fn deliver_withheld(&mut self);
 
-    /// Asks every port to announce what comes from now on; then, behind a fence, looks once more. True if something
-    /// is there already.
+    /// Asks every port to announce what comes from now on; then, behind a fence, polls it once more. True if
+    /// something is there already.
     fn arm(&mut self) -> bool;
 
-    /// Has another worker handed something over that was not looked at? That worker wakes this one
-    /// ([`crate::Parking::wake`]) if it sleeps, so it is looked at once more before a sleep.
+    /// Has another worker handed something over that was not taken yet? That worker wakes this one
+    /// ([`crate::Parking::wake`]) if it sleeps, so this is asked once more before a sleep.
     fn has_handed(&self) -> bool {
         false
     }
@@ -68,26 +69,6 @@ pub trait Engine {
 
     /// For the engine's counters.
     fn count(&mut self, event: Event);
-}
-
-/// How much looking is worth at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Looking {
-    /// How long a port is looked at after it moved something.
-    pub window: Duration,
-    /// Others want the worker's core: guests that are to write or to read, most likely.
-    pub core_is_wanted: bool,
-}
-
-/// What an idle engine wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
-    /// The next round at once: something is awake.
-    Awake,
-    /// A short sleep, after which the ports are looked at without having announced anything.
-    Nap(Duration),
-    /// Every port may be armed; then a sleep until one announces something, or of this length at most.
-    Sleep(Option<Duration>),
 }
 
 /// What is counted of a worker.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::waiting::Decision;
+
 /// Shared between a worker and its watchdog.
 #[derive(Debug, Default)]
 pub struct Heartbeat {
@@ -13,6 +15,9 @@ pub struct Heartbeat {
     busy: AtomicBool,
     serving: AtomicU32,
     worked: AtomicU64,
+    spun: AtomicU64,
+    yielded: AtomicU64,
+    napped: AtomicU64,
 }
 
 thread_local! {
@@ -34,8 +39,15 @@ pub struct HeartbeatReading {
     pub busy: bool,
     /// What has, or had last, its turn: a port of the switch, a stream.
     pub serving: u32,
-    /// Nanoseconds in which it had work: no sleeps, and no looks that found nothing.
+    /// Nanoseconds in which it had work: neither waits, nor rounds that found nothing.
     pub worked: u64,
+    /// Nanoseconds in which it waited, with rounds that found nothing between. What is left of its time it
+    /// slept.
+    pub spun: u64,
+    /// The same with its core offered to others.
+    pub yielded: u64,
+    /// The same with a timer.
+    pub napped: u64,
 }
 
 impl Heartbeat {
@@ -65,9 +77,17 @@ impl Heartbeat {
 
     /// It had work for so long. Only the worker calls this.
     pub fn add_worked(&self, time: Duration) {
-        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let before = self.worked.load(Ordering::Relaxed);
-        self.worked.store(before.wrapping_add(nanoseconds), Ordering::Relaxed);
+        add(&self.worked, time);
+    }
+
+    /// It waited for so long, as it had decided. Only the worker calls this.
+    pub fn add_waited(&self, how: Decision, time: Duration) {
+        match how {
+            Decision::Spin => add(&self.spun, time),
+            Decision::Yield => add(&self.yielded, time),
+            Decision::Nap(_) => add(&self.napped, time),
+            Decision::Sleep(_) => {}
+        }
     }
 
     /// What the worker stored last.
@@ -77,6 +97,15 @@ impl Heartbeat {
             busy: self.busy.load(Ordering::Relaxed),
             serving: self.serving.load(Ordering::Relaxed),
             worked: self.worked.load(Ordering::Relaxed),
+            spun: self.spun.load(Ordering::Relaxed),
+            yielded: self.yielded.load(Ordering::Relaxed),
+            napped: self.napped.load(Ordering::Relaxed),
         }
     }
+}
+
+/// Adds to a counter that one thread alone writes.
+fn add(counter: &AtomicU64, time: Duration) {
+    let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(nanoseconds), Ordering::Relaxed);
 }

@@ -1,19 +1,19 @@
 //! One runtime for the threads that move bytes: streams, the switch, virtio-vsock.
 //!
 //! An [`Engine`] knows ports and what a round over them is. A [`Worker`] runs one engine on one thread: it
-//! carries out what other threads ask for, has rounds while something moves, spins for a while after,
-//! and then sleeps until something is announced. Other threads reach it by its [`Requests`].
+//! carries out what other threads ask for, has rounds while something moves, and then waits: it spins, yields,
+//! naps or sleeps (`waiting.rs`). Other threads reach it by its [`Requests`].
 //!
 //! The order of calls on the worker's thread:
 //!
 //! 1. [`Engine::run_command`] for each command that waits. Its caller is answered in any case: when the
 //!    command is done, when it panics, when the thread ends.
-//! 2. [`Engine::round`]: one look at every port that may have work.
-//! 3. If nothing moved, [`Engine::rest`] says whether to look again, to nap, or that nothing is left to do.
-//! 4. Then the worker looks for a while longer ([`AdaptiveSpin`]), and goes to sleep in this order:
-//!    it is marked asleep; **[`Engine::deliver_withheld`]: every port delivers what it withheld**
-//!    (completions, notices, credit, interrupts); [`Engine::arm`] asks every port to announce what comes, and
-//!    looks once more; the requests are looked at once more; it sleeps.
+//! 2. [`Engine::round`]: every port is polled that may have work.
+//! 3. If nothing moved, [`Engine::ports`] says what its ports can do by themselves, and [`Policy::decide`] how
+//!    the worker waits.
+//! 4. It goes to sleep in this order: it is marked asleep; **[`Engine::deliver_withheld`]: every port delivers
+//!    what it withheld** (completions, notices, credit, interrupts); [`Engine::arm`] asks every port to announce
+//!    what comes, and polls it once more; the requests are polled once more; it sleeps.
 //! 5. [`Engine::woken`] says by what it was woken.
 //!
 //! | file | what |
@@ -22,9 +22,7 @@
 //! | `worker.rs` | the loop above |
 //! | `command_queue.rs` | commands of other threads, always answered |
 //! | `doorbells.rs` | the files by which guests announce something, as one |
-//! | `parking.rs`, `signal.rs` | how a worker sleeps and is woken without losing a wake-up |
-//! | `spin.rs` | how long it looks before it sleeps |
-//! | `long_naps.rs` | when it naps for longer, since others want its core |
+//! | `waiting.rs`, `waiting/` | how it waits: what decides that, and how it sleeps without losing a wake-up |
 //! | `contain.rs` | a panic ends what had its turn, not the worker |
 //! | `heartbeat.rs` | what a watchdog reads |
 //! | `meter.rs` | who caused how much work, and who has to wait |
@@ -42,27 +40,22 @@ mod contain;
 mod doorbells;
 mod engine;
 mod heartbeat;
-mod long_naps;
 mod meter;
 #[cfg(test)]
 mod model;
-mod parking;
 mod placement;
-mod signal;
-mod spin;
 mod sync;
+mod waiting;
 #[cfg(not(test))]
 mod worker;
 
 pub use command_queue::{Answer, Calls, CommandQueue, Refused, Shared};
 pub use contain::{FaultStreak, contained};
-pub use doorbells::Doorbells;
-pub use engine::{Engine, Event, Looking, Rest, WakeFds, Woken};
+pub use doorbells::{Doorbell, Doorbells};
+pub use engine::{Engine, Event, WakeFds, Woken};
 pub use heartbeat::{Heartbeat, HeartbeatReading, serving};
-pub use long_naps::LongNaps;
 pub use meter::{Account, Meter, Work};
-pub use parking::Parking;
 pub use placement::RoundRobin;
-pub use spin::AdaptiveSpin;
+pub use waiting::{Decision, Inputs, Interval, Parking, Policy, Polling, Ports, QUIET, Source, Watch};
 #[cfg(not(test))]
 pub use worker::{Requests, Settings, Worker};

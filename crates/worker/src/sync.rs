@@ -1,16 +1,13 @@
 //! The types that threads share. In unit tests they are those of `loom`, which tries every order of
 //! their operations.
 
+#[cfg(test)]
+pub use std::sync::PoisonError;
 #[cfg(not(test))]
 pub use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicBool, Ordering, fence},
 };
-#[cfg(not(test))]
-pub use std::thread;
-
-#[cfg(test)]
-pub use std::sync::PoisonError;
 
 #[cfg(test)]
 pub use loom::{

@@ -12,9 +12,9 @@ use vmlane_port::role::{self, Role};
 
 use crate::command_queue::CommandQueue;
 use crate::contain::{FaultStreak, contained};
-use crate::engine::{Engine, Event, Rest, WakeFds, Woken};
+use crate::engine::{Engine, Event, WakeFds, Woken};
 use crate::heartbeat::Heartbeat;
-use crate::spin::AdaptiveSpin;
+use crate::waiting::{Decision, Inputs, Policy, Ports};
 
 /// Most of a nap's length the kernel may add to it. The default would double the shortest ones.
 const TIMER_SLACK_NS: u64 = 1000;
@@ -24,7 +24,7 @@ const TIMER_SLACK_NS: u64 = 1000;
 pub struct Settings {
     /// What the thread may ask of the kernel.
     pub role: Role,
-    /// The longest that it looks after the last thing that moved, before it sleeps.
+    /// The longest that it spins and yields after the last thing that moved.
     pub spin: Duration,
     /// Never sleep: a core of its own is spent on latency.
     pub poll: bool,
@@ -40,7 +40,9 @@ pub struct Worker<E: Engine> {
     heartbeat: Arc<Heartbeat>,
     /// Emptied and used again.
     commands: Vec<E::Command>,
-    spin: AdaptiveSpin,
+    policy: Policy,
+    /// The last decision: how the time is spent in which it does not work.
+    decision: Decision,
     now: Instant,
     /// Busy rounds until the clock is read again.
     until_clock: u32,
@@ -49,11 +51,11 @@ pub struct Worker<E: Engine> {
     moved: bool,
     /// Something moved, or was asked for, since the clock was read last.
     worked: bool,
-    /// Sleeps since then.
-    slept: Duration,
+    /// Naps and sleeps since then.
+    waited: Duration,
     /// It napped since something moved.
     napped: bool,
-    /// Looks in a row that found nothing.
+    /// Rounds in a row that found nothing.
     idle_rounds: u32,
     faults: FaultStreak,
     /// Dropped last: only then has the worker let go of everything.
@@ -83,13 +85,14 @@ impl<E: Engine> Worker<E> {
             settings,
             heartbeat,
             commands: Vec::new(),
-            spin: AdaptiveSpin::new(settings.spin),
+            policy: Policy::new(settings.spin),
+            decision: Decision::Spin,
             now,
             until_clock: 0,
             busy: now,
             moved: false,
             worked: false,
-            slept: Duration::ZERO,
+            waited: Duration::ZERO,
             napped: false,
             idle_rounds: 0,
             faults: FaultStreak::default(),
@@ -108,7 +111,6 @@ impl<E: Engine> Worker<E> {
     }
 
     fn run(mut self) {
-        self.requests.0.parking().adopt();
         self.heartbeat.adopt();
         // It works with less, but naps are longer then than they are meant to be.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
@@ -126,7 +128,7 @@ impl<E: Engine> Worker<E> {
     fn run_until_stopped(&mut self) {
         while self.step() {
             if !self.moved {
-                self.rest();
+                self.wait();
             }
         }
     }
@@ -153,12 +155,16 @@ impl<E: Engine> Worker<E> {
         if self.until_clock == 0 || !self.moved {
             self.read_clock();
             self.until_clock = E::CLOCK_EVERY;
-            self.engine.clock(self.now, self.spin.looking(self.now));
+            let polling = self.policy.clock(self.now);
+            self.engine.clock(self.now, polling);
         }
         self.until_clock -= 1;
         if self.engine.round(self.now) {
             if std::mem::take(&mut self.napped) {
-                self.spin.napped(self.now.saturating_duration_since(self.busy));
+                let idle = self.now.saturating_duration_since(self.busy);
+                self.policy.napped(self.now, idle, self.engine.moved_bytes());
+                // What was learned holds from the next round on.
+                self.until_clock = 0;
             }
             self.moved = true;
             self.worked = true;
@@ -166,7 +172,7 @@ impl<E: Engine> Worker<E> {
         } else {
             if self.moved {
                 self.busy = self.now;
-                self.spin.is_idle(self.engine.moved_bytes());
+                self.policy.became_idle(self.engine.moved_bytes());
             }
             self.moved = false;
             self.idle_rounds = self.idle_rounds.saturating_add(1);
@@ -174,17 +180,20 @@ impl<E: Engine> Worker<E> {
         true
     }
 
-    /// The time since it was read last counts as work if something moved since, but for sleeps.
+    /// The time since it was read last counts as work if something moved since, but for naps and sleeps; else as what was
+    /// decided then.
     #[inline]
     fn read_clock(&mut self) {
         let now = Instant::now();
+        let time = now.saturating_duration_since(self.now);
+        let waited = if self.worked { self.waited.min(time) } else { time };
         if self.worked {
-            let time = now.saturating_duration_since(self.now).saturating_sub(self.slept);
-            self.heartbeat.add_worked(time);
-            self.worked = false;
+            self.heartbeat.add_worked(time - waited);
         }
-        self.slept = Duration::ZERO;
-        self.now = now;
+        if !waited.is_zero() {
+            self.heartbeat.add_waited(self.decision, waited);
+        }
+        (self.now, self.worked, self.waited) = (now, false, Duration::ZERO);
     }
 
     /// Did the last round move anything?
@@ -204,6 +213,7 @@ impl<E: Engine> Worker<E> {
         self.read_clock();
         self.worked = true;
         self.busy = self.now;
+        self.policy.notified();
         self.engine.notified();
         for command in commands.drain(..) {
             let now = self.now;
@@ -215,40 +225,48 @@ impl<E: Engine> Worker<E> {
         go_on
     }
 
-    /// Nothing moved: looks again, naps or sleeps.
-    fn rest(&mut self) {
+    /// Nothing moved: waits as the policy decides.
+    fn wait(&mut self) {
+        let ports = if self.settings.poll {
+            Ports::Polled
+        } else {
+            self.policy.resumed(self.now);
+            self.engine.ports()
+        };
         let idle = self.now.saturating_duration_since(self.busy);
-        if self.settings.poll {
-            return self.spin.pause(self.now, self.idle_rounds);
+        let (now, rounds, moved) = (self.now, self.idle_rounds, self.engine.moved_bytes());
+        let inputs = Inputs { now, idle, rounds, moved, ports };
+        // Who waits for what a sleep would deliver is not to wait for a long nap, too.
+        if matches!(ports, Ports::Armable(_)) && self.policy.naps_long(moved) && self.engine.undelivered() {
+            self.engine.deliver_withheld();
         }
-        self.spin.looks(self.now);
-        match self.engine.rest(idle) {
-            Rest::Awake => self.spin.pause(self.now, self.idle_rounds),
-            Rest::Nap(_) | Rest::Sleep(_) if self.spin.goes_on(self.now, idle, self.idle_rounds) => {
-                self.spin.pause(self.now, self.idle_rounds);
-            }
-            Rest::Nap(length) => self.nap(length),
-            Rest::Sleep(limit) => self.sleep(limit),
+        self.decision = self.policy.decide(&inputs);
+        match self.decision {
+            Decision::Spin | Decision::Yield => self.policy.pause(self.decision, now),
+            Decision::Nap(length) => self.nap(length, &inputs),
+            Decision::Sleep(limit) => self.sleep(limit, &inputs),
         }
     }
 
-    fn nap(&mut self, length: Duration) {
+    fn nap(&mut self, length: Duration, inputs: &Inputs) {
         self.napped = true;
+        self.policy.naps(inputs);
         self.engine.count(Event::Nap);
         self.requests.0.parking().prepare_sleep();
         let began = self.worked.then(Instant::now);
         let woken = if self.engine.has_handed() {
+            self.decision = Decision::Spin;
             self.requests.0.parking().finish_sleep(false);
             Woken::default()
         } else {
-            self.wait(Some(length))
+            self.block(Some(length))
         };
-        self.slept += began.map_or(Duration::ZERO, |began| began.elapsed());
-        self.engine.woken(woken);
+        self.waited += began.map_or(Duration::ZERO, |began| began.elapsed());
+        self.woken(woken);
     }
 
     /// The one place where a worker goes to sleep for as long as nothing is announced.
-    fn sleep(&mut self, limit: Option<Duration>) {
+    fn sleep(&mut self, limit: Option<Duration>, inputs: &Inputs) {
         self.napped = false;
         self.requests.0.parking().prepare_sleep();
         // No guest waits for something that is withheld until later: later may be never.
@@ -257,35 +275,37 @@ impl<E: Engine> Worker<E> {
         }
         let mut woken = Woken::default();
         if self.engine.undelivered() || self.engine.arm() {
+            self.decision = Decision::Spin;
             self.requests.0.parking().finish_sleep(false);
         } else {
+            self.policy.sleeps(inputs);
             self.engine.count(Event::Sleep);
             let began = Instant::now();
-            woken = self.wait(limit);
+            woken = self.block(limit);
             let length = began.elapsed();
-            self.slept += length;
-            self.spin.slept(length, limit.is_none_or(|limit| length < limit));
+            self.waited += length;
+            self.policy.slept(length, limit.is_none_or(|limit| length < limit));
         }
         self.idle_rounds = 0;
-        self.engine.woken(woken);
+        self.woken(woken);
     }
 
-    /// Sleeps, unless something was asked for since the parking was prepared.
-    fn wait(&mut self, limit: Option<Duration>) -> Woken {
+    fn woken(&mut self, by: Woken) {
+        if by.doorbell {
+            self.policy.notified();
+        }
+        self.engine.woken(by);
+    }
+
+    /// Blocks, unless something was asked for since the parking was prepared.
+    fn block(&mut self, limit: Option<Duration>) -> Woken {
         let parking = self.requests.0.parking();
         if parking.is_notified() {
             parking.finish_sleep(false);
             return Woken::default();
         }
-        let Some(file) = parking.file() else {
-            self.heartbeat.set_busy(false);
-            parking.park(limit);
-            self.heartbeat.set_busy(true);
-            parking.finish_sleep(false);
-            return Woken::default();
-        };
         let mut files = WakeFds::default();
-        files.fds.push(PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN));
+        files.fds.push(PollFd::from_borrowed_fd(parking.file().as_fd(), PollFlags::IN));
         self.engine.wake_fds(&mut files);
         let limit = limit
             .map(|limit| Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos().into() });

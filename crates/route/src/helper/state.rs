@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use vmlane_port::{Budget, Distinct, LogLimit};
 use vmlane_wire::route::Refusal;
-use vmlane_worker::AdaptiveSpin;
+use vmlane_worker::Policy;
 
 use crate::admission::Admission;
 use crate::buffer::Buffer;
@@ -90,7 +90,7 @@ pub struct Helper {
     pub(super) logs: Logs,
     pub(super) last: Token,
     pub(super) ticked: Instant,
-    pub(super) spin: AdaptiveSpin,
+    pub(super) policy: Policy,
 }
 
 impl Helper {

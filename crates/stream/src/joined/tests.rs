@@ -121,20 +121,20 @@ fn asleep(counted: bool) -> (JoinedStream, Arc<Guest>) {
     assert!(stream.try_sleep(RING, Instant::now()).unwrap());
     // The second look comes before the guest stores.
     assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
-    stream.be_patient(Instant::now());
+    stream.back_off(Instant::now());
     guest.stored.store(10, Ordering::Relaxed);
     (stream, guest)
 }
 
 /// Looks until the net finds something; how many it took.
-fn looks(stream: &mut JoinedStream, mut between: impl FnMut()) -> (Inspection, u32) {
+fn inspections(stream: &mut JoinedStream, mut between: impl FnMut()) -> (Inspection, u32) {
     for look in 1..1000 {
         match stream.inspect().unwrap() {
             Inspection::Quiet => between(),
             found => return (found, look),
         }
     }
-    panic!("nothing found in 1000 looks");
+    panic!("nothing found in 1000 inspections");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_guest_that_goes_on_has_lost_its_notice() {
     let request = || {
         guest.requests.fetch_add(1, Ordering::Relaxed);
     };
-    assert_eq!(looks(&mut stream, request), (Inspection::LostNotice, LOOKS + 1));
+    assert_eq!(inspections(&mut stream, request), (Inspection::LostNotice, INSPECTIONS + 1));
     stream.notify_both();
     assert_eq!(guest.notified.load(Ordering::Relaxed), 1);
     assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
@@ -152,7 +152,7 @@ fn a_guest_that_goes_on_has_lost_its_notice() {
 #[test]
 fn a_guest_that_stands_still_has_not() {
     let (mut stream, _) = asleep(true);
-    assert_eq!(looks(&mut stream, || ()), (Inspection::Still, STILL_LOOKS));
+    assert_eq!(inspections(&mut stream, || ()), (Inspection::Still, STILL_INSPECTIONS));
     assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
     // With a request at every other look it takes twice as many.
     let (mut stream, guest) = asleep(true);
@@ -161,39 +161,39 @@ fn a_guest_that_stands_still_has_not() {
         at += 1;
         guest.requests.fetch_add(at % 2, Ordering::Relaxed);
     };
-    assert_eq!(looks(&mut stream, sometimes), (Inspection::LostNotice, 2 * LOOKS));
+    assert_eq!(inspections(&mut stream, sometimes), (Inspection::LostNotice, 2 * INSPECTIONS));
 }
 
 #[test]
 fn one_whose_requests_are_not_counted_has_a_while() {
     let (mut stream, _) = asleep(false);
-    assert_eq!(looks(&mut stream, || ()), (Inspection::LostNotice, SLOW_LOOKS + 1));
+    assert_eq!(inspections(&mut stream, || ()), (Inspection::LostNotice, SLOW_INSPECTIONS + 1));
 }
 
 #[test]
 fn progress_ends_a_suspicion() {
     let (mut stream, guest) = asleep(false);
     for _ in 0..50 {
-        for _ in 0..SLOW_LOOKS {
+        for _ in 0..SLOW_INSPECTIONS {
             assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
         }
         assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
         assert!(stream.try_sleep(RING, Instant::now()).unwrap());
         // The second look comes before the guest stores.
         assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
-        stream.be_patient(Instant::now());
+        stream.back_off(Instant::now());
         guest.stored.store(10, Ordering::Relaxed);
     }
 }
 
 #[test]
-fn bytes_that_become_visible_just_after_it_fell_asleep_are_moved_at_a_second_look() {
+fn bytes_that_become_visible_just_after_it_fell_asleep_are_moved_at_a_second_inspection() {
     let (mut stream, guest) = asleep(true);
-    assert_eq!(stream.look(), None, "it was looked at already");
+    assert_eq!(stream.next_inspection(), None, "it was inspected already");
     assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
     let now = Instant::now();
     assert!(stream.try_sleep(RING, now).unwrap());
-    assert_eq!(stream.look(), Some(now + FIRST_LOOK));
+    assert_eq!(stream.next_inspection(), Some(now + FIRST_INSPECTION));
     guest.stored.store(10, Ordering::Relaxed);
     assert_eq!(stream.inspect().unwrap(), Inspection::Refill);
     assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
@@ -201,12 +201,12 @@ fn bytes_that_become_visible_just_after_it_fell_asleep_are_moved_at_a_second_loo
     // One that stays idle is looked at once, and not again.
     assert!(stream.try_sleep(RING, now).unwrap());
     assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
-    stream.be_patient(now);
-    assert_eq!(stream.look(), None);
+    stream.back_off(now);
+    assert_eq!(stream.next_inspection(), None);
 }
 
 #[test]
-fn a_stream_that_moves_much_one_way_rests_once_before_it_is_armed() {
+fn a_stream_that_moves_much_one_way_naps_once_before_it_is_armed() {
     let (mut stream, [a, b]) = joined(true);
     let (length, mut now) = (Duration::from_micros(100), Instant::now());
     let moves = |stream: &mut JoinedStream, guest: &Guest, bytes: usize, now: Instant| {
@@ -214,21 +214,21 @@ fn a_stream_that_moves_much_one_way_rests_once_before_it_is_armed() {
         assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(bytes));
         stream.moves(now);
     };
-    let worth = WORTH_REST as usize;
+    let worth = WORTH_NAP as usize;
     for _ in 0..3 {
         moves(&mut stream, &a, worth, now);
-        assert!(stream.rests(now, length));
+        assert!(stream.naps(now, length));
         now += length / 2;
-        assert!(stream.rests(now, length) && stream.is_resting(now), "it goes on");
+        assert!(stream.naps(now, length) && stream.is_napping(now), "it goes on");
         now += length;
-        assert!(!stream.rests(now, length), "nothing came: it is to be armed now");
+        assert!(!stream.naps(now, length), "nothing came: it is to be armed now");
         moves(&mut stream, &a, 10, now);
-        assert!(!stream.rests(now, length), "a few bytes are not worth another");
+        assert!(!stream.naps(now, length), "a few bytes are not worth another");
     }
     moves(&mut stream, &a, worth, now);
     moves(&mut stream, &b, 1, now);
-    assert!(!stream.rests(now, length), "who is answered waits for the answer");
+    assert!(!stream.naps(now, length), "who is answered waits for the answer");
     moves(&mut stream, &b, worth, now);
-    assert!(stream.rests(now, length), "the other way is as good");
+    assert!(stream.naps(now, length), "the other way is as good");
     assert_eq!(stream.ring_size(), RING);
 }

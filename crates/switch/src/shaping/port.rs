@@ -14,8 +14,8 @@ use super::queue::FrameQueue;
 use super::{Output, Shaper, ShaperCell, received_bytes, sent_bytes};
 use crate::price::PIECE_COST;
 
-/// The worker looks again soon for frames that may go within this time. For others it sleeps no longer than that anyway
-/// ([`crate::Settings::deepest`]).
+/// The worker polls again soon for frames that may go within this time. For others it sleeps no longer than that anyway
+/// (`vmlane_worker`, `waiting.rs`).
 const SOON: Duration = Duration::from_millis(5);
 /// A guest that has had no buffers for this long loses what waits for it, as in the switch itself.
 const HOLD: Duration = Duration::from_millis(5);

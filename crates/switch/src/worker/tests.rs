@@ -46,7 +46,7 @@ impl Bench {
     }
 
     /// Does it sleep for as long as ports are to announce what they have?
-    fn rests(&mut self) -> bool {
+    fn sleeps(&mut self) -> bool {
         self.0.round(self.0.core.now);
         let waits = self.0.arm();
         !self.0.round(self.0.core.now) && !waits && self.0.announced
@@ -92,9 +92,9 @@ fn a_worker_stays_awake_for_an_interrupt_that_is_held_back_and_raises_it_before_
     assert!(!bench.0.undelivered());
 }
 
-/// What a port says at a glance is set by hand here, so that a turn is told from none by a frame that moves.
+/// What a port says without a turn is set by hand here, so that a turn is told from none by a frame that moves.
 #[test]
-fn armed_ports_that_need_nothing_at_a_glance_get_no_turn_until_the_clock_wants_one() {
+fn armed_ports_that_need_nothing_get_no_turn_until_the_clock_wants_one() {
     let mut bench = Bench::new();
     let (sender, receiver) = (bench.guest(1), bench.guest(2));
     let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 46]].concat();
@@ -104,7 +104,7 @@ fn armed_ports_that_need_nothing_at_a_glance_get_no_turn_until_the_clock_wants_o
     assert!(!bench.0.arm());
     sender.send(&frame, Offload::None, None);
     assert!(!bench.0.round(start));
-    assert!(receiver.received().is_empty() && bench.0.announced, "a glance is enough");
+    assert!(receiver.received().is_empty() && bench.0.announced, "none gets a turn");
     receiver.set_glance(Glance::Nothing);
     assert!(!bench.0.round(start));
     assert!(receiver.received().is_empty() && !bench.0.announced, "one of them announces nothing");
@@ -130,7 +130,7 @@ fn armed_ports_that_need_nothing_at_a_glance_get_no_turn_until_the_clock_wants_o
 }
 
 #[test]
-fn a_shaped_port_and_one_whose_link_is_down_let_the_worker_rest_while_nothing_waits() {
+fn a_shaped_port_and_one_whose_link_is_down_let_the_worker_sleep_while_nothing_waits() {
     let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 1486]].concat();
     let shapes = [
         (Shape { input: narrow(), output: None }, Shape::default(), false),
@@ -143,18 +143,18 @@ fn a_shaped_port_and_one_whose_link_is_down_let_the_worker_rest_while_nothing_wa
         let sender = bench.shaped_guest(1, Some(Shaper::new(sends, down, now)));
         let receiver = bench.shaped_guest(2, Some(Shaper::new(receives, down, now)));
         [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
-        assert!(bench.rests(), "{sends:?} {receives:?} {down}");
+        assert!(bench.sleeps(), "{sends:?} {receives:?} {down}");
         (0..3).for_each(|_| sender.send(&frame, Offload::None, None));
         bench.0.notified();
         bench.0.round(now);
         bench.0.round(now);
         assert_eq!(receiver.received().len(), usize::from(!down));
-        assert_eq!(bench.rests(), down, "frames wait for tokens: {sends:?} {receives:?}");
+        assert_eq!(bench.sleeps(), down, "frames wait for tokens: {sends:?} {receives:?}");
     }
 }
 
 #[test]
-fn a_team_lets_the_worker_rest_while_its_links_are_as_they_were() {
+fn a_team_lets_the_worker_sleep_while_its_links_are_as_they_were() {
     let mut bench = Bench::new();
     let uplinks = [bench.guest(1), bench.guest(2)];
     uplinks.iter().for_each(|wire| wire.set_glance(Glance::Announces));
@@ -169,7 +169,7 @@ fn a_team_lets_the_worker_rest_while_its_links_are_as_they_were() {
     };
     let state = Arc::new(TeamState::new(&spec, Arc::default()));
     bench.request(Request::Teams { teams: vec![(spec, state.clone())] });
-    assert!(bench.rests());
+    assert!(bench.sleeps());
     assert_eq!(state.members()[0], MemberState::Active);
     // The end of the first one fails outside of a round.
     uplinks[0].set_trap(Trap::Tick);
@@ -177,7 +177,7 @@ fn a_team_lets_the_worker_rest_while_its_links_are_as_they_were() {
     assert!(uplinks[0].dropped() && !bench.0.is_quiet(bench.0.core.now), "a link has changed");
     bench.0.round(bench.0.core.now);
     assert_eq!(state.members(), [MemberState::Detached, MemberState::Active]);
-    assert!(bench.rests());
+    assert!(bench.sleeps());
 }
 
 #[test]
@@ -195,40 +195,16 @@ fn a_frame_that_came_just_before_its_guest_was_asked_to_announce_it_is_not_waite
 }
 
 #[test]
-fn the_longer_nothing_came_the_longer_the_worker_rests() {
+fn what_the_worker_waits_for_decides_how_it_waits() {
     let mut bench = Bench::new();
-    let _guests = [bench.guest(1), bench.guest(2)];
+    assert_eq!(bench.0.ports(), Ports::Armed(None), "nothing is attached");
+    let guests = [bench.guest(1), bench.guest(2)];
     bench.round();
-    let Settings { sleep, linger, deepest, .. } = bench.0.settings;
-    let ms = Duration::from_millis;
-    assert_eq!(bench.0.rest(Duration::ZERO), Rest::Nap(sleep));
-    assert_eq!(bench.0.rest(ms(8)), Rest::Nap(ms(8) / PART));
-    assert_eq!(bench.0.rest(linger), Rest::Sleep(Some(linger / PART)));
-    assert_eq!(bench.0.rest(Duration::from_secs(9)), Rest::Sleep(Some(deepest)));
+    assert_eq!(bench.0.ports(), Ports::Mixed { announced: false });
+    guests.iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    assert!(bench.sleeps());
+    assert_eq!(bench.0.ports(), Ports::Mixed { announced: true });
     // A port whose interrupt is held back is not left alone for that.
     bench.0.soon = true;
-    assert_eq!(bench.0.rest(ms(8)), Rest::Nap(sleep));
-}
-
-#[test]
-fn a_worker_whose_core_others_want_naps_for_longer_after_large_frames() {
-    let mut bench = Bench::new();
-    let (sender, receiver) = (bench.guest(1), bench.guest(2));
-    let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 1486]].concat();
-    let (short, idle) = (bench.0.settings.sleep, Duration::ZERO);
-    let send = |bench: &mut Bench, count: usize| {
-        (0..count).for_each(|_| sender.send(&frame, Offload::None, None));
-        bench.round();
-        assert_eq!(receiver.received().len(), count);
-        bench.0.rest(idle)
-    };
-    assert_eq!(send(&mut bench, 4), Rest::Nap(short), "the core is its own");
-    let looking = Looking { window: Duration::ZERO, core_is_wanted: true };
-    bench.0.clock(Instant::now(), looking);
-    let Rest::Nap(long) = bench.0.rest(idle) else { panic!("no nap") };
-    assert!(long > short);
-    bench.0.count(Event::Nap);
-    assert_eq!(bench.0.rest(idle), Rest::Nap(short), "nothing came");
-    assert_eq!(send(&mut bench, 1), Rest::Nap(short), "a question or its answer");
-    assert_eq!(send(&mut bench, 3), Rest::Nap(long));
+    assert_eq!(bench.0.ports(), Ports::Due);
 }

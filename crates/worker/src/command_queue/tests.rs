@@ -35,7 +35,6 @@ impl Drop for Closes {
 
 fn serve(queue: &Arc<Queue>, closes: bool) {
     let _closes = closes.then(|| Closes(queue.clone()));
-    queue.parking().adopt();
     let mut commands = Vec::new();
     loop {
         if queue.parking().is_notified() {
@@ -57,8 +56,8 @@ fn serve(queue: &Arc<Queue>, closes: bool) {
         }
         queue.parking().prepare_sleep();
         let sleeps = !queue.parking().is_notified();
-        if sleeps && let Some(file) = queue.parking().file() {
-            file.poll();
+        if sleeps {
+            queue.parking().file().poll();
         }
         queue.parking().finish_sleep(sleeps);
     }
@@ -76,7 +75,7 @@ fn all_are_answered(first: Fate, second: Fate, closes: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(1);
     model.check(move || {
-        let queue = Arc::new(Queue::with_places(Parking::for_files().unwrap(), 1));
+        let queue = Arc::new(Queue::with_places(Parking::new().unwrap(), 1));
         let worker = queue.clone();
         let worker = thread::spawn(move || serve(&worker, closes));
         let other = queue.clone();
@@ -128,7 +127,7 @@ impl Shared<u32> for Signalled {
 #[test]
 fn a_post_that_waits_already_is_merged_and_one_that_was_taken_is_not() {
     loom::model(|| {
-        let queue = Arc::new(CommandQueue::<u32, Signalled>::new(Parking::for_thread()));
+        let queue = Arc::new(CommandQueue::<u32, Signalled>::new(Parking::new().unwrap()));
         let post =
             |number| queue.post(|state| ((!std::mem::replace(&mut state.0, true)).then_some(number), ()));
         post(1);

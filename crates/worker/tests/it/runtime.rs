@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use vmlane_port::role::Role;
 use vmlane_testkit::wait_until;
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Refused, Rest, Settings, Worker,
+    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Ports, Refused, Settings, Worker,
 };
 
 /// What the test and its engine share.
@@ -67,8 +67,8 @@ impl Engine for Loopback {
         moved > 0
     }
 
-    fn rest(&mut self, _: Duration) -> Rest {
-        Rest::Sleep(None)
+    fn ports(&mut self) -> Ports {
+        Ports::Armable(None)
     }
 
     fn undelivered(&self) -> bool {
@@ -117,9 +117,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(parking: Parking, spin: Duration) -> Bench {
+    fn start(spin: Duration) -> Bench {
         let port = Arc::new(Port::default());
-        let requests = Arc::new(Requests::new(parking));
+        let requests = requests();
         let heartbeat = Arc::new(Heartbeat::default());
         let settings = Settings { role: Role::Worker, spin, poll: false };
         let engine = Loopback { port: port.clone(), dies: false };
@@ -143,26 +143,24 @@ impl Drop for Bench {
     }
 }
 
-fn parkings() -> [Parking; 2] {
-    [Parking::for_thread(), Parking::for_files().expect("a descriptor")]
+fn requests() -> Arc<Requests> {
+    Arc::new(Requests::new(Parking::new().expect("a descriptor")))
 }
 
 #[test]
 fn what_is_withheld_is_delivered_before_the_worker_sleeps() {
-    for parking in parkings() {
-        let bench = Bench::start(parking, Duration::from_micros(100));
-        for count in 1..=200 {
-            bench.port.written.fetch_add(1, SeqCst);
-            bench.requests.parking().wake();
-            wait_until("it is delivered", || bench.port.delivered.load(SeqCst) == count);
-        }
-        assert_eq!(bench.port.overslept.load(SeqCst), 0);
+    let bench = Bench::start(Duration::from_micros(100));
+    for count in 1..=200 {
+        bench.port.written.fetch_add(1, SeqCst);
+        bench.requests.parking().wake();
+        wait_until("it is delivered", || bench.port.delivered.load(SeqCst) == count);
     }
+    assert_eq!(bench.port.overslept.load(SeqCst), 0);
 }
 
 #[test]
 fn a_worker_stays_awake_for_what_may_not_be_delivered_yet() {
-    let bench = Bench::start(Parking::for_thread(), Duration::ZERO);
+    let bench = Bench::start(Duration::ZERO);
     bench.port.too_early.store(true, SeqCst);
     bench.port.written.store(1, SeqCst);
     bench.requests.parking().wake();
@@ -176,33 +174,29 @@ fn a_worker_stays_awake_for_what_may_not_be_delivered_yet() {
 
 #[test]
 fn a_sleeping_worker_answers_and_a_stopped_one_refuses() {
-    for parking in parkings() {
-        let bench = Bench::start(parking, Duration::ZERO);
-        wait_until("it sleeps", || !bench.heartbeat.read().busy);
-        assert_eq!(bench.ask(Command::Nothing), Ok(()));
-        bench.requests.stop();
-        wait_until("it refuses", || bench.ask(Command::Nothing) == Err(Refused));
-    }
+    let bench = Bench::start(Duration::ZERO);
+    wait_until("it sleeps", || !bench.heartbeat.read().busy);
+    assert_eq!(bench.ask(Command::Nothing), Ok(()));
+    bench.requests.stop();
+    wait_until("it refuses", || bench.ask(Command::Nothing) == Err(Refused));
 }
 
 #[test]
 fn a_panic_in_a_command_answers_its_caller_and_the_worker_goes_on() {
-    for parking in parkings() {
-        let bench = Bench::start(parking, Duration::ZERO);
-        // More than would be too many in a row.
-        for count in 1..=150 {
-            assert_eq!(bench.ask(Command::Panic), Ok(()));
-            assert_eq!(bench.ask(Command::Nothing), Ok(()));
-            wait_until("it goes on", || bench.port.recovered.load(SeqCst) == count);
-            bench.asleep_once();
-        }
-        assert_eq!(bench.port.panics.load(SeqCst), 150);
+    let bench = Bench::start(Duration::ZERO);
+    // More than would be too many in a row.
+    for count in 1..=150 {
+        assert_eq!(bench.ask(Command::Panic), Ok(()));
+        assert_eq!(bench.ask(Command::Nothing), Ok(()));
+        wait_until("it goes on", || bench.port.recovered.load(SeqCst) == count);
+        bench.asleep_once();
     }
+    assert_eq!(bench.port.panics.load(SeqCst), 150);
 }
 
 #[test]
 fn a_panic_in_a_round_is_contained() {
-    let bench = Bench::start(Parking::for_thread(), Duration::ZERO);
+    let bench = Bench::start(Duration::ZERO);
     bench.port.fails.store(true, SeqCst);
     assert_eq!(bench.ask(Command::Nothing), Ok(()));
     wait_until("it goes on", || bench.port.recovered.load(SeqCst) == 1);
@@ -211,7 +205,7 @@ fn a_panic_in_a_round_is_contained() {
 
 #[test]
 fn callers_are_answered_when_the_thread_dies() {
-    let bench = Bench::start(Parking::for_thread(), Duration::ZERO);
+    let bench = Bench::start(Duration::ZERO);
     bench.requests.post(|()| (Some(Command::DieAtTheEnd), ()));
     bench.requests.stop();
     wait_until("it refuses", || bench.ask(Command::Nothing) == Err(Refused));
@@ -223,8 +217,7 @@ fn time_counts_as_work_while_something_moves_and_not_while_nothing_does() {
     let heartbeat = Arc::new(Heartbeat::default());
     let settings = Settings { role: Role::Worker, spin: Duration::ZERO, poll: false };
     let engine = Loopback { port: port.clone(), dies: false };
-    let requests = Arc::new(Requests::new(Parking::for_thread()));
-    let mut worker = Worker::new(engine, requests, heartbeat.clone(), settings);
+    let mut worker = Worker::new(engine, requests(), heartbeat.clone(), settings);
     (0..10).for_each(|_| assert!(worker.step()));
     assert_eq!(heartbeat.read().worked, 0);
     port.written.store(1, SeqCst);
@@ -235,32 +228,29 @@ fn time_counts_as_work_while_something_moves_and_not_while_nothing_does() {
     (0..2).for_each(|_| assert!(worker.step()));
     let worked = heartbeat.read().worked;
     assert!(Duration::from_nanos(worked) >= length, "{worked}");
+    let spun = heartbeat.read().spun;
     (0..10).for_each(|_| assert!(worker.step()));
-    assert_eq!(heartbeat.read().worked, worked);
+    assert!(heartbeat.read().worked == worked && heartbeat.read().spun > spun);
 }
 
 #[test]
 fn sleep_is_no_work() {
-    for parking in parkings() {
-        let begun = Instant::now();
-        let bench = Bench::start(parking, Duration::ZERO);
-        let mut slept = Duration::ZERO;
-        for count in 1..=5 {
-            bench.port.written.store(1, SeqCst);
-            bench.requests.parking().wake();
-            wait_until("it sleeps again", || {
-                bench.port.delivered.load(SeqCst) == count && !bench.heartbeat.read().busy
-            });
-            std::thread::sleep(Duration::from_millis(20));
-            slept += Duration::from_millis(20);
-        }
-        let worked = Duration::from_nanos(bench.heartbeat.read().worked);
-        assert!(
-            worked > Duration::ZERO && worked + slept <= begun.elapsed(),
-            "{worked:?} of {:?}",
-            begun.elapsed()
-        );
+    let begun = Instant::now();
+    let bench = Bench::start(Duration::ZERO);
+    let mut slept = Duration::ZERO;
+    for count in 1..=5 {
+        bench.port.written.store(1, SeqCst);
+        bench.requests.parking().wake();
+        wait_until("it sleeps again", || {
+            bench.port.delivered.load(SeqCst) == count && !bench.heartbeat.read().busy
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        slept += Duration::from_millis(20);
     }
+    let reading = bench.heartbeat.read();
+    let awake = reading.worked + reading.spun + reading.yielded + reading.napped;
+    let (awake, elapsed) = (Duration::from_nanos(awake), begun.elapsed());
+    assert!(reading.worked > 0 && awake + slept <= elapsed, "{reading:?} of {elapsed:?}");
 }
 
 impl Bench {

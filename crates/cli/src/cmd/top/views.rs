@@ -113,7 +113,16 @@ const PEERS: [Column; 8] = [
     number("RECEIVED"),
     text("PROBLEM"),
 ];
-const WORKERS: [Column; 4] = [text("WORKER"), number("LOAD"), text("STATE"), text("SERVING")];
+const WORKERS: [Column; 8] = [
+    text("WORKER"),
+    number("LOAD"),
+    number("SPIN"),
+    number("YIELD"),
+    number("NAP"),
+    number("SLEEP"),
+    text("STATE"),
+    text("SERVING"),
+];
 
 /// One look at the daemon.
 #[derive(Clone, Debug)]
@@ -286,12 +295,22 @@ fn peers(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
 
 /// The load of a worker between two looks.
 pub fn load(name: &str, before: &Look, now: &Look) -> Option<f64> {
-    let busy = |look: &Look| {
-        look.status.watched.iter().find(|worker| worker.name == name).map(|worker| worker.busy_seconds)
+    shares(name, before, now).map(|[load, ..]| load)
+}
+
+/// The shares of that time in which it had work, span, yielded, napped and slept.
+fn shares(name: &str, before: &Look, now: &Look) -> Option<[f64; 5]> {
+    let times = |look: &Look| {
+        let worker = look.status.watched.iter().find(|worker| worker.name == name)?;
+        Some([worker.busy_seconds, worker.spin_seconds, worker.yield_seconds, worker.nap_seconds])
     };
     let elapsed = now.status.uptime_seconds - before.status.uptime_seconds;
-    let worked = busy(now)? - busy(before).unwrap_or(0.0);
-    (elapsed > 0.0 && worked >= 0.0).then(|| (worked / elapsed).min(1.0))
+    let (now, before) = (times(now)?, times(before).unwrap_or_default());
+    let shares = [0, 1, 2, 3].map(|at| (now[at] - before[at]) / elapsed);
+    let [busy, spin, yields, nap] = shares.map(|share| share.min(1.0));
+    let sleep = (1.0 - busy - spin - yields - nap).max(0.0);
+    let grows = elapsed > 0.0 && shares.iter().all(|share| *share >= 0.0);
+    grows.then_some([busy, spin, yields, nap, sleep])
 }
 
 fn workers(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
@@ -300,12 +319,10 @@ fn workers(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
             Some(seconds) => format!("stuck for {seconds:.0} s"),
             None => "well".into(),
         };
-        vec![
-            word(&worker.name),
-            load(&worker.name, before, now).map_or(Cell::Nothing, Cell::Share),
-            Cell::Text(state),
-            worker.serving.as_deref().map_or(Cell::Nothing, word),
-        ]
+        let shares = shares(&worker.name, before, now);
+        let shares = shares.map_or([const { Cell::Nothing }; 5], |shares| shares.map(Cell::Share));
+        let serving = worker.serving.as_deref().map_or(Cell::Nothing, word);
+        std::iter::once(word(&worker.name)).chain(shares).chain([Cell::Text(state), serving]).collect()
     };
     now.status.watched.iter().map(row).collect()
 }

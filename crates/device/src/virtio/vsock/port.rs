@@ -415,8 +415,8 @@ impl Port {
     }
 
     /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under way, it has to
-    /// be looked at.
-    pub fn may_doze(&self) -> bool {
+    /// be polled.
+    pub fn announces_all(&self) -> bool {
         let under_way = self.holds_packet() || self.holds_replies() || self.rx.is_limited();
         self.announces() && !under_way && !self.withholds() && !self.repeats()
     }

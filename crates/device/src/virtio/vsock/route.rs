@@ -46,8 +46,8 @@ pub struct Routes {
     first: usize,
     /// Used anew in each round.
     order: Vec<u32>,
-    /// VMs to which nothing happens are not looked at.
-    dozes: bool,
+    /// VMs to which nothing happens are not polled.
+    leaves: bool,
     /// What looks at the packets, while there is a capture.
     taps: Vec<Arc<dyn StreamTap>>,
 }
@@ -66,17 +66,17 @@ struct Sender<'a> {
 }
 
 impl Routes {
-    /// `dozes`: VMs to which nothing happens are not looked at, as a worker wants it that sleeps.
+    /// `leaves`: VMs to which nothing happens are not polled, as a worker wants it that sleeps.
     pub fn new(
         known: VmReader,
         stats: Arc<VsockStats>,
         bridge: Option<Bridge>,
-        dozes: bool,
+        leaves: bool,
     ) -> std::io::Result<Routes> {
         let (vms, table) = (Vms::new()?, Table::default());
         let meter = Meter::default();
         let (started, first, order, taps) = (Instant::now(), 0, Vec::new(), Vec::new());
-        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, dozes, taps })
+        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, leaves, taps })
     }
 
     /// Has `taps`, and no others, look at packets from one guest to another.
@@ -166,13 +166,13 @@ impl Routes {
         }
     }
 
-    /// One look at every VM that is awake. True if anything moved.
+    /// Polls every VM that is to be polled. True if anything moved.
     pub fn round(&mut self, now: Instant) -> bool {
-        self.vms.look_now_and_then(now);
+        self.vms.check_now_and_then(now);
         let mut moved = self.begin_round();
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        order.extend_from_slice(self.vms.awake());
+        order.extend_from_slice(self.vms.polled());
         self.first = if self.first + 1 < order.len() { self.first + 1 } else { 0 };
         for &cid in order.iter().cycle().skip(self.first).take(order.len()) {
             moved |= self.turn(cid, now);
@@ -190,14 +190,14 @@ impl Routes {
             port.repeat_call(now);
         });
         let (meter, stats) = (&mut self.meter, &self.stats);
-        self.vms.each_awake(|vm| {
+        self.vms.each_polled(|vm| {
             if let Some(port) = &mut vm.port {
                 charge(meter, stats, vm.account, port.take_work());
             }
         });
-        if self.dozes {
+        if self.leaves {
             let stats = &self.stats;
-            self.vms.doze_idle(now, |vm| within(vm, stats, Vms::arm));
+            self.vms.leave_quiet(now, |vm| within(vm, stats, Vms::arm));
         }
         moved
     }
@@ -207,7 +207,7 @@ impl Routes {
         self.meter.refill(QUOTA);
         let mut unfinished = false;
         let (meter, stats) = (&self.meter, &self.stats);
-        self.vms.each_awake(|vm| {
+        self.vms.each_polled(|vm| {
             within(vm, stats, Vms::disarm);
             let walk = if meter.is_over(vm.account) { 0 } else { WALK };
             unfinished |= vm.port.as_mut().is_some_and(|port| port.begin_round(walk));
@@ -215,10 +215,10 @@ impl Routes {
         unfinished
     }
 
-    /// Calls `action` with every port that is awake; a panic of ours ends that VM's port and no other.
+    /// Calls `action` with every port that is polled; a panic of ours ends that VM's port and no other.
     fn each_port(&mut self, mut action: impl FnMut(&mut Port)) {
         let stats = &self.stats;
-        self.vms.each_awake(|vm| {
+        self.vms.each_polled(|vm| {
             within(vm, stats, |vm| vm.port.iter_mut().for_each(|port| action(port)));
         });
     }
@@ -532,19 +532,19 @@ impl Routes {
     /// Asks all guests to announce what they do. True if there is something to do already.
     pub fn arm(&mut self) -> bool {
         let stats = &self.stats;
-        self.vms.each_awake(|vm| within(vm, stats, Vms::arm));
+        self.vms.each_polled(|vm| within(vm, stats, Vms::arm));
         fence(Ordering::SeqCst);
-        if self.vms.awake_ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news) {
+        if self.vms.polled_ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news) {
             return true;
         }
-        self.vms.doze_all();
+        self.vms.leave(|_| true);
         false
     }
 
     /// The worker is awake again; with `doorbell`, because a guest announced something.
     pub fn woken(&mut self, doorbell: bool) {
         if doorbell {
-            self.vms.look_at_doorbells(Instant::now());
+            self.vms.poll_doorbells(Instant::now());
         }
     }
 
@@ -578,7 +578,7 @@ impl Routes {
 
     /// Does a driver wait for a notice that is not due yet?
     pub fn undelivered(&self) -> bool {
-        self.vms.awake_ports().any(Port::withholds)
+        self.vms.polled_ports().any(Port::withholds)
     }
 
     /// Every driver hears what was withheld from it.
@@ -588,13 +588,13 @@ impl Routes {
 
     /// Is a guest to be called again soon?
     pub fn repeats(&self) -> bool {
-        self.vms.awake_ports().any(Port::repeats)
+        self.vms.polled_ports().any(Port::repeats)
     }
 
     /// Is there something for which nothing wakes the worker: a packet that waits for its receiver, a VM whose doorbell it
     /// cannot listen to?
     pub fn is_waiting(&self) -> bool {
-        self.vms.awake_ports().any(|port| port.holds_packet() || !port.announces())
+        self.vms.polled_ports().any(|port| port.holds_packet() || !port.announces())
             || self.vms.holds_packets()
             || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }

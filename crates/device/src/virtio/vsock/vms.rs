@@ -1,8 +1,8 @@
-//! What the worker keeps of each VM, and which of them it looks at.
+//! What the worker keeps of each VM, and which of them it polls.
 //!
-//! A VM is awake from the moment on that something happens to its rings until nothing has for a while. Only those that
-//! are awake are looked at in a round. One that dozes was asked to announce what it does ([`Port::arm`]); so what an idle
-//! VM costs is its memory.
+//! A VM is polled in each round from the moment on that something happens to its rings until nothing has for
+//! a while. One that is not was asked to announce what it does ([`Port::arm`]); so what an idle VM costs is
+//! its memory.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,17 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use vmlane_worker::{Account, Doorbells, contained};
+use vmlane_worker::{Account, Doorbells, Interval, QUIET, Watch, contained};
 
 use super::backlog::Backlog;
 use super::port::Port;
 use super::stats::{GuestStats, VsockStats};
 
-/// How long nothing happens to a VM until it dozes while others are busy. Longer than a worker spins by default: where all
-/// are idle it sleeps instead.
-const DOZE: Duration = Duration::from_millis(1);
-/// How long after a look the doorbells of those that doze are looked at again while others are busy.
-const LOOK: Duration = Duration::from_micros(20);
+/// How often the doorbells of those that are not polled are, while others are busy.
+const CHECK: Duration = Duration::from_micros(20);
 
 /// A VM with such a device.
 pub struct Vm {
@@ -39,24 +36,16 @@ pub struct Vm {
     pub account: Account,
     pub stats: Arc<GuestStats>,
     watch: Watch,
-}
-
-/// Whether a VM is looked at.
-struct Watch {
-    awake: bool,
-    /// It was asked to announce what it does, and not yet told that it need not.
-    armed: bool,
-    /// Packets of it when it was looked at last, and when there was one more than before.
+    /// Packets of it when it was last asked whether it is idle.
     packets: u64,
-    busy: Instant,
 }
 
 impl Vm {
     /// Without rings.
     pub fn new(cid: u32, account: Account, stats: Arc<GuestStats>) -> Vm {
-        let watch = Watch { awake: false, armed: false, packets: 0, busy: Instant::now() };
-        let (port, slow, backlog) = (None, None, Backlog::default());
-        Vm { cid, port, shut: false, stalled: false, slow, backlog, account, stats, watch }
+        let (port, watch) = (None, Watch::new(false, Instant::now()));
+        let (slow, backlog, packets) = (None, Backlog::default(), 0);
+        Vm { cid, port, shut: false, stalled: false, slow, backlog, account, stats, watch, packets }
     }
 
     /// A fault of ours came while it was served, and has left its rings in an unknown state: they end.
@@ -78,33 +67,34 @@ impl Vm {
     }
 
     /// Will it announce what it does, once it is asked to?
-    fn may_doze(&self) -> bool {
-        self.backlog.is_empty() && self.port.as_deref().is_none_or(Port::may_doze)
+    fn announces_all(&self) -> bool {
+        self.backlog.is_empty() && self.port.as_deref().is_none_or(Port::announces_all)
     }
 
-    /// Has nothing happened to it for a while?
-    fn is_idle(&mut self, now: Instant) -> bool {
+    /// Notes whether something has happened to it. True if nothing has for a while.
+    fn note_quiet(&mut self, now: Instant) -> bool {
         let packets = self.stats.packets_sent.get().wrapping_add(self.stats.packets_received.get());
-        if std::mem::replace(&mut self.watch.packets, packets) != packets {
+        if std::mem::replace(&mut self.packets, packets) != packets {
             self.watch.busy = now;
         }
-        now.saturating_duration_since(self.watch.busy) >= DOZE
+        self.watch.is_idle(now, QUIET)
     }
 }
 
 /// All of them, by CID.
 pub struct Vms {
     all: BTreeMap<u32, Vm>,
-    /// Those that are looked at.
-    awake: Vec<u32>,
+    /// Those that are polled.
+    polled: Vec<u32>,
     doorbells: Arc<Doorbells>,
-    looked: Instant,
+    check: Interval,
 }
 
 impl Vms {
     pub fn new() -> std::io::Result<Vms> {
         let doorbells = Arc::new(Doorbells::new()?);
-        Ok(Vms { all: BTreeMap::new(), awake: Vec::new(), doorbells, looked: Instant::now() })
+        let check = Interval::new(CHECK, Instant::now());
+        Ok(Vms { all: BTreeMap::new(), polled: Vec::new(), doorbells, check })
     }
 
     pub fn get(&self, cid: u32) -> Option<&Vm> {
@@ -116,18 +106,18 @@ impl Vms {
         self.all.get_mut(&cid)
     }
 
-    /// The same, and it is looked at from now on.
+    /// The same, and it is polled from now on.
     pub fn woken(&mut self, cid: u32) -> Option<&mut Vm> {
         let vm = self.all.get_mut(&cid)?;
-        if !vm.watch.awake {
-            vm.watch.awake = true;
+        if !vm.watch.polled {
+            vm.watch.polled = true;
             vm.watch.busy = Instant::now();
-            self.awake.push(cid);
+            self.polled.push(cid);
         }
         Some(vm)
     }
 
-    /// A VM's rings, if they run. It is looked at from now on.
+    /// A VM's rings, if they run. It is polled from now on.
     pub fn port(&mut self, cid: u32) -> Option<&mut Port> {
         self.woken(cid)?.port.as_deref_mut()
     }
@@ -138,7 +128,7 @@ impl Vms {
     }
 
     pub fn remove(&mut self, cid: u32) -> Option<Vm> {
-        self.awake.retain(|&other| other != cid);
+        self.polled.retain(|&other| other != cid);
         self.all.remove(&cid)
     }
 
@@ -161,14 +151,14 @@ impl Vms {
         vm.stalled = false;
     }
 
-    /// The CIDs of those that are awake.
-    pub fn awake(&self) -> &[u32] {
-        &self.awake
+    /// The CIDs of those that are polled.
+    pub fn polled(&self) -> &[u32] {
+        &self.polled
     }
 
     /// Does something wait for a receiver?
     pub fn holds_packets(&self) -> bool {
-        self.awake.iter().filter_map(|cid| self.all.get(cid)).any(|vm| !vm.backlog.is_empty())
+        self.polled.iter().filter_map(|cid| self.all.get(cid)).any(|vm| !vm.backlog.is_empty())
     }
 
     /// Nothing of any VM waits for `cid` any more, nor anything of its own.
@@ -179,14 +169,14 @@ impl Vms {
         }
     }
 
-    /// The rings of those that are awake.
-    pub fn awake_ports(&self) -> impl Iterator<Item = &Port> {
-        self.awake.iter().filter_map(|cid| self.all.get(cid)?.port.as_deref())
+    /// The rings of those that are polled.
+    pub fn polled_ports(&self) -> impl Iterator<Item = &Port> {
+        self.polled.iter().filter_map(|cid| self.all.get(cid)?.port.as_deref())
     }
 
-    /// Calls `action` with each VM that is awake.
-    pub fn each_awake(&mut self, mut action: impl FnMut(&mut Vm)) {
-        for cid in &self.awake {
+    /// Calls `action` with each VM that is polled.
+    pub fn each_polled(&mut self, mut action: impl FnMut(&mut Vm)) {
+        for cid in &self.polled {
             if let Some(vm) = self.all.get_mut(cid) {
                 action(vm);
             }
@@ -203,18 +193,18 @@ impl Vms {
 
     /// A guest that was asked to announce what it does is told that it need not.
     pub fn disarm(vm: &mut Vm) {
-        if std::mem::take(&mut vm.watch.armed)
+        if vm.watch.take_armed()
             && let Some(port) = &mut vm.port
         {
             port.disarm();
         }
     }
 
-    /// Those whose doorbell rings are awake from now on.
-    pub fn look_at_doorbells(&mut self, now: Instant) {
-        self.looked = now;
+    /// Those whose doorbell rings are polled from now on.
+    pub fn poll_doorbells(&mut self, now: Instant) {
+        self.check.restart(now);
         let doorbells = self.doorbells.clone();
-        doorbells.look(|number| {
+        doorbells.poll(|number| {
             if let Some(vm) = self.woken(number as u32) {
                 // So that it is silenced.
                 vm.watch.armed = true;
@@ -223,24 +213,19 @@ impl Vms {
     }
 
     /// The same while others are busy: now and then.
-    pub fn look_now_and_then(&mut self, now: Instant) {
-        if self.awake.len() < self.all.len() && now.saturating_duration_since(self.looked) >= LOOK {
-            self.look_at_doorbells(now);
+    pub fn check_now_and_then(&mut self, now: Instant) {
+        if self.polled.len() < self.all.len() && self.check.tick(now) {
+            self.poll_doorbells(now);
         }
     }
 
-    /// All were armed, and none of them has anything to do: those that will announce it doze.
-    pub fn doze_all(&mut self) {
-        self.doze(|_| true);
-    }
-
-    /// While others are busy: those doze to which nothing has happened for a while.
-    pub fn doze_idle(&mut self, now: Instant, arm: impl Fn(&mut Vm)) {
+    /// While others are busy: those are not polled any more to which nothing has happened for a while.
+    pub fn leave_quiet(&mut self, now: Instant, arm: impl Fn(&mut Vm)) {
         let mut any = false;
-        for cid in &self.awake {
+        for cid in &self.polled {
             if let Some(vm) = self.all.get_mut(cid)
-                && vm.is_idle(now)
-                && vm.may_doze()
+                && vm.note_quiet(now)
+                && vm.announces_all()
             {
                 arm(vm);
                 any = true;
@@ -248,20 +233,21 @@ impl Vms {
         }
         if any {
             fence(Ordering::SeqCst);
-            self.doze(|vm| vm.watch.armed && vm.port.as_deref().is_none_or(|port| !port.waits()));
+            self.leave(|vm| vm.watch.armed && vm.port.as_deref().is_none_or(|port| !port.waits()));
         }
     }
 
-    fn doze(&mut self, may: impl Fn(&Vm) -> bool) {
+    /// Those of which `may` says so, and which will announce what they do, are not polled any more.
+    pub fn leave(&mut self, may: impl Fn(&Vm) -> bool) {
         let all = &mut self.all;
-        self.awake.retain(|cid| {
+        self.polled.retain(|cid| {
             let Some(vm) = all.get_mut(cid) else { return false };
-            vm.watch.awake = !(may(vm) && vm.may_doze());
-            vm.watch.awake
+            vm.watch.polled = !(may(vm) && vm.announces_all());
+            vm.watch.polled
         });
     }
 
-    /// Readable while the doorbell of one that dozes rings.
+    /// Readable while the doorbell of one rings that is not polled.
     pub fn doorbells(&self) -> BorrowedFd<'_> {
         self.doorbells.as_fd()
     }

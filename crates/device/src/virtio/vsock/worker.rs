@@ -1,7 +1,7 @@
 //! A worker: a thread that owns the rings of virtio-vsock devices.
 //!
-//! It is busy while packets move, spins for a while after, then asks all guests to announce what they
-//! do, looks once more, and sleeps until one does: the runtime of `vmlane_worker`.
+//! It is busy while packets move, then waits as `vmlane_worker` decides: before it sleeps, it asks all guests to announce what
+//! they do, and polls once more.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -12,8 +12,7 @@ use vmlane_port::role::Role;
 use vmlane_port::wrap::{Fault, StreamTap};
 use vmlane_vsock::{Endpoint, Router, VmTable};
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, LongNaps, Looking, Parking, Rest, WakeFds, Woken,
-    Worker, contained,
+    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Ports, WakeFds, Woken, Worker, contained,
 };
 
 use crate::virtio::recall;
@@ -125,19 +124,14 @@ impl VsockWorker {
         vms: &VmTable,
         router: Option<Arc<Router>>,
     ) -> std::io::Result<VsockWorker> {
-        let requests = Arc::new(Requests::new(Parking::for_files()?));
+        let requests = Arc::new(Requests::new(Parking::new()?));
         let mailbox = Mailbox::new(Arc::new(WakesWorker(requests.clone())));
         let bridge = router.map(|router| Bridge::new(router, mailbox.clone(), MAX_LINKS / count));
         let stats = Arc::new(VsockStats::default());
         let heartbeat = Arc::new(Heartbeat::default());
         let questions = Arc::new(Questions::default());
         let routes = Routes::new(vms.reader(), stats.clone(), bridge, !settings.poll)?;
-        let engine = VsockEngine {
-            routes,
-            stats: stats.clone(),
-            questions: questions.clone(),
-            long_naps: LongNaps::default(),
-        };
+        let engine = VsockEngine { routes, stats: stats.clone(), questions: questions.clone() };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
@@ -263,7 +257,6 @@ struct VsockEngine {
     routes: Routes,
     stats: Arc<VsockStats>,
     questions: Arc<Questions>,
-    long_naps: LongNaps,
 }
 
 impl VsockEngine {
@@ -300,24 +293,13 @@ impl Engine for VsockEngine {
         self.routes.round(now)
     }
 
-    fn clock(&mut self, now: Instant, looking: Looking) {
-        self.long_naps.clock(now, looking);
-    }
-
     fn moved_bytes(&self) -> u64 {
         self.stats.bytes.get()
     }
 
-    fn rest(&mut self, _: Duration) -> Rest {
-        if let Some(length) = self.long_naps.next(self.stats.bytes.get()) {
-            // Who waits for what is withheld is not to wait for so long.
-            if self.undelivered() {
-                self.deliver_withheld();
-            }
-            return Rest::Nap(length);
-        }
+    fn ports(&mut self) -> Ports {
         let repeats = self.routes.repeats().then_some(recall::FIRST);
-        Rest::Sleep(repeats.or(self.routes.is_waiting().then_some(SHORT)))
+        Ports::Armable(repeats.or(self.routes.is_waiting().then_some(SHORT)))
     }
 
     fn undelivered(&self) -> bool {
@@ -341,9 +323,6 @@ impl Engine for VsockEngine {
     }
 
     fn count(&mut self, event: Event) {
-        if event != Event::Panic {
-            self.long_naps.rests(self.stats.bytes.get());
-        }
         match event {
             Event::Sleep => self.stats.sleeps.bump(1),
             Event::Panic => self.stats.panics.bump(1),

@@ -54,7 +54,7 @@ impl World {
     /// One whose VMs have the workers as `wrap` shows them.
     pub fn wrapped(settings: Settings, wrap: impl FnOnce(Arc<Workers>) -> Arc<dyn Streams>) -> World {
         // A guest's thread may stand still between its store and its notice, where cores are few.
-        let settings = Settings { looks: 30, ..settings };
+        let settings = Settings { inspections: 30, ..settings };
         let workers = Arc::new(Workers::start(settings).expect("worker threads"));
         let router = Router::new(wrap(workers.clone()));
         let (hypervisor, stats) = (Hypervisor::new(router.clone()), workers.stats().clone());

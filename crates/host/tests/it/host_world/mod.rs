@@ -37,7 +37,7 @@ impl World {
 
     pub fn with(bounds: Bounds) -> World {
         // A guest's thread may stand still between its store and its notice, where cores are few.
-        let settings = Settings { looks: 30, ..Settings::default() };
+        let settings = Settings { inspections: 30, ..Settings::default() };
         let workers = Arc::new(Workers::start(settings).unwrap());
         let (router, stats) = (Router::new(workers.clone()), workers.stats().clone());
         let hypervisor = Hypervisor::new(router.clone());

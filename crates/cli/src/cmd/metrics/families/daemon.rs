@@ -3,6 +3,7 @@
 use std::fmt;
 
 use prometheus_client::metrics::MetricType;
+use vmlane_api::WorkerStatus;
 
 use super::{Families, Scrape, Shown, family, shown, shown_bytes};
 
@@ -88,15 +89,29 @@ pub fn write(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     itself(scrape, families)
 }
 
+/// What a worker has spent in some way.
+type Seconds = fn(&WorkerStatus) -> f64;
+
 /// Threads that move bytes and frames.
 fn workers(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let watched = || scrape.status().into_iter().flat_map(|status| &status.watched);
     let busy =
-        family("worker_busy", "Time in which a worker had work; its rate is the worker's load, 1 at most")
-            .in_seconds();
-    families.counter(&busy, |samples| {
-        watched().try_for_each(|worker| samples.add(&[("worker", &worker.name)], worker.busy_seconds))
-    })?;
+        family("worker_busy", "Time in which a worker had work; its rate is the worker's load, 1 at most");
+    let spin = family("worker_spin", "Time in which a worker polled in vain, at once again and again");
+    let yields = family("worker_yield", "Time in which a worker polled in vain and offered its core between");
+    let nap =
+        family("worker_nap", "Time in which a worker polled in vain, with short pauses by a timer between");
+    let times: [(_, Seconds); 4] = [
+        (busy, |worker| worker.busy_seconds),
+        (spin, |worker| worker.spin_seconds),
+        (yields, |worker| worker.yield_seconds),
+        (nap, |worker| worker.nap_seconds),
+    ];
+    for (family, seconds) in times {
+        families.counter(&family.in_seconds(), |samples| {
+            watched().try_for_each(|worker| samples.add(&[("worker", &worker.name)], seconds(worker)))
+        })?;
+    }
     let stuck = family("worker_stuck", "1 if a worker is awake and gets nothing done");
     families.each(&stuck, watched(), |worker| {
         ([("worker", worker.name.as_str())], worker.stuck_seconds.is_some())

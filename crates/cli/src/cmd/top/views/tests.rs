@@ -17,7 +17,8 @@ pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
         "daemon": "0.1.0", "pid": 1, "uptime_seconds": uptime_seconds, "config": "", "runtime_dir": "", "workers": 1,
         "mode": "adaptive", "spin_us": 500, "fault_injection": false,
         "vms": [vm("web", 3, true, vec![nic(false)]), vm("db", 4, false, vec![nic(true)]), vm("mail", 5, false, vec![])],
-        "watched": [{"name": "worker-0", "busy_seconds": uptime_seconds / 4.0},
+        "watched": [{"name": "worker-0", "busy_seconds": uptime_seconds / 4.0, "spin_seconds": uptime_seconds / 10.0,
+                     "nap_seconds": uptime_seconds / 5.0},
                     {"name": "switch", "busy_seconds": 1.0, "stuck_seconds": 3.0, "serving": "port 7"}],
         "uplinks": [{"name": "lan", "to": "tap", "attached": true, "how": ""}],
         "peers": [{"name": "", "state": "helper", "problem": "10.0.0.1: it has no certificate", "streams": 0, "counters": {}},
@@ -85,7 +86,10 @@ fn each_view_shows_rates_and_states() {
             "beta|up|7|5/s|1/s|500 B/s|250 B/s|-"
         ]
     );
-    assert_eq!(shown(View::Workers), ["worker-0|25 %|well|-", "switch|0 %|stuck for 3 s|port 7"]);
+    assert_eq!(
+        shown(View::Workers),
+        ["worker-0|25 %|10 %|0 %|20 %|45 %|well|-", "switch|0 %|0 %|0 %|0 %|100 %|stuck for 3 s|port 7"]
+    );
 }
 
 #[test]

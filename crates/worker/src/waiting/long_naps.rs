@@ -1,18 +1,17 @@
-//! Long naps of a worker whose core others want.
+//! Long naps of a worker whose core is contended.
 //!
-//! What such a worker waits for comes from a guest that waits for its core. The longer the worker is away, the more it finds,
-//! and the fewer announcements and interrupts there are for a byte. But a guest whose window or ring is full sends no more, however
-//! long the worker stays away. Which it is shows by trying: some naps of either length, then many of the one that moved more.
-//! Few bytes are a question and its answer, which are not to wait.
+//! What such a worker waits for comes from a guest that waits for its core. The longer the worker is away,
+//! the more it finds, and the fewer announcements and interrupts there are for a byte. But a guest whose
+//! window or ring is full sends no more, however long the worker stays away. Which it is shows by trying:
+//! some naps of either length, then many of the one that moved more. Few bytes are a question and its answer,
+//! which are not to wait.
 
 use std::time::{Duration, Instant};
 
-use crate::engine::Looking;
+use super::window::MUCH;
 
 /// Their length.
 const LENGTH: Duration = Duration::from_micros(150);
-/// So many bytes since the last nap are worth one.
-const WORTH: u64 = 4 << 10;
 /// How many naps of one length are judged together.
 const JUDGED: u32 = 8;
 /// How often so many follow before both lengths are tried again.
@@ -30,55 +29,46 @@ struct Span {
 }
 
 /// When a worker takes them. It says how many bytes it has moved so far.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LongNaps {
-    core_is_wanted: bool,
-    now: Instant,
-    /// Bytes that had moved when the worker last rested.
+    contended: bool,
+    /// Bytes that had moved when the worker last napped or slept.
     moved: u64,
-    /// Whether naps are long at the moment.
-    long: bool,
+    /// Whether naps are short at the moment although long ones may be worth it.
+    short: bool,
     span: Option<Span>,
     /// Bytes a second that a trial of the other length has brought, and spans until the next trial.
     other: Option<f64>,
     kept: u32,
 }
 
-impl Default for LongNaps {
-    fn default() -> LongNaps {
-        let now = Instant::now();
-        LongNaps { core_is_wanted: false, now, moved: 0, long: true, span: None, other: None, kept: 0 }
-    }
-}
-
 impl LongNaps {
     /// The clock was read.
     #[inline]
-    pub fn clock(&mut self, now: Instant, looking: Looking) {
-        self.now = now;
-        self.core_is_wanted = looking.core_is_wanted;
-        if !looking.core_is_wanted {
+    pub fn clock(&mut self, contended: bool) {
+        self.contended = contended;
+        if !contended {
             self.span = None;
         }
     }
 
-    /// The worker has nothing to do: how long its nap is. None: it rests as it does where the core is its own.
+    /// The worker has nothing to do: how long its nap is. None: it waits as it does where the core is its
+    /// own.
     pub fn next(&self, moved: u64) -> Option<Duration> {
-        (self.long && self.is_worth_it(moved)).then_some(LENGTH)
+        (!self.short && self.is_worth_it(moved)).then_some(LENGTH)
     }
 
     fn is_worth_it(&self, moved: u64) -> bool {
-        self.core_is_wanted && moved - self.moved >= WORTH
+        self.contended && moved.saturating_sub(self.moved) >= MUCH
     }
 
     /// It naps or sleeps now.
-    pub fn rests(&mut self, moved: u64) {
+    pub fn waits(&mut self, now: Instant, moved: u64) {
         let worth_it = self.is_worth_it(moved);
         self.moved = moved;
         if !worth_it {
             return;
         }
-        let now = self.now;
         let span = self.span.get_or_insert(Span { began: now, moved, naps: 0 });
         if span.naps == JUDGED {
             let Span { began, moved: before, .. } =
@@ -95,11 +85,11 @@ impl LongNaps {
         if self.kept > 0 {
             self.kept -= 1;
         } else if let Some(other) = self.other.take() {
-            self.long ^= other > rate;
+            self.short ^= other > rate;
             self.kept = KEPT;
         } else {
             self.other = Some(rate);
-            self.long = !self.long;
+            self.short = !self.short;
         }
     }
 }
@@ -110,17 +100,13 @@ mod tests {
 
     const SHORT: Duration = Duration::from_micros(50);
 
-    fn looking(core_is_wanted: bool) -> Looking {
-        Looking { window: Duration::ZERO, core_is_wanted }
-    }
-
     /// How many of 1,000 naps are long where a guest sends so many bytes while the worker is away.
     fn long_ones(bytes: impl Fn(Duration) -> u64) -> usize {
         let (mut naps, mut now, mut moved) = (LongNaps::default(), Instant::now(), 0);
         let nap = |_: &usize| {
-            naps.clock(now, looking(true));
+            naps.clock(true);
             let length = naps.next(moved).unwrap_or(SHORT);
-            naps.rests(moved);
+            naps.waits(now, moved);
             // As long again as a short nap to move what came.
             now += length + SHORT;
             moved += bytes(length);
@@ -139,12 +125,12 @@ mod tests {
 
     #[test]
     fn a_question_and_its_answer_do_not_wait_and_nothing_does_where_the_core_is_free() {
-        assert_eq!(long_ones(|_| WORTH - 1), 0);
+        assert_eq!(long_ones(|_| MUCH - 1), 0);
         let mut naps = LongNaps::default();
         assert_eq!(naps.next(1 << 20), None);
-        naps.clock(Instant::now(), looking(true));
+        naps.clock(true);
         assert_eq!(naps.next(1 << 20), Some(LENGTH));
-        naps.rests(1 << 20);
+        naps.waits(Instant::now(), 1 << 20);
         assert_eq!(naps.next(1 << 20), None, "nothing came since");
     }
 
@@ -152,8 +138,8 @@ mod tests {
     fn a_pause_says_nothing_about_naps() {
         let (mut naps, mut now) = (LongNaps::default(), Instant::now());
         for moved in (0..100).map(|nap| nap << 20) {
-            naps.clock(now, looking(true));
-            naps.rests(moved);
+            naps.clock(true);
+            naps.waits(now, moved);
             now += TOO_LONG / JUDGED;
         }
         assert!(naps.next(1 << 40).is_some(), "no trial ended");

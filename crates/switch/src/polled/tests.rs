@@ -1,13 +1,13 @@
-//! Ports that doze are left alone, and woken by all that may concern them.
+//! Ports that are not polled are left alone, and found by all that may concern them.
 
 use std::time::{Duration, Instant};
 
 use vmlane_guestsim::memory_port::{PLAIN, Trap, Wire};
 use vmlane_port::{Glance, Offload, PortId, RxCapabilities};
 use vmlane_wire::ethernet::Mac;
+use vmlane_worker::QUIET;
 
-use crate::core::{Core, Place};
-use crate::doze::{DOZE, LOOK};
+use crate::core::{CHECK, Core, Place};
 use crate::port::{Numbered, Port};
 use crate::spec::{PortSpec, Settings};
 
@@ -21,7 +21,7 @@ fn frame(to: u8, from: u8) -> Vec<u8> {
     [&mac(to).0[..], &mac(from).0, &[0x88, 0xb5], &[0; 46]].concat()
 }
 
-/// Guests 1 to [`COUNT`], which say the same at a glance, and an engine's calls by hand.
+/// Guests 1 to [`COUNT`], which say the same without a turn, and an engine's calls by hand.
 struct Crowd {
     core: Core,
     wires: Vec<Wire>,
@@ -57,20 +57,20 @@ impl Crowd {
     fn round(&mut self, then: Duration) -> bool {
         let moved = self.core.round(self.now);
         self.core.tick(self.now);
-        self.core.look_now_and_then(self.now);
+        self.core.check_now_and_then(self.now);
         self.now += then;
         moved
     }
 
-    /// Rounds until what has nothing to do dozes.
+    /// Rounds until what has nothing to do is not polled.
     fn quiet(&mut self) {
         (0..4).for_each(|_| {
-            self.round(DOZE);
+            self.round(QUIET);
         });
     }
 
-    fn awake(&self) -> Vec<u8> {
-        self.core.ports.turns.awake().map(|slot| slot as u8 + 1).collect()
+    fn polled(&self) -> Vec<u8> {
+        self.core.ports.turns.polled().map(|slot| slot as u8 + 1).collect()
     }
 
     fn sends(&self, from: u8, to: u8) {
@@ -84,36 +84,36 @@ impl Crowd {
 }
 
 #[test]
-fn a_pair_that_talks_is_looked_at_and_the_others_are_not() {
+fn a_pair_that_talks_is_polled_and_the_others_are_not() {
     let mut crowd = Crowd::new(Glance::Nothing, false);
     for _ in 0..40 {
         crowd.sends(3, 4);
-        crowd.round(DOZE / 10);
+        crowd.round(QUIET / 10);
     }
-    assert_eq!((crowd.awake(), crowd.got(4)), (vec![3, 4], 40));
+    assert_eq!((crowd.polled(), crowd.got(4)), (vec![3, 4], 40));
     assert_eq!(crowd.guest(3).arms_and_disarms(), (0, 0), "what is busy is asked nothing");
-    // Whose code would panic if it were looked at.
+    // Whose code would panic if it were polled.
     crowd.guest(9).set_trap(Trap::Tick);
     crowd.quiet();
-    assert!(crowd.awake().is_empty() && !crowd.guest(9).dropped());
-    // A frame for it wakes it, and it has its looks again.
+    assert!(crowd.polled().is_empty() && !crowd.guest(9).dropped());
+    // A frame is for it: it is polled again.
     crowd.guest(3).set_glance(Glance::Turn);
     crowd.sends(3, 9);
     (0..3).for_each(|_| {
-        crowd.round(LOOK);
+        crowd.round(CHECK);
     });
     assert!(crowd.got(9) == 1 && crowd.guest(9).dropped());
 }
 
 #[test]
-fn those_that_announce_nothing_are_found_at_a_glance_within_some_looks() {
+fn those_that_announce_nothing_are_found_within_some_checks() {
     let mut crowd = Crowd::new(Glance::Nothing, false);
     crowd.quiet();
     crowd.sends(7, 8);
-    assert!(!crowd.round(LOOK) && crowd.got(8) == 0, "it dozes");
+    assert!(!crowd.round(CHECK) && crowd.got(8) == 0, "it is not polled");
     crowd.guest(7).set_glance(Glance::Turn);
-    crowd.round(LOOK);
-    crowd.round(LOOK);
+    crowd.round(CHECK);
+    crowd.round(CHECK);
     assert_eq!(crowd.got(8), 1);
     // The same before a sleep.
     crowd.guest(7).set_glance(Glance::Nothing);
@@ -121,83 +121,83 @@ fn those_that_announce_nothing_are_found_at_a_glance_within_some_looks() {
     assert!(!crowd.core.arm());
     crowd.guest(7).set_glance(Glance::Turn);
     assert!(crowd.core.arm(), "one needs a turn: no sleep");
-    assert_eq!(crowd.core.glance(), Glance::Turn);
+    assert_eq!(crowd.core.poll_armed(), Glance::Turn);
 }
 
 #[test]
-fn a_doorbell_wakes_its_port_and_is_silenced() {
+fn a_doorbell_has_its_port_polled_and_is_silenced() {
     let mut crowd = Crowd::new(Glance::Announces, true);
-    crowd.round(LOOK);
-    assert!(!crowd.core.arm(), "nothing is there, so all doze");
-    assert!(crowd.awake().is_empty() && crowd.core.bells().is_some());
+    crowd.round(CHECK);
+    assert!(!crowd.core.arm(), "nothing is there, so none is polled");
+    assert!(crowd.polled().is_empty() && crowd.core.unpolled_doorbells().is_some());
     crowd.sends(5, 6);
     crowd.guest(5).ring();
-    crowd.core.look_at_bells();
-    assert!(crowd.round(LOOK) && crowd.got(6) == 1);
-    assert_eq!(crowd.awake(), [5, 6], "one rang, and the other one got a frame");
+    crowd.core.poll_doorbells();
+    assert!(crowd.round(CHECK) && crowd.got(6) == 1);
+    assert_eq!(crowd.polled(), [5, 6], "one rang, and the other one got a frame");
     assert_eq!(crowd.guest(5).arms_and_disarms(), (1, 1));
     crowd.core.disarm();
-    assert_eq!(crowd.guest(6).arms_and_disarms(), (1, 1), "those that are awake need not announce");
+    assert_eq!(crowd.guest(6).arms_and_disarms(), (1, 1), "those that are polled need not announce");
     assert_eq!(crowd.guest(7).arms_and_disarms(), (1, 0));
     // While others are busy.
     crowd.quiet();
-    assert!(crowd.awake().is_empty());
+    assert!(crowd.polled().is_empty());
     crowd.sends(5, 6);
     crowd.guest(5).ring();
-    crowd.round(LOOK);
-    assert!(crowd.round(LOOK) && crowd.got(6) == 1);
+    crowd.round(CHECK);
+    assert!(crowd.round(CHECK) && crowd.got(6) == 1);
     // Without a doorbell nothing that announces its frames could be woken.
     let mut deaf = Crowd::new(Glance::Announces, false);
     deaf.quiet();
-    assert!(!deaf.core.arm() && deaf.awake().len() == usize::from(COUNT));
+    assert!(!deaf.core.arm() && deaf.polled().len() == usize::from(COUNT));
 }
 
 #[test]
-fn what_is_due_by_the_clock_or_waits_for_buffers_keeps_a_port_awake() {
+fn what_is_due_by_the_clock_or_waits_for_buffers_keeps_a_port_polled() {
     let mut crowd = Crowd::new(Glance::Nothing, false);
     crowd.core.settings.hold = Duration::from_secs(3600);
     crowd.guest(2).hold_back(true);
     crowd.guest(4).set_room(Some(0));
     crowd.sends(3, 4);
     crowd.quiet();
-    assert_eq!(crowd.awake(), [2, 4], "an interrupt that is held back, a frame that waits");
+    assert_eq!(crowd.polled(), [2, 4], "an interrupt that is held back, a frame that waits");
     crowd.guest(2).hold_back(false);
     crowd.guest(4).set_room(None);
     crowd.quiet();
-    assert!(crowd.awake().is_empty());
+    assert!(crowd.polled().is_empty());
     assert_eq!((crowd.got(4), crowd.guest(3).outstanding()), (1, 0));
-    crowd.core.wake_all();
-    assert_eq!(crowd.awake().len(), usize::from(COUNT), "now and then all are looked at");
+    crowd.core.poll_all();
+    assert_eq!(crowd.polled().len(), usize::from(COUNT), "now and then all are polled");
 }
 
 #[test]
-fn a_port_that_is_taken_away_while_it_dozes_leaves_nothing_behind() {
+fn a_port_that_is_taken_away_while_it_is_not_polled_leaves_nothing_behind() {
     let mut crowd = Crowd::new(Glance::Announces, true);
     crowd.quiet();
     crowd.guest(5).ring();
     crowd.core.remove(PortId(5));
     assert!(crowd.guest(5).dropped());
-    crowd.core.look_at_bells();
+    crowd.core.poll_doorbells();
     crowd.core.detach(6);
     crowd.quiet();
-    assert!(crowd.awake().is_empty() && !crowd.guest(8).dropped());
+    assert!(crowd.polled().is_empty() && !crowd.guest(8).dropped());
     crowd.sends(8, 9);
     crowd.guest(8).ring();
-    crowd.round(LOOK);
-    assert!(crowd.round(LOOK) && crowd.got(9) == 1);
+    crowd.round(CHECK);
+    assert!(crowd.round(CHECK) && crowd.got(9) == 1);
 }
 
 #[test]
-fn few_ports_are_all_looked_at() {
+fn few_ports_are_all_polled() {
     let mut crowd = Crowd::new(Glance::Nothing, false);
     (5..=COUNT).for_each(|number| crowd.core.detach(u16::from(number) - 1));
     crowd.quiet();
-    assert!(!crowd.core.arm() && crowd.awake() == [1, 2, 3, 4]);
+    assert!(!crowd.core.arm() && crowd.polled() == [1, 2, 3, 4]);
 }
 
-/// A receiver's capabilities are those of now, though it was not looked at in this round.
+/// A receiver's capabilities are those of now, though it was not polled in this round.
 #[test]
-fn a_frame_for_one_that_dozes_is_delivered_as_it_takes_frames_now() {
+fn a_frame_for_one_that_is_not_polled_is_delivered_as_it_takes_frames_now() {
     let mut crowd = Crowd::new(Glance::Nothing, false);
     crowd.quiet();
     crowd.guest(2).set_capabilities(RxCapabilities { frame: 9018, aggregate: 9018, ..PLAIN });
@@ -205,7 +205,7 @@ fn a_frame_for_one_that_dozes_is_delivered_as_it_takes_frames_now() {
     let long = [frame(2, 1), vec![0; 4000]].concat();
     crowd.guest(1).send(&long, Offload::None, None);
     (0..3).for_each(|_| {
-        crowd.round(LOOK);
+        crowd.round(CHECK);
     });
     assert_eq!(crowd.got(2), 1, "it takes frames of that length since then");
 }

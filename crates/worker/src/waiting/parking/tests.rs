@@ -9,11 +9,11 @@ use crate::sync::{Arc, thread};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Worker {
     Right,
-    /// It looks before it is marked asleep, and not again.
-    LooksTooEarly,
+    /// It polls before it is marked asleep, and not again.
+    PollsTooEarly,
     /// It is marked asleep without a fence.
     NoFence,
-    /// It acknowledges after it has looked.
+    /// It acknowledges after it has polled.
     AcknowledgesLate,
 }
 
@@ -40,15 +40,14 @@ struct Model {
 
 impl Model {
     fn sleep_until_written(&self, how: Worker) {
-        self.parking.adopt();
         while !self.ring.written.load(Ordering::Acquire) {
             match how {
                 Worker::NoFence => self.parking.asleep.store(true, Ordering::Relaxed),
-                Worker::LooksTooEarly => {}
+                Worker::PollsTooEarly => {}
                 _ => self.parking.prepare_sleep(),
             }
             let ready = self.ring.written.load(Ordering::Relaxed);
-            if how == Worker::LooksTooEarly {
+            if how == Worker::PollsTooEarly {
                 self.parking.prepare_sleep();
             }
             if !ready {
@@ -60,10 +59,7 @@ impl Model {
     }
 
     fn sleep(&self) {
-        match self.parking.file() {
-            Some(file) => file.poll(),
-            None => self.parking.park(None),
-        }
+        self.parking.file().poll();
         self.parking.finish_sleep(true);
     }
 
@@ -76,14 +72,14 @@ impl Model {
             Other::NoFence => {
                 self.ring.written.store(true, Ordering::Release);
                 if self.parking.asleep.load(Ordering::Relaxed) {
-                    self.parking.signal.raise();
+                    self.parking.file.raise();
                 }
             }
             Other::LooksTooEarly => {
                 let asleep = self.parking.asleep.load(Ordering::Relaxed);
                 self.ring.written.store(true, Ordering::Release);
                 if asleep {
-                    self.parking.signal.raise();
+                    self.parking.file.raise();
                 }
             }
         }
@@ -91,7 +87,6 @@ impl Model {
 
     /// As a command queue: what is notified is acknowledged, then taken.
     fn take_until(&self, how: Worker) {
-        self.parking.adopt();
         loop {
             if self.parking.is_notified() {
                 if how != Worker::AcknowledgesLate {
@@ -116,9 +111,9 @@ impl Model {
 }
 
 /// Tries every order: the worker always sees what was written.
-fn holds(parking: fn() -> Parking, worker: Worker, other: Other) {
+fn holds(worker: Worker, other: Other) {
     loom::model(move || {
-        let model = Arc::new(Model { parking: parking(), ring: Ring::default() });
+        let model = Arc::new(Model { parking: Parking::new().unwrap(), ring: Ring::default() });
         let sleeper = model.clone();
         let thread = thread::spawn(move || sleeper.sleep_until_written(worker));
         model.write(other);
@@ -126,14 +121,9 @@ fn holds(parking: fn() -> Parking, worker: Worker, other: Other) {
     });
 }
 
-fn file() -> Parking {
-    Parking::for_files().unwrap()
-}
-
 #[test]
 fn a_worker_that_sleeps_by_the_rules_is_always_woken() {
-    holds(Parking::for_thread, Worker::Right, Other::Right);
-    holds(file, Worker::Right, Other::Right);
+    holds(Worker::Right, Other::Right);
 }
 
 /// Two notifications, of which only the second one is behind what the worker is to take.
@@ -141,7 +131,7 @@ fn notifications_hold(worker: Worker) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
-        let model = Arc::new(Model { parking: file(), ring: Ring::default() });
+        let model = Arc::new(Model { parking: Parking::new().unwrap(), ring: Ring::default() });
         let sleeper = model.clone();
         let thread = thread::spawn(move || sleeper.take_until(worker));
         model.parking.notify();
@@ -160,10 +150,10 @@ fn a_notification_is_acknowledged_before_anything_is_taken() {
 #[ignore = "fails, and is run by the next one"]
 fn broken() {
     match &*variant() {
-        "worker looks too early" => holds(file, Worker::LooksTooEarly, Other::Right),
-        "worker without fence" => holds(file, Worker::NoFence, Other::Right),
-        "other without fence" => holds(file, Worker::Right, Other::NoFence),
-        "other looks too early" => holds(Parking::for_thread, Worker::Right, Other::LooksTooEarly),
+        "worker polls too early" => holds(Worker::PollsTooEarly, Other::Right),
+        "worker without fence" => holds(Worker::NoFence, Other::Right),
+        "other without fence" => holds(Worker::Right, Other::NoFence),
+        "other looks too early" => holds(Worker::Right, Other::LooksTooEarly),
         "late acknowledgement" => notifications_hold(Worker::AcknowledgesLate),
         variant => panic!("{variant}?"),
     }
@@ -172,12 +162,12 @@ fn broken() {
 #[test]
 fn the_model_finds_the_wake_up_that_a_missing_or_misplaced_step_loses() {
     for variant in [
-        "worker looks too early",
+        "worker polls too early",
         "worker without fence",
         "other without fence",
         "other looks too early",
         "late acknowledgement",
     ] {
-        assert!(deadlocks("parking::tests::broken", variant), "{variant}: no wake-up is lost");
+        assert!(deadlocks("waiting::parking::tests::broken", variant), "{variant}: no wake-up is lost");
     }
 }

@@ -1,0 +1,194 @@
+//! What a worker does that found nothing to do: a pure function of its inputs and of what it has learned.
+
+use std::time::{Duration, Instant};
+
+use super::long_naps::LongNaps;
+use super::ring_naps::RingNaps;
+use super::window::Window;
+
+/// Rounds that find nothing until the core is offered to others.
+const SPINS: u32 = 32;
+/// The shortest nap, and the first of the sleeps that become longer.
+const NAP: Duration = Duration::from_micros(50);
+/// So long after the last work, ports that announce nothing are polled after naps; then sleeps become longer.
+const NAPS_FOR: Duration = Duration::from_millis(20);
+/// After a pause, what nobody announces waits no longer than this part of it, beside the shortest nap: so a
+/// single frame costs some seventy naps at most.
+const PART: u32 = 16;
+/// The longest sleep while a port announces nothing, and while all announce what they have.
+const LONGEST: Duration = Duration::from_millis(5);
+const LONGEST_ANNOUNCED: Duration = Duration::from_millis(100);
+
+/// What the ports of an idle engine can do by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// One of them is to be polled in the next round.
+    Polled,
+    /// Each may be left alone for the nap that [`Polling`] named: the rings that fill meanwhile hold so many
+    /// bytes.
+    Filling(u64),
+    /// Something is due shortly that no one announces.
+    Due,
+    /// They are asked to announce what they have before a sleep, and some may not.
+    Mixed {
+        /// All of them will.
+        announced: bool,
+    },
+    /// All announce what they have, once they are asked to. Something is due after so long at most.
+    Armable(Option<Duration>),
+    /// All were asked to already.
+    Armed(Option<Duration>),
+}
+
+/// What an idle worker does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Polls again at once.
+    Spin,
+    /// Polls again when those have run that want its core.
+    Yield,
+    /// Polls again after so long; its ports were not asked to announce anything.
+    Nap(Duration),
+    /// Arms its ports, and sleeps until one announces something, or for so long at most.
+    Sleep(Option<Duration>),
+}
+
+/// What a decision is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs {
+    /// As read for the last round.
+    pub now: Instant,
+    /// How long nothing has moved.
+    pub idle: Duration,
+    /// Rounds in a row that found nothing.
+    pub rounds: u32,
+    /// Bytes that the worker has moved so far.
+    pub moved: u64,
+    /// What it waits for.
+    pub ports: Ports,
+}
+
+/// How ports are polled at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polling {
+    /// How long a port is polled after it moved something.
+    pub window: Duration,
+    /// Others want the worker's core: guests that are to write or to read, most likely.
+    pub contended: bool,
+    /// How long a port's ring is left alone to fill.
+    pub nap: Duration,
+}
+
+/// What a worker has learned about waiting. It reads no clock.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    window: Window,
+    long_naps: LongNaps,
+    ring_naps: RingNaps,
+    /// The next sleep while a port announces nothing.
+    backoff: Duration,
+}
+
+impl Policy {
+    /// `spin`: the longest time that it spins and yields.
+    pub fn new(spin: Duration) -> Policy {
+        let (long_naps, ring_naps) = (LongNaps::default(), RingNaps::default());
+        Policy { window: Window::new(spin), long_naps, ring_naps, backoff: NAP }
+    }
+
+    /// The clock was read: how ports are polled until it is read again.
+    #[inline]
+    pub fn clock(&mut self, now: Instant) -> Polling {
+        let contended = self.window.is_contended(now);
+        self.long_naps.clock(contended);
+        Polling { window: self.window.of_ports(contended), contended, nap: self.ring_naps.length() }
+    }
+
+    /// Something moved, or was asked for, since the last round that found nothing; `moved` bytes in all.
+    #[inline]
+    pub fn became_idle(&mut self, moved: u64) {
+        self.window.became_idle(moved);
+        self.backoff = NAP;
+    }
+
+    /// A port or another thread has announced something.
+    pub fn notified(&mut self) {
+        self.backoff = NAP;
+    }
+
+    /// It has polled again after a pause or a nap, and nothing has moved.
+    #[inline]
+    pub fn resumed(&mut self, now: Instant) {
+        self.window.resumed(now);
+        self.ring_naps.found_nothing();
+    }
+
+    /// Is a long nap worth it after `moved` bytes, once it neither spins nor yields?
+    pub fn naps_long(&self, moved: u64) -> bool {
+        self.long_naps.next(moved).is_some()
+    }
+
+    /// What to do now. Changes nothing.
+    pub fn decide(&self, inputs: &Inputs) -> Decision {
+        let Inputs { now, idle, rounds, moved, ports } = *inputs;
+        let nap = || self.long_naps.next(moved).unwrap_or(NAP);
+        match ports {
+            _ if ports == Ports::Polled || self.window.is_open(now, idle, rounds >= SPINS) => {
+                if rounds < SPINS { Decision::Spin } else { Decision::Yield }
+            }
+            Ports::Polled | Ports::Due => Decision::Nap(nap()),
+            Ports::Filling(_) => Decision::Nap(self.ring_naps.length()),
+            Ports::Mixed { .. } if idle < NAPS_FOR => Decision::Nap(nap().max(idle / PART)),
+            Ports::Mixed { announced } => {
+                Decision::Sleep(Some(self.backoff.max(idle / PART).min(longest(announced))))
+            }
+            Ports::Armable(limit) => self.long_naps.next(moved).map_or(Decision::Sleep(limit), Decision::Nap),
+            Ports::Armed(limit) => Decision::Sleep(limit),
+        }
+    }
+
+    /// Spins once, or yields.
+    pub fn pause(&mut self, decision: Decision, now: Instant) {
+        if decision == Decision::Yield {
+            self.window.yields(now);
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// It naps now.
+    pub fn naps(&mut self, inputs: &Inputs) {
+        self.long_naps.waits(inputs.now, inputs.moved);
+        if let Ports::Filling(room) = inputs.ports {
+            self.ring_naps.begin(inputs.now, inputs.moved, room);
+        }
+    }
+
+    /// It sleeps now: its ports were armed, and nothing was found.
+    pub fn sleeps(&mut self, inputs: &Inputs) {
+        self.long_naps.waits(inputs.now, inputs.moved);
+        if let Ports::Mixed { announced } = inputs.ports {
+            self.backoff = (self.backoff * 2).min(longest(announced));
+        }
+    }
+
+    /// The first thing that moved after naps, `idle` after what had moved before.
+    pub fn napped(&mut self, now: Instant, idle: Duration, moved: u64) {
+        self.window.napped(idle);
+        self.ring_naps.found(now, moved);
+    }
+
+    /// It slept for `length`; `notified`: not until its limit was over.
+    pub fn slept(&mut self, length: Duration, notified: bool) {
+        self.window.slept(length, notified);
+    }
+}
+
+/// The longest sleep while what comes is announced by all ports, or not by all.
+fn longest(announced: bool) -> Duration {
+    if announced { LONGEST_ANNOUNCED } else { LONGEST }
+}
+
+#[cfg(test)]
+mod tests;

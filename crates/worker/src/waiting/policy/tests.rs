@@ -1,0 +1,132 @@
+//! Inputs in, decision out.
+
+use super::super::window::MUCH;
+use super::*;
+
+const SPIN: Duration = Duration::from_micros(500);
+
+fn ms(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+fn us(count: u64) -> Duration {
+    Duration::from_micros(count)
+}
+
+/// What a worker does that waits for `ports`, with nothing moved for `idle` and many rounds in vain.
+fn decide(policy: &Policy, ports: Ports, idle: Duration) -> Decision {
+    decide_after(policy, ports, idle, 0)
+}
+
+/// The same after `moved` bytes.
+fn decide_after(policy: &Policy, ports: Ports, idle: Duration, moved: u64) -> Decision {
+    policy.decide(&Inputs { now: Instant::now(), idle, rounds: SPINS, moved, ports })
+}
+
+/// One whose core comes back late.
+fn contended(spin: Duration) -> Policy {
+    let (mut policy, now) = (Policy::new(spin), Instant::now());
+    policy.window.yields(now - ms(1));
+    policy.resumed(now);
+    assert!(policy.clock(now).contended);
+    policy
+}
+
+const ALL: [Ports; 6] = [
+    Ports::Polled,
+    Ports::Filling(1000),
+    Ports::Due,
+    Ports::Mixed { announced: false },
+    Ports::Armable(None),
+    Ports::Armed(None),
+];
+
+#[test]
+fn within_the_window_it_spins_and_then_yields_whatever_it_waits_for() {
+    let policy = Policy::new(SPIN);
+    for ports in ALL {
+        for (rounds, decision) in [(0, Decision::Spin), (SPINS - 1, Decision::Spin), (SPINS, Decision::Yield)]
+        {
+            let inputs = Inputs { now: Instant::now(), idle: SPIN - us(1), rounds, moved: 0, ports };
+            assert_eq!(policy.decide(&inputs), decision, "{ports:?}");
+        }
+        let after = decide(&policy, ports, SPIN);
+        assert_eq!(after == Decision::Yield, ports == Ports::Polled, "{ports:?} {after:?}");
+    }
+}
+
+#[test]
+fn where_the_core_is_contended_it_spins_and_never_yields() {
+    let policy = contended(SPIN);
+    for ports in ALL {
+        let inputs = |rounds| Inputs { now: Instant::now(), idle: us(1), rounds, moved: 0, ports };
+        assert_eq!(policy.decide(&inputs(SPINS - 1)), Decision::Spin, "{ports:?}");
+        let then = policy.decide(&inputs(SPINS));
+        assert_eq!(then == Decision::Yield, ports == Ports::Polled, "{ports:?} {then:?}");
+    }
+}
+
+#[test]
+fn without_a_window_each_kind_of_ports_has_its_wait() {
+    let policy = Policy::new(Duration::ZERO);
+    let limit = Some(ms(7));
+    assert_eq!(decide(&policy, Ports::Due, ms(8)), Decision::Nap(NAP));
+    assert_eq!(decide(&policy, Ports::Armable(limit), ms(8)), Decision::Sleep(limit));
+    assert_eq!(decide(&policy, Ports::Armed(limit), ms(8)), Decision::Sleep(limit));
+    assert_eq!(decide(&policy, Ports::Filling(1000), ms(8)), Decision::Nap(us(100)));
+}
+
+#[test]
+fn the_longer_nothing_came_that_may_not_be_announced_the_longer_it_waits() {
+    let mut policy = Policy::new(Duration::ZERO);
+    let (some, all) = (Ports::Mixed { announced: false }, Ports::Mixed { announced: true });
+    assert_eq!(decide(&policy, some, Duration::ZERO), Decision::Nap(NAP));
+    assert_eq!(decide(&policy, some, ms(8)), Decision::Nap(ms(8) / PART));
+    assert_eq!(decide(&policy, some, NAPS_FOR), Decision::Sleep(Some(NAPS_FOR / PART)));
+    assert_eq!(decide(&policy, some, ms(9000)), Decision::Sleep(Some(LONGEST)));
+    assert_eq!(decide(&policy, all, ms(9000)), Decision::Sleep(Some(LONGEST_ANNOUNCED)));
+    let inputs = Inputs { now: Instant::now(), idle: NAPS_FOR, rounds: 0, moved: 0, ports: all };
+    (0..6).for_each(|_| policy.sleeps(&inputs));
+    assert_eq!(policy.decide(&inputs), Decision::Sleep(Some(NAP * 64)), "doubled by each sleep");
+    (0..9).for_each(|_| policy.sleeps(&inputs));
+    assert_eq!(policy.decide(&inputs), Decision::Sleep(Some(LONGEST_ANNOUNCED)));
+    policy.notified();
+    assert_eq!(policy.decide(&inputs), Decision::Sleep(Some(NAPS_FOR / PART)), "from the beginning");
+}
+
+#[test]
+fn after_much_has_moved_a_contended_worker_naps_for_longer() {
+    let long = Decision::Nap(us(150));
+    for (ports, short) in [
+        (Ports::Due, Decision::Nap(NAP)),
+        (Ports::Mixed { announced: true }, Decision::Nap(NAP)),
+        (Ports::Armable(None), Decision::Sleep(None)),
+    ] {
+        let free = Policy::new(Duration::ZERO);
+        assert_eq!(decide_after(&free, ports, us(1), MUCH), short, "the core is its own");
+        let mut policy = contended(Duration::ZERO);
+        assert_eq!(decide_after(&policy, ports, us(1), MUCH), long);
+        policy.naps(&Inputs { now: Instant::now(), idle: us(1), rounds: 0, moved: MUCH, ports });
+        assert_eq!(decide_after(&policy, ports, us(1), MUCH), short, "nothing came");
+        assert_eq!(decide_after(&policy, ports, us(1), MUCH + 100), short, "a question or its answer");
+        assert_eq!(decide_after(&policy, ports, us(1), 2 * MUCH), long);
+    }
+    let armed = Ports::Armed(None);
+    assert_eq!(decide_after(&contended(Duration::ZERO), armed, us(1), MUCH), Decision::Sleep(None));
+}
+
+#[test]
+fn what_naps_found_in_rings_makes_the_next_ones_longer_or_shorter() {
+    let (mut policy, mut now) = (Policy::new(Duration::ZERO), Instant::now());
+    let mut nap = |policy: &mut Policy, moved: u64, brought: u64| {
+        let ports = Ports::Filling(1000);
+        policy.naps(&Inputs { now, idle: us(1), rounds: 0, moved, ports });
+        now += ms(1);
+        policy.napped(now, us(1), moved + brought);
+        policy.clock(now).nap
+    };
+    assert!(nap(&mut policy, 0, 1000) < us(100), "they were full");
+    let longer = nap(&mut policy, 1000, 400);
+    assert!(longer > us(100), "they were not half full");
+    assert_eq!(decide(&policy, Ports::Filling(1000), us(1)), Decision::Nap(longer));
+}
