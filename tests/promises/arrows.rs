@@ -63,6 +63,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("host", &["access", "device", "mem", "port", "sock", "stats", "transport", "vsock", "wire"]),
     // A host program's half.
     ("sock", &["mem", "wire"]),
+    // The configuration speaks of devices, ports and the CID space in their own types.
+    ("config", &["access", "api", "device", "host", "mem", "port", "switch", "vsock", "wire"]),
+    // Words for VMMs: made of a configuration alone.
+    ("attach", &["access", "config"]),
     // Only the daemon knows everything.
     (
         "daemon",
@@ -70,6 +74,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "access",
             "api",
             "capture",
+            "config",
             "device",
             "host",
             "mem",
@@ -102,8 +107,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "access",
             "api",
+            "attach",
             "bench",
             "capture",
+            "config",
             "daemon",
             "doctor",
             "experiment",

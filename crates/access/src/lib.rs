@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | `peer.rs` | credentials of a connected process: `SO_PEERCRED`, `SO_PEERGROUPS` |
 //! | `owner.rs` | a user or a group of the host |
+//! | `accounts.rs` | their names and numbers |
 //! | `trust.rs` | directories and files that no other user can have made or changed |
 //! | `acl.rs` | POSIX access control lists, as the kernel's extended attribute |
 
@@ -19,11 +20,13 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
+pub mod accounts;
 pub mod acl;
 mod owner;
 mod peer;
 mod trust;
 
+pub use accounts::{Accounts, OVERFLOW, User};
 pub use owner::Owner;
 pub use peer::Peer;
 pub use trust::{Trust, TrustError};

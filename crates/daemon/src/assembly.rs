@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_access::acl::AclError;
+use vmlane_config::files::Files;
+use vmlane_config::paths::Paths;
+use vmlane_config::{Config, Mode, RouteConfig};
 use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets};
@@ -33,13 +36,10 @@ use vmlane_vsock::{HostRules, Router};
 
 use crate::access::Policy;
 use crate::captures::Captures;
-use crate::config::{Config, Mode, RouteConfig};
 use crate::cpus::{PlaceError, Placed};
-use crate::files::Files;
 use crate::grants;
 use crate::mirrors::Mirrors;
 use crate::ovn::OvnPorts;
-use crate::paths::Paths;
 use crate::serve::{Host, VmError};
 use crate::uplink::{UplinkError, Uplinks};
 use crate::vm::ServedVm;

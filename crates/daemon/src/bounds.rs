@@ -1,6 +1,7 @@
 //! What each VM may use, as `vmlane stats` shows it.
 
 use vmlane_api::Bound;
+use vmlane_config::nic_name;
 use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
 use vmlane_host::sockets::HybridView;
@@ -8,7 +9,7 @@ use vmlane_mem::MAX_REGIONS;
 use vmlane_transport::SessionStats;
 
 use crate::log;
-use crate::serve::{device_name, nic_name};
+use crate::serve::device_name;
 use crate::vm::ServedVm;
 
 /// All bounds of a VM: those of its VMCI or virtio-vsock device, then memory and log lines of each device.

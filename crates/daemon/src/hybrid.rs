@@ -9,11 +9,11 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
+use vmlane_config::hybrid::path;
+use vmlane_config::{Config, VmConfig};
 use vmlane_host::sockets::HybridVm;
 use vmlane_vsock::Vm;
 
-use crate::config::{Config, VmConfig};
-use crate::paths::{Paths, TooLong};
 use crate::serve::{Host, VmError};
 use crate::vsock::spec;
 
@@ -25,14 +25,6 @@ pub struct ServedHybrid {
     pub cid: u32,
     /// The VMM's socket.
     pub path: PathBuf,
-}
-
-/// Where the VM's VMM makes its socket.
-pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
-    match vm.vsock.hybrid().and_then(|hybrid| hybrid.path.clone()) {
-        Some(path) => Ok(path),
-        None => paths.hybrid(&vm.name),
-    }
 }
 
 impl ServedHybrid {

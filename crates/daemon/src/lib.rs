@@ -1,11 +1,7 @@
-//! The daemon: reads the configuration, serves each VM's device, answers the control socket.
+//! The daemon: serves the devices of each VM of the configuration, answers the control socket.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `config.rs` | the configuration's files, checked as a whole |
-//! | `files.rs` | the files as they are in force |
-//! | `added.rs` | VMs that were added at run time |
-//! | `check.rs` | what is wrong with a configuration, for `vmlane check` |
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
@@ -14,16 +10,14 @@
 //! | `bounds.rs` | what each VM may use |
 //! | `cpus.rs` | where the workers run |
 //! | `confine/` | user, capabilities, files, system calls |
-//! | `plan.rs` | what a reload does |
 //! | `watchdog.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
 //! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
-//! | `access.rs`, `grants.rs`, `accounts.rs` | who may ask what; who may use which socket; users and groups of the host |
-//! | `runtime.rs`, `paths.rs` | the runtime directory |
+//! | `access.rs`, `grants.rs`, `owners.rs` | who may ask what; who may use which socket; who may own the daemon's directories |
+//! | `runtime.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
 //! | `keeper/` | holds descriptors while no daemon runs |
 //! | `takeover.rs` | whether this program knows the state that another daemon keeps |
-//! | `qemu.rs`, `vmm/` | how VMMs attach |
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
@@ -31,39 +25,31 @@
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
 
 mod access;
-pub mod accounts;
-pub mod added;
 pub mod assembly;
 mod bounds;
 mod captures;
-pub mod check;
-pub mod config;
 pub mod confine;
 mod containment;
 pub mod control;
 pub mod cpus;
 mod faults;
-pub mod files;
 mod grants;
-pub mod hybrid;
+mod hybrid;
 pub mod keeper;
 pub mod log;
 mod mirrors;
 mod nic;
 pub mod notify;
 mod ovn;
-pub mod paths;
+pub mod owners;
 mod periodic;
-pub mod plan;
 mod ports;
 mod presence;
-pub mod qemu;
 pub mod run;
 pub mod runtime;
 mod serve;
 pub mod takeover;
 pub mod uplink;
 mod vm;
-pub mod vmm;
 mod vsock;
 mod watchdog;

@@ -1,11 +1,10 @@
 //! The mirrors in force: those of the configuration, and those that were added since.
 
 use vmlane_api::{Done, ErrorCode, Failure, Mirror, MirrorRequest};
+use vmlane_config::{Config, MirrorConfig};
 use vmlane_port::MAX_FRAME;
 use vmlane_stats::Counters;
 use vmlane_switch::{MirrorDirection, MirrorSpec, Switch};
-
-use crate::config::{Config, MirrorConfig};
 
 /// All mirrors. Those of the configuration come and go with reloads; others last until they are removed or the daemon ends.
 #[derive(Default)]

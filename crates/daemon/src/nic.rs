@@ -7,6 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_api::{NicStats, NicStatus};
+use vmlane_config::{
+    Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, nic_name, ovn,
+};
 use vmlane_device::pci::{FaultyDevice, PciDevice};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
@@ -18,8 +21,7 @@ use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
-use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, ovn};
-use crate::serve::{Attachment, Host, PciSocket, VmError, device_name, nic_name, vhost_end};
+use crate::serve::{Attachment, Host, PciSocket, VmError, device_name, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
 const LINK_DOWN: &str = "down";

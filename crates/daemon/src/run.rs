@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-
 use vmlane_api::{Client, ClientError, call};
+use vmlane_config::added::{self, AddedVms};
+use vmlane_config::files::Files;
+use vmlane_config::paths::Paths;
+use vmlane_config::{Config, ConfigError, LogFormat, Sources};
 use vmlane_mem::HugePages;
 use vmlane_state::{Found, Store};
 
-use crate::added::{self, AddedVms};
 use crate::assembly::{AssemblyError, Daemon, Event};
-use crate::config::{Config, ConfigError, Sources};
 use crate::confine::{self, ConfineError};
 use crate::control::{Bounds, ControlServer};
-use crate::files::Files;
 use crate::keeper::{self, Held, Origin};
-use crate::log::{self, LogError, LogFormat};
+use crate::log::{self, LogError};
 use crate::notify::{self, notify};
-use crate::paths::Paths;
+use crate::owners::owners;
 use crate::periodic;
 use crate::runtime::{self, Claim, RuntimeError};
 use crate::uplink::Uplinks;
@@ -94,7 +94,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
     // Judged before a daemon that is to be replaced is asked to go.
     let mut sources = Sources::read(&config_path)?;
-    let owners = added::owners(&sources, &options.runtime_dir, &state_dir);
+    let owners = owners(&sources, &options.runtime_dir, &state_dir);
     if let Some(added) = AddedVms::look(&state_dir, &owners).ok().flatten() {
         sources = sources.with(added.read()?);
     }

@@ -4,6 +4,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use vmlane_config::paths::{Paths, TooLong};
+use vmlane_config::{Role, VmConfig};
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vsock::VsockWorkers;
@@ -18,9 +20,6 @@ use vmlane_transport::{
     Caller, IrqSet, ListenError, Listener, PciOverVirtio, RingLines, Server, SessionStats, VhostEnd,
 };
 use vmlane_vsock::Router;
-
-use crate::config::{Role, VmConfig};
-use crate::paths::{Paths, TooLong};
 
 /// Why a VM cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -72,11 +71,6 @@ pub enum Attachment {
 /// The one name of a VM's device: in the log, of its port, and of the threads that serve it.
 pub fn device_name(vm: &str, device: impl std::fmt::Display) -> String {
     format!("{vm}/{device}")
-}
-
-/// The same of a NIC.
-pub fn nic_name(vm: &str, number: usize) -> String {
-    device_name(vm, format_args!("nic{number}"))
 }
 
 /// Where a PCI function is served.

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use vmlane_access::{Trust, TrustError};
 use vmlane_api::{Client, ClientError, call};
+use vmlane_config::Sources;
 use vmlane_state::{Journal, LAYOUT, Unusable};
 
 use crate::assembly::HYPERVISOR_LOG;
-use crate::config::Sources;
 use crate::{confine, keeper};
 
 /// How long a daemon may take to answer.

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use vmlane_config::{Config, VmConfig};
 use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::Fault;
 use vmlane_state::Found;
 use vmlane_switch::Switch;
 use vmlane_transport::SessionStats;
 
-use crate::config::{Config, VmConfig};
 use crate::faults::FaultRecord;
 use crate::hybrid::ServedHybrid;
 use crate::nic::ServedNic;

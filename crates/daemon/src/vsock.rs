@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use vmlane_config::{Config, Role, VmConfig, Vsock};
 use vmlane_device::pci::{FaultyDevice, PciDevice};
 use vmlane_device::virtio::vsock::{GuestStats, VsockDevice, VsockWorker};
 use vmlane_device::vmci::{VmSpec, VmciDevice};
@@ -11,9 +12,8 @@ use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::{Fault, Trigger};
 use vmlane_state::Found;
 use vmlane_transport::{RingLines, Server, SessionStats};
-use vmlane_vsock::{Forward, HOST, Vm};
+use vmlane_vsock::Vm;
 
-use crate::config::{Config, Role, VmConfig, Vsock};
 use crate::hybrid::ServedHybrid;
 use crate::serve::{Attachment, Host, PciSocket, VmError, device_name, vhost_end};
 
@@ -241,27 +241,15 @@ fn serve_vmci(
     Ok((ServedDevice { cid, server, stats }, map))
 }
 
-/// A VM of a configuration as the hypervisor wants it. Targets of forwards that `config` lacks lead
-/// nowhere; a checked configuration has none.
+/// A VM of a configuration as the hypervisor wants it.
 pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
-    let forward = |forward: &crate::config::ForwardConfig| {
-        let to_cid = match &forward.to_vm {
-            Some(to_vm) => match config.vm(to_vm) {
-                Some(target) => Some(target.cid).filter(|&cid| cid != 0)?,
-                // The CID of another host.
-                None => to_vm.parse().ok().filter(|_| config.route.is_some())?,
-            },
-            None => HOST,
-        };
-        Some(Forward { port: forward.port, to_cid, to_port: forward.to_port })
-    };
     let policy = Vm {
         cid: vm.cid,
         group: vm.group.clone(),
         restricted: vm.restricted,
         trusted: vm.trusted,
         connections: vm.limits.connections,
-        forwards: vm.forwards.iter().filter_map(forward).collect(),
+        forwards: config.forwards(vm),
         parent: vm.parent_cid,
     };
     VmSpec { name: vm.name.clone(), vm: policy, limits: vm.limits.vmci }

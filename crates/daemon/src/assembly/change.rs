@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use vmlane_api::{ErrorCode, Failure, ListedVm, Reloaded, VmAdded, VmList, VmRemoved};
+use vmlane_config::added::{MOST_BYTES, MOST_VMS};
+use vmlane_config::plan::{Plan, plan};
+use vmlane_config::sources::{Kind, Source};
+use vmlane_config::{Config, Owner, VmPlace};
 use vmlane_vsock::HOST;
 
 use super::{Daemon, State, host_rules, policy, set_routes};
-use crate::added::{MOST_BYTES, MOST_VMS};
-use crate::config::sources::{Kind, Source};
-use crate::config::{Config, Owner, VmPlace};
 use crate::grants;
-use crate::plan::{Plan, plan};
 use crate::vm::ServedVm;
 
 /// What the text of a VM that is to be added is called in messages.
@@ -223,7 +223,7 @@ impl State {
     }
 
     /// What leads from the configuration in force to `new`. `forced`: a VM that may be removed though it is attached.
-    fn plan(&self, new: &Config, forced: Option<&str>) -> Result<Plan, crate::plan::Conflict> {
+    fn plan(&self, new: &Config, forced: Option<&str>) -> Result<Plan, vmlane_config::plan::Conflict> {
         plan(&self.config, new, |name| forced != Some(name) && self.has_session(name))
     }
 }

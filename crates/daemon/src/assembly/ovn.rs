@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use vmlane_api::{Failure, OvnEntries, OvnEntry, OvnReport, VmStatus};
+use vmlane_config::ovn::uplink_name;
 
 use super::{Daemon, State};
-use crate::config::ovn::uplink_name;
 use crate::vm::ServedVm;
 
 /// The NIC's number, of its name.

@@ -6,10 +6,9 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
-
-use crate::accounts;
-use crate::added::AddedVms;
-use crate::config::sources;
+use vmlane_access::accounts;
+use vmlane_config::added::AddedVms;
+use vmlane_config::sources;
 
 /// The newest version whose rights are spoken of here; older kernels get what they know.
 const KNOWN: ABI = ABI::V6;

@@ -22,11 +22,10 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::thread::{CapabilitySet, set_no_new_privs};
+use vmlane_access::Accounts;
+use vmlane_config::Sources;
+use vmlane_config::added::AddedVms;
 use vmlane_port::role::{self, Role};
-
-use crate::accounts::Accounts;
-use crate::added::AddedVms;
-use crate::config::Sources;
 
 pub use self::error::ConfineError;
 use self::files::Enforced;

@@ -16,8 +16,7 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use vmlane_access::Trust;
-
-use crate::accounts::{Accounts, User};
+use vmlane_access::{Accounts, User};
 
 /// systemd has 61184 to 65519; Debian gives accounts up to 64999.
 const NUMBERS: RangeInclusive<u32> = 65_000..=65_519;

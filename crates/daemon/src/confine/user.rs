@@ -15,10 +15,10 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
 };
+use vmlane_access::{Accounts, OVERFLOW, User};
 
 use super::error::ConfineError;
 use super::own_user::{self, OwnUser};
-use crate::accounts::{Accounts, OVERFLOW, User};
 
 /// The user to become when none is configured, if the host has it.
 const DEFAULT: &str = "vmlane";
