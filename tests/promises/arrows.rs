@@ -64,7 +64,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     // A host program's half.
     ("sock", &["mem", "wire"]),
     // The configuration speaks of devices, ports and the CID space in their own types.
-    ("config", &["access", "api", "device", "host", "mem", "port", "switch", "vsock", "wire"]),
+    ("config", &["access", "api", "device", "mem", "port", "switch", "vsock", "wire"]),
     // Words for VMMs: made of a configuration alone.
     ("attach", &["access", "config"]),
     // Only the daemon knows everything.

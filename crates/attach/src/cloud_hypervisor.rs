@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use vmlane_config::hybrid;
 use vmlane_config::paths::Paths;
 use vmlane_config::{NicModel, Role, VmConfig, Vsock};
 
@@ -27,7 +26,7 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
             vsock.push(format!("socket={socket},device_type={VSOCK},queue_sizes=[{ring},{ring},{ring}]"));
         }
         Vsock::Hybrid(_) => {
-            own.push(format!("cid={},socket={}", vm.cid, quoted(&hybrid::path(paths, vm)?)));
+            own.push(format!("cid={},socket={}", vm.cid, quoted(&vm.hybrid_socket(paths)?)));
         }
         Vsock::None => {}
     }

@@ -3,7 +3,6 @@
 
 use serde::Serialize;
 use vmlane_config::VmConfig;
-use vmlane_config::hybrid;
 use vmlane_config::paths::Paths;
 
 use crate::qemu::Lacks;
@@ -35,7 +34,7 @@ pub fn config(paths: &Paths, vm: &VmConfig) -> Result<MachineConfig, Lacks> {
             "remove its NICs here, and give Firecracker TAP interfaces on the bridge that an uplink leads to",
         ));
     }
-    let uds_path = hybrid::path(paths, vm)?.display().to_string();
+    let uds_path = vm.hybrid_socket(paths)?.display().to_string();
     Ok(MachineConfig { vsock: Vsock { guest_cid: vm.cid, uds_path } })
 }
 

@@ -4,12 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
-use vmlane_access::Accounts;
+use vmlane_access::{Accounts, Owner};
 
 use crate::added::AddedVms;
 use crate::paths::Paths;
-use crate::{Config, ConfigError, Owner, Problem, Sources, UplinkKind, VmConfig, Vsock, host_memory};
-use crate::{hybrid, mtu};
+use crate::{Config, ConfigError, Problem, Sources, UplinkKind, VmConfig, host_memory, mtu};
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -28,7 +27,6 @@ pub struct Findings {
 /// `state`. `owners`: users beside root and this process's own who may own its directories.
 pub fn check(main: &Path, runtime: &Path, state: &Path, owners: impl Fn(&Sources) -> Vec<u32>) -> Findings {
     let mut findings = Findings::default();
-    let about = |path: &Path, text: String| Problem { path: path.to_owned(), line: None, text };
     let sources = match Sources::read(main) {
         Ok(sources) => sources,
         Err(error) => {
@@ -47,7 +45,7 @@ pub fn check(main: &Path, runtime: &Path, state: &Path, owners: impl Fn(&Sources
         },
         Err(error) => {
             let text = format!("VMs that were added at run time are not checked: {error}; run it as root");
-            findings.warnings.push(about(state, text));
+            findings.warnings.push(Problem::about(state, text));
             None
         }
     };
@@ -71,13 +69,9 @@ fn problems(path: &Path, error: ConfigError) -> Vec<Problem> {
     match error {
         ConfigError::Invalid { problems } => problems,
         ConfigError::Unreadable { path, cause } | ConfigError::File { path, cause } => {
-            vec![Problem {
-                path,
-                line: None,
-                text: format!("{cause}; make it readable, or name another file"),
-            }]
+            vec![Problem::about(&path, format!("{cause}; make it readable, or name another file"))]
         }
-        other => vec![Problem { path: path.to_owned(), line: None, text: other.to_string() }],
+        other => vec![Problem::about(path, other.to_string())],
     }
 }
 
@@ -98,23 +92,11 @@ fn of_mark(config: &Config, main: &Path, what: &str, text: String) -> Problem {
 fn too_long(config: &Config, main: &Path, runtime: &Path) -> Vec<Problem> {
     let paths = match Paths::new(runtime) {
         Ok(paths) => paths,
-        Err(error) => {
-            return vec![Problem {
-                path: main.to_owned(),
-                line: None,
-                text: format!("{}: {error}", runtime.display()),
-            }];
-        }
+        Err(error) => return vec![Problem::about(main, format!("{}: {error}", runtime.display()))],
     };
     let sockets = config.vms.iter().map(|vm| {
-        let vsock = match vm.vsock {
-            Vsock::Vmci => Some(paths.vmci(&vm.name)),
-            Vsock::Virtio { .. } => Some(paths.vsock(&vm.name)),
-            Vsock::Hybrid(_) => Some(hybrid::path(&paths, vm)),
-            Vsock::None => None,
-        };
-        let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
-        (vm, vsock.into_iter().chain(nics).find_map(Result::err))
+        let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number).err());
+        (vm, [vm.vsock_socket(&paths).err()].into_iter().chain(nics).flatten().next())
     });
     sockets.filter_map(|(vm, error)| Some(of_vm(config, &vm.name, error?.to_string()))).collect()
 }

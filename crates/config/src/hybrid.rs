@@ -1,55 +1,26 @@
 //! VMs whose VMMs have hybrid Unix sockets.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use toml::Spanned;
+use crate::notes::Notes;
+use crate::paths::LONGEST_HYBRID;
+use crate::raw::RawVm;
 
-use super::check::Checker;
-use super::raw::RawVm;
-use super::{HybridConfig, VmConfig};
-use crate::paths::{LONGEST_HYBRID, Paths, TooLong};
-
-/// Where the VM's VMM makes its socket.
-pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
-    match vm.vsock.hybrid().and_then(|hybrid| hybrid.path.clone()) {
-        Some(path) => Ok(path),
-        None => paths.hybrid(&vm.name),
-    }
+/// A hybrid Unix socket, which the VM's VMM makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HybridConfig {
+    /// Where, by an absolute path; None: in the runtime directory.
+    pub path: Option<PathBuf>,
 }
 
-impl Checker<'_> {
-    /// What only such a VM has.
-    pub(crate) fn hybrid(&mut self, vm: &str, raw: &RawVm) -> HybridConfig {
-        let Some(path) = &raw.uds_path else { return HybridConfig { path: None } };
-        let written = path.get_ref();
-        if let Some(why) = wrong(Path::new(written)) {
-            self.problem(path.span(), format!("{vm}: uds_path = {written:?}: {why}"));
-        }
-        HybridConfig { path: Some(written.into()) }
+/// What only such a VM has.
+pub fn judge(vm: &str, raw: &RawVm, notes: &mut Notes<'_>) -> HybridConfig {
+    let Some(path) = &raw.uds_path else { return HybridConfig { path: None } };
+    let written = path.get_ref();
+    if let Some(why) = wrong(Path::new(written)) {
+        notes.problem(path.span(), format!("{vm}: uds_path = {written:?}: {why}"));
     }
-
-    /// The daemon would take one VM for the other.
-    pub(crate) fn unique_uds_paths(&mut self, vms: &[Spanned<RawVm>]) {
-        let mut paths: HashMap<&str, Range<usize>> = HashMap::new();
-        for path in vms.iter().filter_map(|vm| vm.get_ref().uds_path.as_ref()) {
-            match paths.entry(path.get_ref().as_str()) {
-                Entry::Vacant(free) => {
-                    free.insert(path.span());
-                }
-                Entry::Occupied(first) => {
-                    let text = format!(
-                        "vm: uds_path = {:?} is taken by the VM of {}; give each VM its own",
-                        path.get_ref(),
-                        self.shown(first.get().start, path.span().start)
-                    );
-                    self.conflict(path.span(), &[path.span(), first.get().clone()], text);
-                }
-            }
-        }
-    }
+    HybridConfig { path: Some(written.into()) }
 }
 
 /// What is wrong with a path, and the way out.

@@ -4,10 +4,10 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, Deserializer};
 
-use super::Problem;
-use super::raw::RawConfig;
-use super::shape::{self, Shape, Shaped as _};
-use super::sources::{Kind, Source, Sources};
+use crate::error::Problem;
+use crate::raw::RawConfig;
+use crate::shape::{self, Shape, Shaped as _};
+use crate::sources::{Kind, Source, Sources};
 
 /// All files together, with places as [`Sources`] counts them, or what is wrong with each.
 pub fn merge(sources: &Sources) -> Result<RawConfig, Vec<Problem>> {
@@ -65,14 +65,14 @@ fn add<'t>(sources: &Sources, whole: &mut DeTable<'t>, table: DeTable<'t>) -> Ve
             key.get_ref(),
             sources.shown(first.span().start, place)
         );
-        problems.push(Problem::at(sources, place, text));
+        problems.push(sources.problem(place, text));
     }
     problems
 }
 
 /// What a file that describes one VM may not have.
 fn more_than_a_vm(sources: &Sources, source: &Source, start: usize, table: &DeTable<'_>) -> Option<Problem> {
-    let wrong = |place: usize, text: String| Some(Problem::at(sources, place, text));
+    let wrong = |place: usize, text: String| Some(sources.problem(place, text));
     if let Some((key, _)) = table.iter().find(|(key, _)| key.get_ref() != "vm") {
         let text = format!(
             "{}: a VM that is added at run time has one table [[vm]] and nothing else; move this to the configuration",
@@ -137,7 +137,7 @@ fn single_brackets(sources: &Sources, shape: &Shape, start: usize, source: &Sour
     let mut place = start;
     for line in source.text.split_inclusive('\n') {
         if let Some(text) = shape::single_brackets(shape, line) {
-            return Some(Problem::at(sources, place, text));
+            return Some(sources.problem(place, text));
         }
         place += line.len();
     }
@@ -151,14 +151,12 @@ fn not_understood(sources: &Sources, start: usize, error: &toml::de::Error) -> P
         other => other.replace('\n', ", "),
     };
     let Some(span) = error.span() else {
-        let (file, _) = sources.line(start).unwrap_or_default();
-        let path = sources.0.get(file).map(|source| source.path.clone()).unwrap_or_default();
-        return Problem { path, line: None, text: message };
+        return Problem { line: None, ..sources.problem(start, message) };
     };
     let place = start + span.start;
     let source = sources.text_of(place);
     let text = if source.is_empty() { message } else { format!("{message}, in `{source}`") };
-    Problem::at(sources, place, text)
+    sources.problem(place, text)
 }
 
 #[cfg(test)]

@@ -5,16 +5,18 @@ use std::ops::RangeInclusive;
 use toml::Spanned;
 use vmlane_switch::MirrorDirection;
 
-use super::Config;
-use super::check::{Checker, Named};
-use super::net::nic_name;
-use super::raw::RawMirror;
+use crate::names::nic_name;
+use crate::notes::{Named, Notes};
+use crate::port_group::PortGroupConfig;
+use crate::raw::RawMirror;
+use crate::uplink::UplinkConfig;
+use crate::vlan::VLANS;
+use crate::vm::VmConfig;
 
 /// Mirrors at once, those that were added at run time included.
 pub const MOST_MIRRORS: usize = 16;
 /// Bytes of each frame that may be copied: addresses, headers and more.
 const SNAPS: RangeInclusive<u64> = 60..=vmlane_port::MAX_FRAME as u64;
-const VLANS: RangeInclusive<u16> = 1..=4094;
 
 /// One `[[mirror]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,9 +36,17 @@ pub struct MirrorConfig {
 /// What is wrong with a mirror, and with which of its keys.
 pub type Wrong = (&'static str, String);
 
+/// All ports of the switch, and their groups.
+#[derive(Clone, Copy)]
+pub struct Ports<'c> {
+    pub vms: &'c [VmConfig],
+    pub uplinks: &'c [UplinkConfig],
+    pub port_groups: &'c [PortGroupConfig],
+}
+
 impl MirrorConfig {
     /// What is wrong by itself, or among ports that there are and `others`.
-    pub fn check(&self, config: &Config, others: &[MirrorConfig]) -> Result<(), Wrong> {
+    pub fn check(&self, ports: &Ports<'_>, others: &[MirrorConfig]) -> Result<(), Wrong> {
         let Self { name, from, to, vlan, snap, .. } = self;
         if others.iter().any(|other| other.name == *name) {
             return Err(("name", format!("name = {name:?} is taken by another mirror; rename one")));
@@ -53,9 +63,9 @@ impl MirrorConfig {
                 format!("snap = {snap}; use {} to {} bytes, or leave it out", SNAPS.start(), SNAPS.end());
             return Err(("snap", text));
         }
-        if !config.ports().any(|port| port == *to) {
+        if !ports.names().any(|port| port == *to) {
             let text =
-                format!("to = {to:?}: there is no such NIC and no such uplink; {}", known(config, false));
+                format!("to = {to:?}: there is no such NIC and no such uplink; {}", ports.known(false));
             return Err(("to", text));
         }
         if from.is_empty() {
@@ -63,7 +73,7 @@ impl MirrorConfig {
             return Err(("from", text));
         }
         for source in from {
-            self.check_source(source, config, others).map_err(|text| ("from", text))?;
+            self.check_source(source, ports, others).map_err(|text| ("from", text))?;
         }
         let copied = others.iter().find(|other| other.from.contains(to));
         copied.map_or(Ok(()), |other| {
@@ -75,16 +85,16 @@ impl MirrorConfig {
         })
     }
 
-    fn check_source(&self, source: &str, config: &Config, others: &[MirrorConfig]) -> Result<(), String> {
-        let is_port = config.ports().any(|port| port == source);
-        let is_group = config.port_group(source).is_some();
+    fn check_source(&self, source: &str, ports: &Ports<'_>, others: &[MirrorConfig]) -> Result<(), String> {
+        let is_port = ports.names().any(|port| port == source);
+        let is_group = ports.has_group(source);
         if is_port && is_group {
             return Err(format!("from: {source:?} is an uplink and a port group; rename one of them"));
         }
         if !is_port && !is_group {
             return Err(format!(
                 "from: {source:?} is no NIC, no uplink and no port group; {}",
-                known(config, true)
+                ports.known(true)
             ));
         }
         let all = others.iter().chain([self]);
@@ -98,14 +108,14 @@ impl MirrorConfig {
     }
 
     /// The ports whose frames are copied: none that is the destination of one of `all`.
-    pub fn sources(&self, config: &Config, all: &[MirrorConfig]) -> Vec<String> {
+    pub fn sources(&self, ports: &Ports<'_>, all: &[MirrorConfig]) -> Vec<String> {
         let mut sources: Vec<String> = Vec::new();
         for name in &self.from {
-            let members = config.vms.iter().flat_map(|vm| {
+            let members = ports.vms.iter().flat_map(|vm| {
                 let nics = (0..).zip(&vm.nics).filter(|(_, nic)| nic.port_group == *name);
                 nics.map(|(number, _)| nic_name(&vm.name, number))
             });
-            let port = config.ports().filter(|port| port == name);
+            let port = ports.names().filter(|port| port == name);
             for port in port.chain(members) {
                 if !sources.contains(&port) && !all.iter().any(|mirror| mirror.to == port) {
                     sources.push(port);
@@ -116,94 +126,80 @@ impl MirrorConfig {
     }
 }
 
-/// What may be named.
-fn known(config: &Config, groups: bool) -> String {
-    let groups = config.port_groups.iter().filter(|_| groups).map(|group| group.name.clone());
-    let names: Vec<String> = config.ports().chain(groups).collect();
-    if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) }
-}
-
-impl Config {
-    /// The names of all ports of the switch: `VM/nicN`, and uplinks.
-    fn ports(&self) -> impl Iterator<Item = String> {
+impl Ports<'_> {
+    /// The names of all: `VM/nicN`, and uplinks.
+    fn names(&self) -> impl Iterator<Item = String> {
         let nics = self.vms.iter().flat_map(|vm| (0..vm.nics.len()).map(|number| nic_name(&vm.name, number)));
         nics.chain(self.uplinks.iter().map(|uplink| uplink.name.clone()))
     }
+
+    fn has_group(&self, name: &str) -> bool {
+        self.port_groups.iter().any(|group| group.name == name)
+    }
+
+    /// What may be named.
+    fn known(&self, groups: bool) -> String {
+        let groups = self.port_groups.iter().filter(|_| groups).map(|group| group.name.clone());
+        let names: Vec<String> = self.names().chain(groups).collect();
+        if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) }
+    }
 }
 
-impl Checker<'_> {
-    /// The mirrors, which are checked once all ports are known ([`Self::mirrored`]).
-    pub(crate) fn mirrors(&mut self, raws: &[Spanned<RawMirror>]) -> Vec<MirrorConfig> {
-        raws.iter().enumerate().map(|(index, raw)| self.mirror(index, raw)).collect()
+/// One mirror, which is checked once all ports are known ([`judge_ports`]).
+pub fn judge(index: usize, spanned: &Spanned<RawMirror>, notes: &mut Notes<'_>) -> MirrorConfig {
+    let raw = spanned.get_ref();
+    for (key, missing, example) in [
+        ("name", raw.name.is_none(), "\"ids\""),
+        ("from", raw.from.is_none(), "[\"web/nic0\"]"),
+        ("to", raw.to.is_none(), "\"ids/nic0\""),
+    ] {
+        if missing {
+            let text = format!("mirror number {}: {key} is missing; add {key} = {example}", index + 1);
+            notes.problem(spanned.span(), text);
+        }
     }
+    let name = raw.name.as_ref().map(|name| notes.name("mirror", "name", name)).unwrap_or_default();
+    let way_out = "\"in\" (from a VM into the switch), \"out\" (from the switch to the VM) or \"both\"";
+    let key = format!("mirror {name:?}");
+    let direction = notes.word(&key, "direction", &raw.direction, MirrorDirection::of_name, way_out);
+    MirrorConfig {
+        name,
+        from: raw.from.iter().flat_map(|from| from.get_ref().iter().cloned()).collect(),
+        to: raw.to.as_ref().map(|to| to.get_ref().clone()).unwrap_or_default(),
+        direction: direction.unwrap_or_default(),
+        vlan: raw.vlan.as_ref().map(|vlan| u16::try_from(*vlan.get_ref()).unwrap_or(0)),
+        // What is no size at all is outside every range.
+        snap: raw.snap.as_ref().map(|snap| snap.get_ref().value.unwrap_or(0)),
+    }
+}
 
-    fn mirror(&mut self, index: usize, spanned: &Spanned<RawMirror>) -> MirrorConfig {
+/// Sources and destinations exist, and no copy is copied.
+pub fn judge_ports(
+    mirrors: &[MirrorConfig],
+    ports: &Ports<'_>,
+    raws: &[Spanned<RawMirror>],
+    notes: &mut Notes<'_>,
+) {
+    for (index, (mirror, spanned)) in mirrors.iter().zip(raws).enumerate() {
         let raw = spanned.get_ref();
-        for (key, missing, example) in [
-            ("name", raw.name.is_none(), "\"ids\""),
-            ("from", raw.from.is_none(), "[\"web/nic0\"]"),
-            ("to", raw.to.is_none(), "\"ids/nic0\""),
-        ] {
-            if missing {
-                let text = format!("mirror number {}: {key} is missing; add {key} = {example}", index + 1);
-                self.problem(spanned.span(), text);
-            }
+        if raw.name.is_none() || raw.from.is_none() || raw.to.is_none() {
+            continue;
         }
-        if let Some(name) = &raw.name {
-            self.name("mirror: name", name);
+        let before = mirrors.get(..index).unwrap_or_default();
+        let Err((key, text)) = mirror.check(ports, before) else { continue };
+        let kinds = [Named::Vm, Named::Uplink, Named::PortGroup];
+        if ["from", "to"].contains(&key) && kinds.into_iter().any(|kind| notes.is_uncertain(kind)) {
+            continue;
         }
-        let text = |value: &Option<Spanned<String>>| {
-            value.as_ref().map(|value| value.get_ref().clone()).unwrap_or_default()
+        let span = match key {
+            "from" => raw.from.as_ref().map(Spanned::span),
+            "to" => raw.to.as_ref().map(Spanned::span),
+            "vlan" => raw.vlan.as_ref().map(Spanned::span),
+            "snap" => raw.snap.as_ref().map(Spanned::span),
+            _ => raw.name.as_ref().map(Spanned::span),
         };
-        let name = text(&raw.name);
-        let mut direction = MirrorDirection::default();
-        if let Some(word) = &raw.direction {
-            match MirrorDirection::of_name(word.get_ref()) {
-                Some(known) => direction = known,
-                None => {
-                    let text = format!(
-                        "mirror {name:?}: direction = {:?} is unknown; use \"in\" (from a VM into the switch), \"out\" (from \
-                         the switch to the VM) or \"both\"",
-                        word.get_ref()
-                    );
-                    self.problem(word.span(), text);
-                }
-            }
-        }
-        let snap = raw.snap.as_ref().map(|snap| {
-            // What is no size at all is outside every range.
-            snap.get_ref().value.unwrap_or(0)
-        });
-        let vlan = raw.vlan.as_ref().map(|vlan| u16::try_from(*vlan.get_ref()).unwrap_or(0));
-        let from = raw.from.iter().flat_map(|from| from.get_ref().iter().cloned()).collect();
-        MirrorConfig { name, from, to: text(&raw.to), direction, vlan, snap }
-    }
-
-    /// Sources and destinations exist, and no copy is copied.
-    pub(crate) fn mirrored(&mut self, config: &Config, raws: &[Spanned<RawMirror>]) {
-        for (index, (mirror, spanned)) in config.mirrors.iter().zip(raws).enumerate() {
-            let raw = spanned.get_ref();
-            if raw.name.is_none() || raw.from.is_none() || raw.to.is_none() {
-                continue;
-            }
-            let before = config.mirrors.get(..index).unwrap_or_default();
-            if let Err((key, text)) = mirror.check(config, before) {
-                let ports = [Named::Vm, Named::Uplink, Named::PortGroup];
-                if ["from", "to"].contains(&key) && ports.into_iter().any(|kind| self.is_uncertain(kind)) {
-                    continue;
-                }
-                let span = match key {
-                    "from" => raw.from.as_ref().map(Spanned::span),
-                    "to" => raw.to.as_ref().map(Spanned::span),
-                    "vlan" => raw.vlan.as_ref().map(Spanned::span),
-                    "snap" => raw.snap.as_ref().map(Spanned::span),
-                    _ => raw.name.as_ref().map(Spanned::span),
-                };
-                let text = format!("mirror {:?}: {text}", mirror.name);
-                let span = span.unwrap_or_else(|| spanned.span());
-                self.conflict(span.clone(), &[span], text);
-            }
-        }
+        let span = span.unwrap_or_else(|| spanned.span());
+        notes.conflict(span.clone(), &[span], format!("mirror {:?}: {text}", mirror.name));
     }
 }
 
@@ -212,6 +208,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::Config;
 
     const PORTS: &str = "[[vm]]\nname = \"web\"\ncid = 3\nnic = [{model = \"vmxnet3\", port_group = \"prod\"}, \
         {model = \"vmxnet3\"}]\n[[vm]]\nname = \"ids\"\ncid = 4\nnic = [{model = \"virtio-net\", port_group = \"prod\"}]\n\
@@ -230,9 +227,9 @@ mod tests {
         )
         .unwrap();
         let [m, far] = &config.mirrors[..] else { panic!("{config:?}") };
-        assert_eq!(m.sources(&config, &config.mirrors), ["web/nic0", "lan"]);
+        assert_eq!(m.sources(&config.ports(), &config.mirrors), ["web/nic0", "lan"]);
         assert_eq!((m.direction, m.vlan, m.snap), (MirrorDirection::Both, None, None));
-        assert_eq!(far.sources(&config, &config.mirrors), ["web/nic1"]);
+        assert_eq!(far.sources(&config.ports(), &config.mirrors), ["web/nic1"]);
         assert_eq!((far.direction, far.vlan, far.snap), (MirrorDirection::In, Some(900), Some(1024)));
     }
 

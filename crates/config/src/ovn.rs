@@ -1,18 +1,16 @@
 //! NICs that are logical ports of OVN: `ovn` of a NIC, and the table `[ovn]`. Each has an uplink of its own, a TAP interface that
 //! the helper makes a port of the integration bridge.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::ops::Range;
 use std::path::PathBuf;
 
 use toml::Spanned;
 use vmlane_switch::Policy;
 
-use super::check::Checker;
-use super::raw::{RawConfig, RawNic, RawOvn};
-use super::sources::Kind;
-use super::{UplinkConfig, UplinkKind, Vlan};
+use crate::names::{hash, nic_name};
+use crate::notes::Notes;
+use crate::raw::{RawNic, RawOvn, RawVm};
+use crate::uplink::{MOST_QUEUES, UplinkConfig, UplinkKind};
+use crate::vlan::Vlan;
 
 /// Where Open vSwitch's database listens on Debian, and elsewhere.
 const DATABASE: &str = "/run/openvswitch/db.sock";
@@ -50,139 +48,106 @@ pub const POLICY: Policy = Policy { promiscuous: true, mac_changes: true, forged
 
 /// The name of the uplink of NIC `number`: as its port's, so that both have one share of a worker's time.
 pub fn uplink_name(vm: &str, number: usize) -> String {
-    format!("{vm}/nic{number}/ovn")
+    format!("{}/ovn", nic_name(vm, number))
 }
 
 /// The isolation group of that NIC and its uplink. The configuration cannot name it.
 pub fn group(vm: &str, number: usize) -> String {
-    format!("ovn:{vm}/nic{number}")
+    format!("ovn:{}", nic_name(vm, number))
 }
 
-/// The interface of that NIC, the same in every run: FNV-1a, 48 bits.
+/// The interface of that NIC: 48 bits of a hash.
 pub fn interface(vm: &str, number: usize) -> String {
-    let words = vm.bytes().chain([0, number as u8]);
-    let hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = hash(vm, number);
     format!("vmo{:012x}", (hash ^ hash >> 48) & 0xffff_ffff_ffff)
 }
 
-impl Checker<'_> {
-    pub(crate) fn ovn(&mut self, raw: Option<&Spanned<RawOvn>>) -> OvnConfig {
-        let mut ovn = OvnConfig::default();
-        let Some(raw) = raw.map(Spanned::get_ref) else { return ovn };
-        if let Some(database) = &raw.database {
-            if !database.get_ref().starts_with('/') || database.get_ref().contains('\0') {
-                let text = format!(
-                    "ovn: database = {:?}: use the absolute path of the socket, as {DATABASE}",
-                    database.get_ref()
-                );
-                self.problem(database.span(), text);
+/// The table `[ovn]`.
+pub(crate) fn judge(raw: &Option<Spanned<RawOvn>>, notes: &mut Notes<'_>) -> OvnConfig {
+    let mut ovn = OvnConfig::default();
+    let Some(raw) = raw.as_ref().map(Spanned::get_ref) else { return ovn };
+    if let Some(database) = &raw.database {
+        let path = database.get_ref();
+        if !path.starts_with('/') || path.contains('\0') {
+            let text =
+                format!("ovn: database = {path:?}: use the absolute path of the socket, as {DATABASE}");
+            notes.problem(database.span(), text);
+        }
+        ovn.database = path.into();
+    }
+    if let Some(bridge) = &raw.bridge {
+        ovn.bridge = notes.name("ovn", "bridge", bridge);
+    }
+    ovn
+}
+
+/// The uplinks of NICs that are ports of OVN's.
+pub(crate) fn uplinks(vms: &[Spanned<RawVm>]) -> Vec<UplinkConfig> {
+    let mut uplinks = Vec::new();
+    for vm in vms {
+        let Some(name) = &vm.get_ref().name else { continue };
+        for (number, nic) in vm.get_ref().nic.iter().enumerate() {
+            if nic.get_ref().ovn.is_none() {
+                continue;
             }
-            ovn.database = database.get_ref().into();
+            let queues = nic.get_ref().queues.as_ref().map_or(1, |queues| *queues.get_ref());
+            uplinks.push(UplinkConfig {
+                name: uplink_name(name.get_ref(), number),
+                kind: UplinkKind::Tap {
+                    interface: interface(name.get_ref(), number),
+                    queues: Some(queues.clamp(1, MOST_QUEUES.into()) as u16),
+                    direct: true,
+                },
+                group: group(name.get_ref(), number),
+                vlan: Vlan::TrunkAll,
+                notify: true,
+            });
         }
-        if let Some(bridge) = &raw.bridge {
-            self.name("ovn: bridge", bridge);
-            ovn.bridge.clone_from(bridge.get_ref());
-        }
-        ovn
     }
+    uplinks
+}
 
-    /// The uplinks of NICs that are ports of OVN's.
-    pub(crate) fn ovn_uplinks(&mut self, raw: &RawConfig) -> Vec<UplinkConfig> {
-        let mut uplinks = Vec::new();
-        for vm in &raw.vm {
-            let Some(name) = &vm.get_ref().name else { continue };
-            for (number, nic) in vm.get_ref().nic.iter().enumerate() {
-                if nic.get_ref().ovn.is_none() {
-                    continue;
-                }
-                let most = i64::from(vmlane_host::uplink::TapOptions::MOST_QUEUES);
-                let queues = nic.get_ref().queues.as_ref().map_or(1, |queues| *queues.get_ref());
-                uplinks.push(UplinkConfig {
-                    name: uplink_name(name.get_ref(), number),
-                    kind: UplinkKind::Tap {
-                        interface: interface(name.get_ref(), number),
-                        queues: Some(queues.clamp(1, most) as u16),
-                        direct: true,
-                    },
-                    group: group(name.get_ref(), number),
-                    vlan: Vlan::TrunkAll,
-                    notify: true,
-                });
-            }
-        }
-        uplinks
+/// What a NIC says of its logical port.
+pub(crate) fn judge_nic(key: &str, raw: &RawNic, notes: &mut Notes<'_>) -> Option<OvnNic> {
+    let port = raw.ovn.as_ref()?;
+    let text = port.get_ref();
+    if text.is_empty() || text.len() > LONGEST_PORT || text.chars().any(|c| c.is_control() || c == ' ') {
+        let text = format!(
+            "{key}: ovn = {text:?} is no logical port's name; use the one of `ovn-nbctl lsp-list SWITCH`, at most \
+             {LONGEST_PORT} bytes without spaces"
+        );
+        notes.problem(port.span(), text);
     }
-
-    /// What a NIC says of its logical port.
-    pub(crate) fn ovn_nic(&mut self, key: &str, raw: &RawNic) -> Option<OvnNic> {
-        let port = raw.ovn.as_ref()?;
-        let text = port.get_ref();
-        if text.is_empty() || text.len() > LONGEST_PORT || text.chars().any(|c| c.is_control() || c == ' ') {
-            let text = format!(
-                "{key}: ovn = {text:?} is no logical port's name; use the one of `ovn-nbctl lsp-list SWITCH`, at most \
-                 {LONGEST_PORT} bytes without spaces"
-            );
-            self.problem(port.span(), text);
-        }
-        if self.is_added(port.span().start) {
-            let text = format!(
-                "{key}: ovn: the helper that makes ports reads no VM that was added at run time, because the daemon writes those; \
-                 put it into a file of conf.d, and run `vmlane reload`"
-            );
-            self.problem(port.span(), text);
-        }
-        let switched = [
-            ("port_group", raw.port_group.is_some()),
-            ("promiscuous", raw.promiscuous.is_some()),
-            ("mac_changes", raw.mac_changes.is_some()),
-            ("forged_transmits", raw.forged_transmits.is_some()),
-        ];
-        for (name, _) in switched.iter().filter(|(_, given)| *given) {
-            let text = format!(
-                "{key}: {name} and ovn: the NIC is a port of OVN's, which decides that (ACLs, port security); remove one of them"
-            );
-            self.problem(port.span(), text);
-        }
-        let mtu = raw.mtu.as_ref().and_then(|mtu| u16::try_from(*mtu.get_ref()).ok());
-        Some(OvnNic { port: text.clone(), mtu })
+    if notes.is_added(port.span().start) {
+        let text = format!(
+            "{key}: ovn: the helper that makes ports reads no VM that was added at run time, because the daemon writes those; \
+             put it into a file of conf.d, and run `vmlane reload`"
+        );
+        notes.problem(port.span(), text);
     }
-
-    /// Is this place in the description of a VM that was added at run time?
-    fn is_added(&self, place: usize) -> bool {
-        self.kind_at(place) == Some(Kind::Vm)
+    let switched = [
+        ("port_group", raw.port_group.is_some()),
+        ("promiscuous", raw.promiscuous.is_some()),
+        ("mac_changes", raw.mac_changes.is_some()),
+        ("forged_transmits", raw.forged_transmits.is_some()),
+    ];
+    for (name, _) in switched.iter().filter(|(_, given)| *given) {
+        let text = format!(
+            "{key}: {name} and ovn: the NIC is a port of OVN's, which decides that (ACLs, port security); remove one of them"
+        );
+        notes.problem(port.span(), text);
     }
-
-    /// A logical port is one NIC's.
-    pub(crate) fn unique_logical_ports(&mut self, raw: &RawConfig) {
-        let mut seen: HashMap<&str, Range<usize>> = HashMap::new();
-        for nic in raw.vm.iter().flat_map(|vm| &vm.get_ref().nic) {
-            let Some(port) = &nic.get_ref().ovn else { continue };
-            match seen.entry(port.get_ref().as_str()) {
-                Entry::Vacant(free) => {
-                    free.insert(port.span());
-                }
-                Entry::Occupied(first) => {
-                    let text = format!(
-                        "nic: ovn = {:?} is another NIC's port, too ({}); each has its own",
-                        port.get_ref(),
-                        self.shown(first.get().start, port.span().start)
-                    );
-                    self.conflict(port.span(), &[port.span(), first.get().clone()], text);
-                }
-            }
-        }
-    }
+    let mtu = raw.mtu.as_ref().and_then(|mtu| u16::try_from(*mtu.get_ref()).ok());
+    Some(OvnNic { port: text.clone(), mtu })
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use super::super::sources::{Source, Sources};
     use super::*;
     use crate::Config;
+    use crate::sources::{Kind, Source, Sources};
 
     fn check(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("t.toml"), text).map_err(|error| error.to_string())

@@ -1,13 +1,27 @@
-//! Who owns a VM or an uplink's socket, and who may what at the control socket: users and groups as the configuration names them.
+//! Who owns a VM or an uplink's socket: users and groups as the configuration names them.
+
+use std::ops::RangeInclusive;
 
 use toml::Spanned;
-use vmlane_access::Owner;
-use vmlane_access::{Accounts, OVERFLOW};
-use vmlane_api::May;
+use vmlane_access::{Accounts, OVERFLOW, Owner};
 
-use super::check::{Checker, IDS};
-use super::raw::{RawControl, RawVm};
-use super::{ControlRule, NicModel, Role, VmConfig};
+use crate::notes::Notes;
+
+/// Users and groups; the last number means "none".
+pub const IDS: RangeInclusive<i64> = 0..=0xffff_fffe;
+
+/// The owner of a VM or of an uplink's socket, if it has one of its own.
+pub fn judge(key: &str, value: &Option<Spanned<toml::Value>>, notes: &mut Notes<'_>) -> Option<Owner> {
+    let value = value.as_ref()?;
+    let outcome = match value.get_ref() {
+        toml::Value::String(text) => owner(text, &Accounts::host()),
+        toml::Value::Integer(uid) => owner(&uid.to_string(), &Accounts::default()),
+        _ => Err("write a text such as \"alice\" or \"alice:kvm\"".into()),
+    };
+    outcome
+        .map_err(|why| notes.problem(value.span(), format!("{key}: owner = {}: {why}", value.get_ref())))
+        .ok()
+}
 
 /// Why a user or group cannot be an owner: what is wrong, and the way out.
 fn owner(text: &str, accounts: &Accounts) -> Result<Owner, String> {
@@ -42,71 +56,6 @@ fn unknown(kind: &str, file: &str, name: &str, make: &str, ask: &str) -> String 
         "there is no {kind} {name:?} in {file}; make it (`{make} {name}`), or give its number (`{ask} {name}`); a daemon \
          that was started before must be restarted to know it by name"
     )
-}
-
-impl Checker<'_> {
-    /// The owner of a VM or of an uplink's socket, if it has one of its own.
-    pub(crate) fn owner(&mut self, key: &str, value: Option<&Spanned<toml::Value>>) -> Option<Owner> {
-        let value = value?;
-        let outcome = match value.get_ref() {
-            toml::Value::String(text) => owner(text, &Accounts::host()),
-            toml::Value::Integer(uid) => owner(&uid.to_string(), &Accounts::default()),
-            _ => Err("write a text such as \"alice\" or \"alice:kvm\"".into()),
-        };
-        outcome
-            .map_err(|why| self.problem(value.span(), format!("{key}: owner = {}: {why}", value.get_ref())))
-            .ok()
-    }
-
-    /// An owner cannot make sockets where the daemon expects them.
-    pub(crate) fn owner_and_roles(&mut self, vm: &VmConfig, raw: &RawVm) {
-        let Some(owner) = &raw.owner else { return };
-        let client = |role| role == Role::Client;
-        let calls = vm.vsock.virtio().is_some_and(client)
-            || vm.nics.iter().any(|nic| matches!(nic.model, NicModel::VirtioNet(net) if client(net.role)));
-        if calls {
-            let text = format!(
-                "vm {:?}: owner = {}: with a role \"client\" the VMM would have to make its socket in a directory \
-                 that only the daemon may write; use the role \"server\", or leave owner out",
-                vm.name,
-                owner.get_ref()
-            );
-            self.problem(owner.span(), text);
-        }
-    }
-
-    /// One permission at the control socket.
-    pub(crate) fn control(&mut self, number: usize, spanned: &Spanned<RawControl>) -> ControlRule {
-        self.mark(format!("control {}", number - 1), spanned.span());
-        let raw = spanned.get_ref();
-        let uid = raw.uid.as_ref().map(|uid| self.number("control: uid", uid, IDS) as u32);
-        let gid = raw.gid.as_ref().map(|gid| self.number("control: gid", gid, IDS) as u32);
-        if uid.is_none() && gid.is_none() {
-            let text = format!(
-                "control number {number}: it names neither a user nor a group; add uid = NUMBER or gid = NUMBER"
-            );
-            self.problem(spanned.span(), text);
-        }
-        let may = raw.may.as_ref().map(|may| (may, may.get_ref().as_str()));
-        let may = match may {
-            Some((_, "observe")) => May::Observe,
-            Some((_, "own")) => May::Own,
-            Some((_, "admin")) => May::Admin,
-            Some((value, other)) => {
-                let text =
-                    format!("control: may = {other:?} is unknown; use \"observe\", \"own\" or \"admin\"");
-                self.problem(value.span(), text);
-                May::Own
-            }
-            None => {
-                let text =
-                    format!("control number {number}: may is missing; add \"observe\", \"own\" or \"admin\"");
-                self.problem(spanned.span(), text);
-                May::Own
-            }
-        };
-        ControlRule { uid, gid, may }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The TOML as it stands in the file: every key known, every value with its place.
 //!
-//! Numbers are read wide and names loosely, so that `check` can say what is wrong with a value in
-//! words of its own. No key is required here, for the same reason.
+//! Numbers are read wide and names loosely, so that the checks can say what is wrong with a value in
+//! words of their own. No key is required here, for the same reason.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
-use super::shape::{Shape, Shaped, tables};
+use crate::shape::{Shape, Shaped, tables};
 
 tables! {
     pub struct RawConfig {

@@ -2,19 +2,24 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 
 use toml::Spanned;
 use vmlane_access::Owner;
-use vmlane_host::sockets::CidRange;
 
-use super::check::{CIDS, Checker, label};
-use super::raw::{RawPeer, RawRoute, RawVm};
+use crate::notes::Notes;
+use crate::owner;
+use crate::raw::{RawPeer, RawRoute, RawVm};
+use crate::vm::label;
+use crate::vsock::CIDS;
 
 /// A peer of which nothing is heard for so long is gone, unless the configuration says otherwise.
-const DEAD_S: i64 = 10;
-const DEADS: std::ops::RangeInclusive<i64> = 2..=600;
+const DEAD_S: u64 = 10;
+const DEADS: RangeInclusive<i64> = 2..=600;
+
+/// CIDs that a host owns: the first and the last one.
+pub type CidRange = (u32, u32);
 
 /// The table `[route]`, and `[[peer]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,25 +57,9 @@ pub struct PeerConfig {
 }
 
 impl RouteConfig {
-    /// As the thread that serves host sockets knows it.
-    pub fn routes(&self) -> vmlane_host::sockets::Routes {
-        let peer = |peer: &PeerConfig| vmlane_host::sockets::RoutePeer {
-            name: peer.name.clone(),
-            cids: peer.cids.clone(),
-            groups: peer.groups.clone(),
-            trusted: peer.trusted,
-        };
-        vmlane_host::sockets::Routes {
-            cids: self.cids.clone(),
-            host_cid: self.cid,
-            owner: self.owner,
-            peers: self.peers.iter().map(peer).collect(),
-        }
-    }
-
     /// May VMs of this group reach the CID of another host?
     pub fn reaches(&self, cid: u32, group: &str) -> bool {
-        let owns = |peer: &&PeerConfig| peer.cids.iter().any(|&(first, last)| (first..=last).contains(&cid));
+        let owns = |peer: &&PeerConfig| is_in(&peer.cids, cid.into());
         self.peers.iter().find(owns).is_some_and(|peer| peer.groups.iter().any(|one| one == group))
     }
 }
@@ -82,247 +71,259 @@ struct Owned {
     place: usize,
 }
 
-impl Checker<'_> {
-    pub(crate) fn route(
-        &mut self,
-        raw: Option<&Spanned<RawRoute>>,
-        raw_peers: &[Spanned<RawPeer>],
-        vms: &[Spanned<RawVm>],
-    ) -> Option<RouteConfig> {
-        let Some(spanned) = raw else {
-            if let Some(peer) = raw_peers.first() {
-                let text = "peer: there is no [route]; add it, with this host's name, cids, certificate, key and authority";
-                self.problem(peer.span(), text.into());
-            }
-            return None;
-        };
-        let (raw, whole) = (spanned.get_ref(), spanned.span());
-        let mut owned = Vec::new();
-        let name = self.host_name("route", raw.name.as_ref(), &whole);
-        let cids = self.ranges("route", raw.cids.as_deref(), &whole, &mut owned);
-        let place_of = |name: &Option<Spanned<String>>, whole: &Range<usize>| {
-            name.as_ref().map_or(whole.clone(), Spanned::span)
-        };
-        let own_name = place_of(&raw.name, &whole);
-        let mut name_places = vec![own_name.clone()];
-        let mut peers: Vec<PeerConfig> = Vec::new();
-        let mut names = HashSet::from([name.clone()]);
-        for (index, spanned) in raw_peers.iter().enumerate() {
-            let (peer, place) = (spanned.get_ref(), spanned.span());
-            let key = match &peer.name {
-                Some(name) => format!("peer {:?}", name.get_ref()),
-                None => format!("peer number {}", index + 1),
-            };
-            let peer_name = self.host_name(&key, peer.name.as_ref(), &place);
-            let both_names = [own_name.clone(), place_of(&peer.name, &place)];
-            name_places.extend(both_names.last().cloned());
-            if !names.insert(peer_name.clone()) {
-                let text = format!("{key}: name is this host's or another peer's; rename one");
-                self.conflict(place.clone(), &both_names, text);
-            }
-            let cids = self.ranges(&key, peer.cids.as_deref(), &place, &mut owned);
-            let groups = peer.groups.as_deref().unwrap_or_default();
-            groups.iter().for_each(|group| self.name(&format!("{key}: groups"), group));
-            if groups.is_empty() {
-                let text = format!(
-                    "{key}: groups is missing; list the groups that it may reach: groups = [\"default\"]"
-                );
-                self.problem(place.clone(), text);
-            }
-            let address =
-                peer.address.as_ref().and_then(|address| self.address(&format!("{key}: address"), address));
-            if peer.address.is_none() && name < peer_name {
-                let text = format!(
-                    "{key}: address is missing; of two hosts the one whose name sorts first ({name:?}) connects to the other; \
-                     add address = \"IP:PORT\""
-                );
-                self.conflict(place, &both_names, text);
-            }
-            let groups = groups.iter().map(|group| group.get_ref().clone()).collect();
-            let fingerprints = self.fingerprints(&key, peer.fingerprints.as_deref(), &spanned.span());
-            peers.push(PeerConfig {
-                name: peer_name,
-                address,
-                cids,
-                groups,
-                trusted: peer.trusted,
-                fingerprints,
-            });
+pub fn judge(
+    raw: &Option<Spanned<RawRoute>>,
+    raw_peers: &[Spanned<RawPeer>],
+    vms: &[Spanned<RawVm>],
+    notes: &mut Notes<'_>,
+) -> Option<RouteConfig> {
+    let Some(spanned) = raw else {
+        if let Some(peer) = raw_peers.first() {
+            let text = "peer: there is no [route]; add it, with this host's name, cids, certificate, key and authority";
+            notes.problem(peer.span(), text.into());
         }
-        self.overlaps(owned);
-        let of_cids = match raw.cids.as_deref() {
-            None | Some([]) => vec![whole.clone()],
-            Some(ranges) => ranges.iter().map(Spanned::span).collect(),
-        };
-        self.cids_are_owned(&cids, &of_cids, vms);
-        let cid = raw.cid.as_ref().map(|cid| self.number("route: cid", cid, CIDS) as u32);
-        if let (Some(cid), Some(spanned)) = (cid, &raw.cid) {
-            let inside = cids.iter().any(|&(first, last)| (first..=last).contains(&cid));
-            let taken = vms
-                .iter()
-                .any(|vm| vm.get_ref().cid.as_ref().is_some_and(|vm| *vm.get_ref() == i64::from(cid)));
-            if !inside || taken {
-                let text =
-                    format!("route: cid = {cid} must be in the ranges of cids, and no VM's; use another one");
-                let of: Vec<_> = of_cids.iter().cloned().chain([spanned.span()]).collect();
-                self.conflict(spanned.span(), &of, text);
-            }
+        return None;
+    };
+    let (raw, whole) = (spanned.get_ref(), spanned.span());
+    let mut owned = Vec::new();
+    let name = host_name("route", &raw.name, &whole, notes);
+    let cids = ranges("route", &raw.cids, &whole, &mut owned, notes);
+    let own_name = place(&raw.name, &whole);
+    let peers = peers(raw_peers, (&name, &own_name), &mut owned, notes);
+    overlaps(owned, notes);
+    let of_cids: Vec<_> = match raw.cids.as_deref() {
+        None | Some([]) => vec![whole.clone()],
+        Some(ranges) => ranges.iter().map(Spanned::span).collect(),
+    };
+    vms_are_inside(&cids, &of_cids, vms, notes);
+    let cid: Option<u32> = notes.number("route", "cid", &raw.cid, CIDS);
+    if let Some(cid) = cid {
+        let is_its = |vm: &Spanned<i64>| *vm.get_ref() == i64::from(cid);
+        let taken = vms.iter().any(|vm| vm.get_ref().cid.as_ref().is_some_and(is_its));
+        if taken || !is_in(&cids, cid.into()) {
+            let text =
+                format!("route: cid = {cid} must be in the ranges of cids, and no VM's; use another one");
+            let own = place(&raw.cid, &whole);
+            let of: Vec<_> = of_cids.into_iter().chain([own.clone()]).collect();
+            notes.conflict(own, &of, text);
         }
-        let listen = raw.listen.as_ref().and_then(|listen| self.address("route: listen", listen));
-        if listen.is_none() && raw.listen.is_none() && peers.iter().any(|peer| peer.name < name) {
-            let text = "route: listen is missing, and there are peers that connect to this host; add listen = \"0.0.0.0:7447\"";
-            self.conflict(whole.clone(), &name_places, text.into());
-        }
-        let mut file = |key: &str, value: &Option<Spanned<String>>| {
-            if value.as_ref().is_none_or(|value| !value.get_ref().starts_with('/')) {
-                let place = value.as_ref().map_or(whole.clone(), Spanned::span);
-                self.problem(place, format!("route: {key} is missing or no absolute path; name a PEM file, as /etc/vmlane/route/{key}.pem"));
-            }
-            PathBuf::from(value.as_ref().map_or("", |value| value.get_ref().as_str()))
-        };
-        let (certificate, key, authority) =
-            (file("certificate", &raw.certificate), file("key", &raw.key), file("authority", &raw.authority));
-        let crl = raw.crl.is_some().then(|| file("crl", &raw.crl));
-        let dead_s =
-            raw.dead_s.as_ref().map_or(DEAD_S, |dead| self.number("route: dead_s", dead, DEADS)) as u64;
-        let owner = self.owner("route", raw.owner.as_ref());
-        Some(RouteConfig { name, cids, cid, owner, listen, certificate, key, authority, crl, dead_s, peers })
     }
-
-    /// In one spelling: digits only, in lower case.
-    fn fingerprints(
-        &mut self,
-        key: &str,
-        raw: Option<&[Spanned<String>]>,
-        whole: &std::ops::Range<usize>,
-    ) -> Vec<String> {
-        let Some(raw) = raw else { return Vec::new() };
-        if raw.is_empty() {
-            let text = format!(
-                "{key}: fingerprints = [] would let no certificate of it pass; list them, or omit the key"
-            );
-            self.problem(whole.clone(), text);
-        }
-        let mut all = Vec::new();
-        for value in raw {
-            let text = value.get_ref().to_ascii_lowercase();
-            let digits: String = text.split(':').collect();
-            let pairs = !text.contains(':') || text.split(':').all(|pair| pair.len() == 2);
-            if !pairs || digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-                let text = format!(
-                    "{key}: fingerprints: {:?} is no SHA-256 fingerprint of a certificate (64 hexadecimal digits, with or without colons); \
-                     `openssl x509 -noout -fingerprint -sha256 -in FILE.pem` shows it",
-                    value.get_ref()
-                );
-                self.problem(value.span(), text);
-            }
-            all.push(digits);
-        }
-        all
+    let listen = raw.listen.as_ref().and_then(|listen| address("route: listen", listen, notes));
+    if raw.listen.is_none() && peers.iter().any(|peer| peer.name < name) {
+        let text = "route: listen is missing, and there are peers that connect to this host; add listen = \"0.0.0.0:7447\"";
+        let of_peers = raw_peers.iter().map(|peer| place(&peer.get_ref().name, &peer.span()));
+        let of: Vec<_> = of_peers.chain([own_name]).collect();
+        notes.conflict(whole.clone(), &of, text.into());
     }
-
-    fn host_name(&mut self, key: &str, name: Option<&Spanned<String>>, whole: &Range<usize>) -> String {
-        let Some(name) = name else {
-            self.problem(
-                whole.clone(),
-                format!("{key}: name is missing; add name = \"...\", as in the host's certificate"),
+    let mut file = |key: &str, value: &Option<Spanned<String>>| {
+        let path = value.as_ref().map_or("", |value| value.get_ref());
+        if !path.starts_with('/') {
+            let text = format!(
+                "route: {key} is missing or no absolute path; name a PEM file, as /etc/vmlane/route/{key}.pem"
             );
-            return String::new();
+            notes.problem(place(value, &whole), text);
+        }
+        PathBuf::from(path)
+    };
+    let (certificate, key) = (file("certificate", &raw.certificate), file("key", &raw.key));
+    let authority = file("authority", &raw.authority);
+    let crl = raw.crl.is_some().then(|| file("crl", &raw.crl));
+    let dead_s = notes.number("route", "dead_s", &raw.dead_s, DEADS).unwrap_or(DEAD_S);
+    let owner = owner::judge("route", &raw.owner, notes);
+    Some(RouteConfig { name, cids, cid, owner, listen, certificate, key, authority, crl, dead_s, peers })
+}
+
+/// Where a value stands, or what lacks it.
+fn place<T>(value: &Option<Spanned<T>>, whole: &Range<usize>) -> Range<usize> {
+    value.as_ref().map_or(whole.clone(), Spanned::span)
+}
+
+/// The other hosts. `own` is this one's name, and its place.
+fn peers(
+    raws: &[Spanned<RawPeer>],
+    (own, own_place): (&str, &Range<usize>),
+    owned: &mut Vec<Owned>,
+    notes: &mut Notes<'_>,
+) -> Vec<PeerConfig> {
+    let mut names = HashSet::from([own.to_owned()]);
+    let mut peers = Vec::new();
+    for (index, spanned) in raws.iter().enumerate() {
+        let (peer, whole) = (spanned.get_ref(), spanned.span());
+        let key = match &peer.name {
+            Some(name) => format!("peer {:?}", name.get_ref()),
+            None => format!("peer number {}", index + 1),
         };
-        self.name(&format!("{key}: name"), name);
-        let text = name.get_ref();
-        if text.contains('_') || !text.contains(|letter: char| letter.is_ascii_alphabetic()) {
-            let text = format!(
-                "{key}: name = {text:?} cannot be a host's in a certificate; use letters, digits, '.' and '-'"
-            );
-            self.problem(name.span(), text);
+        let name = host_name(&key, &peer.name, &whole, notes);
+        let both = [own_place.clone(), place(&peer.name, &whole)];
+        if !names.insert(name.clone()) {
+            let text = format!("{key}: name is this host's or another peer's; rename one");
+            notes.conflict(whole.clone(), &both, text);
         }
-        text.to_ascii_lowercase()
-    }
-
-    fn address(&mut self, key: &str, value: &Spanned<String>) -> Option<SocketAddr> {
-        let parsed = value.get_ref().parse().ok();
-        if parsed.is_none() {
+        let cids = ranges(&key, &peer.cids, &whole, owned, notes);
+        let groups = notes.names(&key, "groups", peer.groups.as_deref().unwrap_or_default());
+        if groups.is_empty() {
             let text = format!(
-                "{key} = {:?} is not IP:PORT; write for example \"192.0.2.7:7447\" or \"[2001:db8::7]:7447\"",
+                "{key}: groups is missing; list the groups that it may reach: groups = [\"default\"]"
+            );
+            notes.problem(whole.clone(), text);
+        }
+        let address =
+            peer.address.as_ref().and_then(|value| address(&format!("{key}: address"), value, notes));
+        if peer.address.is_none() && *own < *name {
+            let text = format!(
+                "{key}: address is missing; of two hosts the one whose name sorts first ({own:?}) connects to the other; \
+                 add address = \"IP:PORT\""
+            );
+            notes.conflict(whole.clone(), &both, text);
+        }
+        let fingerprints = fingerprints(&key, peer.fingerprints.as_deref(), whole, notes);
+        peers.push(PeerConfig { name, address, cids, groups, trusted: peer.trusted, fingerprints });
+    }
+    peers
+}
+
+/// In one spelling: digits only, in lower case.
+fn fingerprints(
+    key: &str,
+    raw: Option<&[Spanned<String>]>,
+    whole: Range<usize>,
+    notes: &mut Notes<'_>,
+) -> Vec<String> {
+    let Some(raw) = raw else { return Vec::new() };
+    if raw.is_empty() {
+        let text = format!(
+            "{key}: fingerprints = [] would let no certificate of it pass; list them, or omit the key"
+        );
+        notes.problem(whole, text);
+    }
+    let mut all = Vec::new();
+    for value in raw {
+        let text = value.get_ref().to_ascii_lowercase();
+        let digits: String = text.split(':').collect();
+        let pairs = !text.contains(':') || text.split(':').all(|pair| pair.len() == 2);
+        if !pairs || digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            let text = format!(
+                "{key}: fingerprints: {:?} is no SHA-256 fingerprint of a certificate (64 hexadecimal digits, with or without colons); \
+                 `openssl x509 -noout -fingerprint -sha256 -in FILE.pem` shows it",
                 value.get_ref()
             );
-            self.problem(value.span(), text);
+            notes.problem(value.span(), text);
         }
-        parsed
+        all.push(digits);
     }
+    all
+}
 
-    fn ranges(
-        &mut self,
-        key: &str,
-        raw: Option<&[Spanned<toml::Value>]>,
-        whole: &Range<usize>,
-        owned: &mut Vec<Owned>,
-    ) -> Vec<CidRange> {
-        let mut ranges = Vec::new();
-        for value in raw.unwrap_or_default() {
-            match range(value.get_ref()) {
-                Some(range) => {
-                    ranges.push(range);
-                    owned.push(Owned { range, whose: key.to_owned(), place: value.span().start });
-                }
-                None => {
-                    let text = format!(
-                        "{key}: cids: {} is no range of CIDs; write for example \"1000-1999\", or a number, from {} to {}",
-                        value.get_ref(),
-                        CIDS.start(),
-                        CIDS.end()
-                    );
-                    self.problem(value.span(), text);
-                }
+fn host_name(
+    key: &str,
+    name: &Option<Spanned<String>>,
+    whole: &Range<usize>,
+    notes: &mut Notes<'_>,
+) -> String {
+    let Some(name) = name else {
+        let text = format!("{key}: name is missing; add name = \"...\", as in the host's certificate");
+        notes.problem(whole.clone(), text);
+        return String::new();
+    };
+    let text = notes.name(key, "name", name);
+    if text.contains('_') || !text.contains(|letter: char| letter.is_ascii_alphabetic()) {
+        let text = format!(
+            "{key}: name = {text:?} cannot be a host's in a certificate; use letters, digits, '.' and '-'"
+        );
+        notes.problem(name.span(), text);
+    }
+    text.to_ascii_lowercase()
+}
+
+fn address(key: &str, value: &Spanned<String>, notes: &mut Notes<'_>) -> Option<SocketAddr> {
+    let parsed = value.get_ref().parse().ok();
+    if parsed.is_none() {
+        let text = format!(
+            "{key} = {:?} is not IP:PORT; write for example \"192.0.2.7:7447\" or \"[2001:db8::7]:7447\"",
+            value.get_ref()
+        );
+        notes.problem(value.span(), text);
+    }
+    parsed
+}
+
+fn ranges(
+    key: &str,
+    raw: &Option<Vec<Spanned<toml::Value>>>,
+    whole: &Range<usize>,
+    owned: &mut Vec<Owned>,
+    notes: &mut Notes<'_>,
+) -> Vec<CidRange> {
+    let raw = raw.as_deref().unwrap_or_default();
+    if raw.is_empty() {
+        let text =
+            format!("{key}: cids is missing; list the CIDs that the host owns: cids = [\"1000-1999\"]");
+        notes.problem(whole.clone(), text);
+    }
+    let mut ranges = Vec::new();
+    for value in raw {
+        match range(value.get_ref()) {
+            Some(range) => {
+                ranges.push(range);
+                owned.push(Owned { range, whose: key.to_owned(), place: value.span().start });
+            }
+            None => {
+                let text = format!(
+                    "{key}: cids: {} is no range of CIDs; write for example \"1000-1999\", or a number, from {} to {}",
+                    value.get_ref(),
+                    CIDS.start(),
+                    CIDS.end()
+                );
+                notes.problem(value.span(), text);
             }
         }
-        if raw.is_none_or(<[_]>::is_empty) {
-            self.problem(
-                whole.clone(),
-                format!("{key}: cids is missing; list the CIDs that the host owns: cids = [\"1000-1999\"]"),
+    }
+    ranges
+}
+
+fn overlaps(mut owned: Vec<Owned>, notes: &mut Notes<'_>) {
+    owned.sort_by_key(|owned| owned.range);
+    let mut furthest: Option<&Owned> = None;
+    for next in &owned {
+        if let Some(before) = furthest.filter(|before| before.range.1 >= next.range.0) {
+            let (first, second) = (shown(before.range), shown(next.range));
+            let text = format!(
+                "{}: cids: {second} overlaps {first} of {} ({}); a CID is owned by one host",
+                next.whose,
+                before.whose,
+                notes.shown(before.place, next.place)
             );
+            notes.problem(next.place..next.place, text);
         }
-        ranges
+        if furthest.is_none_or(|before| before.range.1 < next.range.1) {
+            furthest = Some(next);
+        }
     }
+}
 
-    fn overlaps(&mut self, mut owned: Vec<Owned>) {
-        owned.sort_by_key(|owned| owned.range);
-        let mut furthest: Option<&Owned> = None;
-        for next in &owned {
-            if let Some(before) = furthest.filter(|before| before.range.1 >= next.range.0) {
-                let (first, second) = (shown(before.range), shown(next.range));
-                let text = format!(
-                    "{}: cids: {second} overlaps {first} of {} ({}); a CID is owned by one host",
-                    next.whose,
-                    before.whose,
-                    self.shown(before.place, next.place)
-                );
-                self.problem(next.place..next.place, text);
-            }
-            if furthest.is_none_or(|before| before.range.1 < next.range.1) {
-                furthest = Some(next);
-            }
+fn vms_are_inside(
+    cids: &[CidRange],
+    of_cids: &[Range<usize>],
+    vms: &[Spanned<RawVm>],
+    notes: &mut Notes<'_>,
+) {
+    for (index, vm) in vms.iter().enumerate() {
+        let Some(cid) = &vm.get_ref().cid else { continue };
+        if CIDS.contains(cid.get_ref()) && !is_in(cids, *cid.get_ref()) {
+            let text = format!(
+                "{}: cid = {} is none that this host owns: [route] cids has {}; give the VM another, or add it there",
+                label(index, vm.get_ref()),
+                cid.get_ref(),
+                cids.iter().copied().map(shown).collect::<Vec<_>>().join(", ")
+            );
+            let of: Vec<_> = of_cids.iter().cloned().chain([cid.span()]).collect();
+            notes.conflict(cid.span(), &of, text);
         }
     }
+}
 
-    fn cids_are_owned(&mut self, cids: &[CidRange], of_cids: &[Range<usize>], vms: &[Spanned<RawVm>]) {
-        for (index, vm) in vms.iter().enumerate() {
-            let Some(cid) = &vm.get_ref().cid else { continue };
-            let inside =
-                |&(first, last): &CidRange| (i64::from(first)..=i64::from(last)).contains(cid.get_ref());
-            if CIDS.contains(cid.get_ref()) && !cids.iter().any(inside) {
-                let text = format!(
-                    "{}: cid = {} is none that this host owns: [route] cids has {}; give the VM another, or add it there",
-                    label(index, vm.get_ref()),
-                    cid.get_ref(),
-                    cids.iter().copied().map(shown).collect::<Vec<_>>().join(", ")
-                );
-                let of: Vec<_> = of_cids.iter().cloned().chain([cid.span()]).collect();
-                self.conflict(cid.span(), &of, text);
-            }
-        }
-    }
+fn is_in(cids: &[CidRange], cid: i64) -> bool {
+    cids.iter().any(|&(first, last)| (i64::from(first)..=i64::from(last)).contains(&cid))
 }
 
 fn shown((first, last): CidRange) -> String {

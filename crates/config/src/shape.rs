@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::Problem;
-use super::sources::Sources;
+use crate::error::Problem;
+use crate::sources::Sources;
 
 /// Places that a message names at most.
 const MOST_PLACES: usize = 3;
@@ -183,7 +183,7 @@ struct Finder<'f> {
 
 impl Finder<'_> {
     fn report(&mut self, span: &Range<usize>, text: String) {
-        self.found.push((span.start, Problem::at(self.sources, span.start, text)));
+        self.found.push((span.start, self.sources.problem(span.start, text)));
     }
 
     /// `name` is the table's, for messages; that of the document is empty.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Dir, OFlags};
 use vmlane_access::Trust;
 
-use super::ConfigError;
+use crate::error::{ConfigError, Problem};
 
 /// Bytes that a file may have.
 pub const MOST_BYTES: u64 = 4 << 20;
@@ -66,7 +66,7 @@ pub fn files(main: &Path, trust: &Trust<'_>) -> Result<Vec<PathBuf>, ConfigError
             names.push(OsString::from_vec(bytes.to_vec()));
         }
         if names.len() > MOST_FILES {
-            return Err(ConfigError::TooManyFiles { path: directory });
+            return Err(ConfigError::TooManyFiles { path: directory, most: MOST_FILES });
         }
     }
     names.sort();
@@ -134,7 +134,7 @@ impl Sources {
     }
 
     /// Each file with the place of its first byte.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = (usize, &Source)> {
+    pub fn placed(&self) -> impl Iterator<Item = (usize, &Source)> {
         self.0.iter().scan(0, |next, source| {
             let start = *next;
             *next += source.text.len() + 1;
@@ -142,34 +142,38 @@ impl Sources {
         })
     }
 
-    /// The file of a place, by its number, and the line, counted from 1.
-    pub(crate) fn line(&self, place: usize) -> Option<(usize, usize)> {
-        self.find(place).map(|(number, _, line)| (number, line))
+    /// The file of a place, and the line, counted from 1.
+    pub fn at(&self, place: usize) -> Option<(&Source, usize)> {
+        let (start, source) = self.placed().take_while(|(start, _)| *start <= place).last()?;
+        Some((source, line_of(&source.text, place - start)))
     }
 
-    fn find(&self, place: usize) -> Option<(usize, &Source, usize)> {
-        let (number, (start, source)) =
-            self.placed().enumerate().take_while(|(_, (start, _))| *start <= place).last()?;
-        Some((number, source, line_of(&source.text, place - start)))
+    /// A mistake at a place.
+    pub fn problem(&self, place: usize, text: String) -> Problem {
+        let (path, line) = match self.at(place) {
+            Some((source, line)) => (source.path.clone(), line),
+            None => Default::default(),
+        };
+        Problem { path, line: Some(line), text }
     }
 
-    /// The same, as an operator reads it; `near` is the place of what it is said about: a line of the same file needs no name.
-    pub(crate) fn shown(&self, place: usize, near: usize) -> String {
-        match (self.find(place), self.line(near)) {
-            (Some((file, _, line)), Some((same, _))) if file == same => format!("line {line}"),
-            (Some((_, source, line)), _) => format!("{}:{line}", source.path.display()),
+    /// A place, as an operator reads it; `near` is the place of what it is said about: a line of the same file needs no name.
+    pub fn shown(&self, place: usize, near: usize) -> String {
+        match (self.at(place), self.at(near)) {
+            (Some((file, line)), Some((same, _))) if std::ptr::eq(file, same) => format!("line {line}"),
+            (Some((file, line)), _) => format!("{}:{line}", file.path.display()),
             (None, _) => "another one".into(),
         }
     }
 
     /// The text of the line of a place, without spaces around it.
-    pub(crate) fn text_of(&self, place: usize) -> &str {
-        let Some((_, source, line)) = self.find(place) else { return "" };
+    pub fn text_of(&self, place: usize) -> &str {
+        let Some((source, line)) = self.at(place) else { return "" };
         source.text.lines().nth(line - 1).unwrap_or_default().trim()
     }
 
     /// What stands between two places of one file.
-    pub(crate) fn slice(&self, span: &Range<usize>) -> &str {
+    pub fn slice(&self, span: &Range<usize>) -> &str {
         let found = self.placed().take_while(|(start, _)| *start <= span.start).last();
         found
             .and_then(|(start, source)| source.text.get(span.start - start..span.end.checked_sub(start)?))
@@ -177,7 +181,7 @@ impl Sources {
     }
 
     /// All of it.
-    pub(crate) fn span(&self) -> Range<usize> {
+    pub fn span(&self) -> Range<usize> {
         0..self.placed().last().map_or(0, |(start, source)| start + source.text.len())
     }
 }

@@ -3,9 +3,9 @@
 use toml::Spanned;
 use vmlane_switch::{MOST_MEMBERS, TeamPolicy};
 
-use super::UplinkConfig;
-use super::check::{Checker, Named};
-use super::raw::RawTeam;
+use crate::notes::{Named, Notes};
+use crate::raw::RawTeam;
+use crate::uplink::UplinkConfig;
 
 /// One `[[team]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,112 +29,97 @@ impl TeamConfig {
     }
 }
 
-impl Checker<'_> {
-    pub(crate) fn teams(&mut self, raws: &[Spanned<RawTeam>], uplinks: &[UplinkConfig]) -> Vec<TeamConfig> {
-        let mut teams: Vec<TeamConfig> = Vec::new();
-        for (index, spanned) in raws.iter().enumerate() {
-            let raw = spanned.get_ref();
-            let Some(name) = self.name_of(Named::Team, index, spanned.span(), raw.name.as_ref()) else {
+pub fn judge(raws: &[Spanned<RawTeam>], uplinks: &[UplinkConfig], notes: &mut Notes<'_>) -> Vec<TeamConfig> {
+    let mut teams: Vec<TeamConfig> = Vec::new();
+    for (index, spanned) in raws.iter().enumerate() {
+        let raw = spanned.get_ref();
+        let Some(name) = notes.name_of(Named::Team, index, spanned.span(), &raw.name) else { continue };
+        if teams.iter().any(|other| other.name == *name.get_ref()) {
+            let text = format!("team: name = {:?} is taken by another one; rename one", name.get_ref());
+            notes.conflict(name.span(), &[name.span()], text);
+        }
+        let key = format!("team {:?}", name.get_ref());
+        judge_members(&key, spanned, uplinks, &teams, notes);
+        let names = |list: &[Spanned<String>]| list.iter().map(|name| name.get_ref().clone()).collect();
+        teams.push(TeamConfig {
+            name: name.get_ref().clone(),
+            uplinks: names(&raw.uplinks),
+            standby: names(&raw.standby),
+            policy: notes.word(&key, "policy", &raw.policy, policy, POLICIES).unwrap_or_default(),
+            failback: raw.failback.unwrap_or(true),
+            notify: raw.notify.unwrap_or(true),
+        });
+    }
+    teams
+}
+
+const POLICIES: &str = "\"port\" (by the sender's port), \"mac\" (by its address), \"ip-hash\" (by IP addresses, for a static \
+                        channel) or \"failover\" (the first whose link is up)";
+
+fn policy(name: &str) -> Option<TeamPolicy> {
+    let known = [TeamPolicy::Port, TeamPolicy::Mac, TeamPolicy::IpHash, TeamPolicy::Failover];
+    known.into_iter().find(|policy| policy.name() == name)
+}
+
+/// Every member is an uplink, in no team twice, and leads where the others lead.
+fn judge_members(
+    key: &str,
+    spanned: &Spanned<RawTeam>,
+    uplinks: &[UplinkConfig],
+    others: &[TeamConfig],
+    notes: &mut Notes<'_>,
+) {
+    let RawTeam { uplinks: active, standby, .. } = spanned.get_ref();
+    let known = || match uplinks {
+        [] => "there are none; add an [[uplink]]".to_owned(),
+        all => {
+            format!("known are {}", all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", "))
+        }
+    };
+    if active.is_empty() {
+        let text = format!(
+            "{key}: uplinks = [] names none; write for example uplinks = [\"up0\", \"up1\"] ({})",
+            known()
+        );
+        notes.problem(spanned.span(), text);
+    }
+    let members: Vec<&Spanned<String>> = active.iter().chain(standby).collect();
+    if let Some(last) = members.get(MOST_MEMBERS) {
+        let text =
+            format!("{key}: uplinks and standby: {} are too many; use at most {MOST_MEMBERS}", members.len());
+        notes.problem(last.span(), text);
+    }
+    let find = |name: &str| uplinks.iter().find(|uplink| uplink.name == name);
+    let first = members.first().and_then(|first| find(first.get_ref()));
+    for (at, member) in members.iter().enumerate() {
+        let name = member.get_ref();
+        let member_of = |team: &&TeamConfig| team.members().any(|other| other == name);
+        let twice = members.iter().take(at).any(|other| other.get_ref() == name);
+        let text = match (find(name), others.iter().find(member_of), first) {
+            (None, ..) => {
+                let text = format!("{key}: uplinks: there is no uplink {name:?}; {}", known());
+                notes.unknown(Named::Uplink, member.span(), text);
                 continue;
-            };
-            if teams.iter().any(|other| other.name == *name.get_ref()) {
-                let text = format!("team: name = {:?} is taken by another one; rename one", name.get_ref());
-                self.conflict(name.span(), &[name.span()], text);
             }
-            let key = format!("team {:?}", name.get_ref());
-            self.members(&key, spanned, uplinks, &teams);
-            let names = |list: &[Spanned<String>]| list.iter().map(|name| name.get_ref().clone()).collect();
-            teams.push(TeamConfig {
-                name: name.get_ref().clone(),
-                uplinks: names(&raw.uplinks),
-                standby: names(&raw.standby),
-                policy: self.team_policy(&key, raw.policy.as_ref()),
-                failback: raw.failback.unwrap_or(true),
-                notify: raw.notify.unwrap_or(true),
-            });
-        }
-        teams
-    }
-
-    fn team_policy(&mut self, key: &str, raw: Option<&Spanned<String>>) -> TeamPolicy {
-        let Some(raw) = raw else { return TeamPolicy::default() };
-        let known = [TeamPolicy::Port, TeamPolicy::Mac, TeamPolicy::IpHash, TeamPolicy::Failover];
-        known.into_iter().find(|policy| policy.name() == raw.get_ref()).unwrap_or_else(|| {
-            let text = format!(
-                "{key}: policy = {:?} is unknown; use \"port\" (by the sender's port), \"mac\" (by its address), \
-                 \"ip-hash\" (by IP addresses, for a static channel) or \"failover\" (the first whose link is up)",
-                raw.get_ref()
-            );
-            self.problem(raw.span(), text);
-            TeamPolicy::default()
-        })
-    }
-
-    /// Every member is an uplink, in no team twice, and leads where the others lead.
-    fn members(
-        &mut self,
-        key: &str,
-        spanned: &Spanned<RawTeam>,
-        uplinks: &[UplinkConfig],
-        others: &[TeamConfig],
-    ) {
-        let RawTeam { uplinks: active, standby, .. } = spanned.get_ref();
-        let known = || match uplinks {
-            [] => "there are none; add an [[uplink]]".to_owned(),
-            all => {
-                format!(
-                    "known are {}",
-                    all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ")
-                )
+            (_, Some(team), _) => format!(
+                "{key}: uplinks: {name:?} is in team {:?} already; an uplink is in one team, take it out of one",
+                team.name
+            ),
+            _ if twice => {
+                format!("{key}: uplinks: {name:?} is named twice; take it out once")
             }
+            (Some(one), _, Some(first)) if one.group != first.group => format!(
+                "{key}: uplinks: {name:?} is in group {:?} and {:?} in group {:?}; no traffic crosses groups, put all \
+                 uplinks of a team into one",
+                one.group, first.name, first.group
+            ),
+            (Some(one), _, Some(first)) if one.vlan != first.vlan => format!(
+                "{key}: uplinks: {name:?} and {:?} carry other VLANs; give all uplinks of a team the same vlan",
+                first.name
+            ),
+            _ => continue,
         };
-        if active.is_empty() {
-            let text = format!(
-                "{key}: uplinks = [] names none; write for example uplinks = [\"up0\", \"up1\"] ({})",
-                known()
-            );
-            self.problem(spanned.span(), text);
-        }
-        let members: Vec<&Spanned<String>> = active.iter().chain(standby).collect();
-        if let Some(last) = members.get(MOST_MEMBERS) {
-            let text = format!(
-                "{key}: uplinks and standby: {} are too many; use at most {MOST_MEMBERS}",
-                members.len()
-            );
-            self.problem(last.span(), text);
-        }
-        let find = |name: &str| uplinks.iter().find(|uplink| uplink.name == name);
-        let first = members.first().and_then(|first| find(first.get_ref()));
-        for (at, member) in members.iter().enumerate() {
-            let name = member.get_ref();
-            let member_of = |team: &&TeamConfig| team.members().any(|other| other == name);
-            let twice = members.iter().take(at).any(|other| other.get_ref() == name);
-            let text = match (find(name), others.iter().find(member_of), first) {
-                (None, ..) => {
-                    let text = format!("{key}: uplinks: there is no uplink {name:?}; {}", known());
-                    self.unknown(Named::Uplink, member.span(), text);
-                    continue;
-                }
-                (_, Some(team), _) => format!(
-                    "{key}: uplinks: {name:?} is in team {:?} already; an uplink is in one team, take it out of one",
-                    team.name
-                ),
-                _ if twice => {
-                    format!("{key}: uplinks: {name:?} is named twice; take it out once")
-                }
-                (Some(one), _, Some(first)) if one.group != first.group => format!(
-                    "{key}: uplinks: {name:?} is in group {:?} and {:?} in group {:?}; no traffic crosses groups, put all \
-                     uplinks of a team into one",
-                    one.group, first.name, first.group
-                ),
-                (Some(one), _, Some(first)) if one.vlan != first.vlan => format!(
-                    "{key}: uplinks: {name:?} and {:?} carry other VLANs; give all uplinks of a team the same vlan",
-                    first.name
-                ),
-                _ => continue,
-            };
-            self.problem(member.span(), text);
-        }
+        notes.problem(member.span(), text);
     }
 }
 

@@ -1,6 +1,14 @@
 //! What a configuration file may contain, and how mistakes in it are reported.
 
-use super::*;
+use std::path::Path;
+
+use vmlane_device::vmxnet3::Profile;
+use vmlane_switch::{Policy, Rate};
+use vmlane_wire::ethernet::Mac;
+
+use crate::limits::SHARED_OUT;
+use crate::memory::{address_space, host_memory};
+use crate::{Config, DaemonConfig, ForwardConfig, Limits, Mode, Vlan, VmConfig, Vsock};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("t.toml"), text).map_err(|error| error.to_string())
@@ -419,18 +427,18 @@ fn address_space_is_shared_out_to_devices_and_no_vm_without_a_limit_has_more_tha
         let limits = |limit: &dyn Fn(&VmConfig) -> u64| config.vms.iter().map(limit).collect::<Vec<_>>();
         assert_eq!(
             limits(&|vm| config.memory_limit(vm)),
-            limits(&|vm| vm.memory.unwrap_or_else(|| config.address_space(vm).min(host_memory())))
+            limits(&|vm| vm.memory.unwrap_or_else(|| address_space(&config.vms, vm).min(host_memory())))
         );
-        limits(&|vm| config.address_space(vm))
+        limits(&|vm| address_space(&config.vms, vm))
     };
-    let share = Config::SHARED_OUT / 3;
+    let share = SHARED_OUT / 3;
     assert_eq!(limits(three), [share, share]);
     let config = parse(three).unwrap();
     assert!(host_memory() < share, "as on any host");
     assert!(config.vms.iter().all(|vm| config.memory_limit(vm) == host_memory()));
     // What one VM is given is not shared out to the others.
     let given = [three, "limits = {memory = \"64G\"}\n"].concat();
-    assert_eq!(limits(&given), [(Config::SHARED_OUT - (64 << 30)) / 2, 64 << 30]);
+    assert_eq!(limits(&given), [(SHARED_OUT - (64 << 30)) / 2, 64 << 30]);
     let all = ["[limits]\nmemory = \"8G\"\n", three].concat();
     assert_eq!(limits(&all), [8 << 30, 8 << 30]);
     // Two devices of a VM map its memory, each for itself.
@@ -479,7 +487,7 @@ fn a_nic_overrides_one_direction_of_its_port_groups_shape() {
          { model = \"vmxnet3\" }]",
     )
     .unwrap();
-    let rate = |average, peak, burst| Some(vmlane_switch::Rate { average, peak, burst });
+    let rate = |average, peak, burst| Some(Rate { average, peak, burst });
     let out = rate(10_000_000, 10_000_000, 64 << 10);
     let shapes: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.shape).collect();
     let [first, second, third] = &shapes[..] else { panic!("{shapes:?}") };

@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use vmlane_access::Owner;
 
-use super::check::{Checker, Named, places};
-use super::net::{DEFAULT, MTUS};
-use super::raw::RawUplink;
-use super::{Role, Vlan};
+use crate::notes::{Named, Notes, places};
+use crate::owner;
+use crate::port_group::{DEFAULT, MTUS};
+use crate::raw::RawUplink;
+use crate::role::{self, Role};
+use crate::vlan::{self, Vlan};
 
 /// The kernel's bound on names of interfaces, without the final zero.
 const LONGEST_INTERFACE: usize = 15;
@@ -18,9 +20,8 @@ const LONGEST_INTERFACE: usize = 15;
 const LONGEST_SOCKET: usize = 107;
 /// Bytes of the longest packet that goes to a vhost-user back end, unless `mtu` says otherwise.
 const USUAL_MTU: u16 = 1500;
-/// Queues of an uplink.
-const MOST_QUEUES: u16 = vmlane_host::uplink::TapOptions::MOST_QUEUES;
-const _: () = assert!(MOST_QUEUES == vmlane_host::uplink::xdp::XdpOptions::MOST_QUEUES);
+/// Queues of an uplink, of any kind.
+pub const MOST_QUEUES: u16 = 16;
 
 /// One `[[uplink]]`: a port of the switch that leads out of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,161 +128,135 @@ impl fmt::Display for UplinkKind {
     }
 }
 
-impl Checker<'_> {
-    pub(crate) fn uplinks(&mut self, raws: &[Spanned<RawUplink>]) -> Vec<UplinkConfig> {
-        let mut uplinks: Vec<UplinkConfig> = Vec::new();
-        for (index, spanned) in raws.iter().enumerate() {
-            let raw = spanned.get_ref();
-            let Some(name) = self.name_of(Named::Uplink, index, spanned.span(), raw.name.as_ref()) else {
-                continue;
-            };
-            self.mark(format!("uplink {}", name.get_ref()), spanned.span());
-            let key = format!("uplink {:?}", name.get_ref());
-            let Some(kind) = self.uplink_kind(&key, spanned) else {
-                self.leave_out(Named::Uplink);
-                continue;
-            };
-            let taken =
-                |other: &&UplinkConfig| other.name == *name.get_ref() || other.kind.target() == kind.target();
-            if let Some(other) = uplinks.iter().find(taken) {
-                let text = format!(
-                    "{key}: name and {} must be its own, and uplink {:?} has one of them",
-                    kind.key(),
-                    other.name
-                );
-                let values = [&raw.tap, &raw.interface, &raw.vhost_user];
-                let of: Vec<_> = values.into_iter().flat_map(places).chain([name.span()]).collect();
-                self.conflict(name.span(), &of, text);
-            }
-            if let Some(group) = &raw.group {
-                self.name(&format!("{key}: group"), group);
-            }
-            uplinks.push(UplinkConfig {
-                name: name.get_ref().clone(),
-                kind,
-                group: raw.group.as_ref().map_or(DEFAULT, |group| group.get_ref()).to_owned(),
-                vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| self.vlan(&key, vlan)),
-                notify: raw.notify.unwrap_or(true),
-            });
-        }
-        uplinks
-    }
-
-    /// The one kind whose key is given.
-    fn uplink_kind(&mut self, key: &str, spanned: &Spanned<RawUplink>) -> Option<UplinkKind> {
+pub fn judge(raws: &[Spanned<RawUplink>], notes: &mut Notes<'_>) -> Vec<UplinkConfig> {
+    let mut uplinks: Vec<UplinkConfig> = Vec::new();
+    for (index, spanned) in raws.iter().enumerate() {
         let raw = spanned.get_ref();
-        let values = [&raw.tap, &raw.interface, &raw.vhost_user];
-        let given =
-            UplinkKind::KEYS.iter().zip(values).filter_map(|(key, value)| Some((*key, value.as_ref()?)));
-        let given: Vec<(&str, &Spanned<String>)> = given.collect();
-        if let [(kind, _)] = given[..] {
-            let is_peer = kind == "vhost_user";
-            self.belongs(key, "mtu", raw.mtu.as_ref().filter(|_| !is_peer), "vhost_user");
-            self.belongs(key, "role", raw.role.as_ref().filter(|_| !is_peer), "vhost_user");
-            self.belongs(key, "queues", raw.queues.as_ref().filter(|_| is_peer), "tap or interface");
-            let listens = raw.role.as_ref().is_some_and(|role| role.get_ref() == "server");
-            self.belongs(key, "owner", raw.owner.as_ref().filter(|_| !listens), "role = \"server\"");
-        }
-        match given[..] {
-            [("vhost_user", socket)] => {
-                self.socket(key, socket);
-                let mtu = raw.mtu.as_ref().map_or(USUAL_MTU, |mtu| self.peer_mtu(key, mtu));
-                let role = raw.role.as_ref();
-                let role = role.map(|role| self.role(&format!("{key}: role"), role, "the other switch"));
-                let owner = self.owner(key, raw.owner.as_ref());
-                let listens = (role == Some(Role::Server)).then_some(Listens { owner });
-                Some(UplinkKind::VhostUser { socket: socket.get_ref().clone(), listens, mtu })
-            }
-            [("tap", interface)] => {
-                self.interface(&format!("{key}: tap"), interface);
-                let what = "an interface made with multi_queue";
-                let queues = raw.queues.as_ref().and_then(|queues| self.uplink_queues(key, queues, what));
-                Some(UplinkKind::Tap { interface: interface.get_ref().clone(), queues, direct: false })
-            }
-            [("interface", interface)] => {
-                self.interface(&format!("{key}: interface"), interface);
-                let what = "the first queues of the interface";
-                let queues = raw.queues.as_ref().and_then(|queues| self.uplink_queues(key, queues, what));
-                Some(UplinkKind::Xdp { interface: interface.get_ref().clone(), queues })
-            }
-            [(other, value)] => {
-                let text = format!(
-                    "{key}: {other} = {:?}: this version has no uplinks of this kind; use tap = \"INTERFACE\", or \
-                     vhost_user = \"SOCKET\"",
-                    value.get_ref()
-                );
-                self.problem(value.span(), text);
-                None
-            }
-            [] => {
-                let text = format!(
-                    "{key}: add tap = \"NAME\" for a TAP interface, interface = \"NAME\" for a card (AF_XDP), or vhost_user = \"SOCKET\" for \
-                     another switch's port: what the uplink leads to is missing"
-                );
-                self.problem(spanned.span(), text);
-                None
-            }
-            [(first, _), .., (last, value)] => {
-                let text = format!(
-                    "{key}: {first} and {last}: an uplink leads to one thing; remove one of them, or make it two uplinks"
-                );
-                self.problem(value.span(), text);
-                None
-            }
-        }
-    }
-
-    /// A name that an interface can have.
-    fn interface(&mut self, key: &str, name: &Spanned<String>) {
-        self.name(key, name);
-        if name.get_ref().len() > LONGEST_INTERFACE {
+        let Some(name) = notes.name_of(Named::Uplink, index, spanned.span(), &raw.name) else { continue };
+        notes.mark(format!("uplink {}", name.get_ref()), spanned.span());
+        let key = format!("uplink {:?}", name.get_ref());
+        let Some(kind) = kind(&key, spanned, notes) else {
+            notes.leave_out(Named::Uplink);
+            continue;
+        };
+        let taken =
+            |other: &&UplinkConfig| other.name == *name.get_ref() || other.kind.target() == kind.target();
+        if let Some(other) = uplinks.iter().find(taken) {
             let text = format!(
-                "{key} = {:?}: names of interfaces have at most {LONGEST_INTERFACE} bytes; use a shorter one",
-                name.get_ref()
+                "{key}: name and {} must be its own, and uplink {:?} has one of them",
+                kind.key(),
+                other.name
             );
-            self.problem(name.span(), text);
+            let values = [&raw.tap, &raw.interface, &raw.vhost_user];
+            let of: Vec<_> = values.into_iter().flat_map(places).chain([name.span()]).collect();
+            notes.conflict(name.span(), &of, text);
         }
+        let group = raw.group.as_ref().map(|group| notes.name(&key, "group", group));
+        uplinks.push(UplinkConfig {
+            name: name.get_ref().clone(),
+            kind,
+            group: group.unwrap_or_else(|| DEFAULT.to_owned()),
+            vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| vlan::judge(&key, vlan, notes)),
+            notify: raw.notify.unwrap_or(true),
+        });
     }
+    uplinks
+}
 
-    /// A key that only uplinks of another kind have.
-    fn belongs<T>(&mut self, key: &str, name: &str, value: Option<&Spanned<T>>, kind: &str) {
-        if let Some(value) = value {
-            let text = format!("{key}: {name} is for uplinks with {kind}; leave it out");
-            self.problem(value.span(), text);
-        }
+/// The one kind whose key is given.
+fn kind(key: &str, spanned: &Spanned<RawUplink>, notes: &mut Notes<'_>) -> Option<UplinkKind> {
+    let raw = spanned.get_ref();
+    let values = [&raw.tap, &raw.interface, &raw.vhost_user];
+    let given = UplinkKind::KEYS.iter().zip(values).filter_map(|(key, value)| Some((*key, value.as_ref()?)));
+    let given: Vec<(&str, &Spanned<String>)> = given.collect();
+    let (text, span) = match given[..] {
+        [("vhost_user", socket)] => return Some(vhost_user(key, raw, socket, notes)),
+        [(kind, name)] => return Some(interface(key, raw, kind, name, notes)),
+        [] => (
+            format!(
+                "{key}: add tap = \"NAME\" for a TAP interface, interface = \"NAME\" for a card (AF_XDP), or vhost_user = \"SOCKET\" for \
+                 another switch's port: what the uplink leads to is missing"
+            ),
+            spanned.span(),
+        ),
+        [(first, _), .., (last, value)] => (
+            format!(
+                "{key}: {first} and {last}: an uplink leads to one thing; remove one of them, or make it two uplinks"
+            ),
+            value.span(),
+        ),
+    };
+    notes.problem(span, text);
+    None
+}
+
+/// A port of another switch.
+fn vhost_user(key: &str, raw: &RawUplink, socket: &Spanned<String>, notes: &mut Notes<'_>) -> UplinkKind {
+    let listens = raw.role.as_ref().is_some_and(|role| role.get_ref() == "server");
+    stray(key, "queues", raw.queues.as_ref(), "tap or interface", notes);
+    stray(key, "owner", raw.owner.as_ref().filter(|_| !listens), "role = \"server\"", notes);
+    let path = socket.get_ref();
+    // One that a Unix socket can have, whatever the daemon's directory is.
+    if !path.starts_with('/') || path.len() > LONGEST_SOCKET || path.contains('\0') {
+        let text = format!(
+            "{key}: vhost_user = {path:?}: use the absolute path of the socket, at most {LONGEST_SOCKET} bytes"
+        );
+        notes.problem(socket.span(), text);
     }
-
-    /// A path that a Unix socket can have, whatever the daemon's directory is.
-    fn socket(&mut self, key: &str, path: &Spanned<String>) {
-        let text = path.get_ref();
-        let fits = text.starts_with('/') && text.len() <= LONGEST_SOCKET && !text.contains('\0');
-        if !fits {
-            let text = format!(
-                "{key}: vhost_user = {text:?}: use the absolute path of the socket, at most {LONGEST_SOCKET} bytes"
-            );
-            self.problem(path.span(), text);
-        }
+    if let Some(mtu) = raw.mtu.as_ref().filter(|mtu| !MTUS.contains(mtu.get_ref())) {
+        let (least, most) = (MTUS.start(), MTUS.end());
+        notes.problem(mtu.span(), format!("{key}: mtu = {}; use {least} to {most}", mtu.get_ref()));
     }
+    let mtu = raw.mtu.as_ref().and_then(|mtu| u16::try_from(*mtu.get_ref()).ok());
+    let role = role::judge(key, "role", &raw.role, "the other switch", notes);
+    let owner = owner::judge(key, &raw.owner, notes);
+    let listens = (role == Some(Role::Server)).then_some(Listens { owner });
+    UplinkKind::VhostUser { socket: path.clone(), listens, mtu: mtu.unwrap_or(USUAL_MTU) }
+}
 
-    fn peer_mtu(&mut self, key: &str, mtu: &Spanned<i64>) -> u16 {
-        if !MTUS.contains(mtu.get_ref()) {
-            let (least, most) = (MTUS.start(), MTUS.end());
-            let text = format!("{key}: mtu = {}; use {least} to {most}", mtu.get_ref());
-            self.problem(mtu.span(), text);
-        }
-        u16::try_from(*mtu.get_ref()).unwrap_or(USUAL_MTU)
+/// A TAP interface, or a card.
+fn interface(
+    key: &str,
+    raw: &RawUplink,
+    kind: &str,
+    name: &Spanned<String>,
+    notes: &mut Notes<'_>,
+) -> UplinkKind {
+    stray(key, "mtu", raw.mtu.as_ref(), "vhost_user", notes);
+    stray(key, "role", raw.role.as_ref(), "vhost_user", notes);
+    let listens = raw.role.as_ref().is_some_and(|role| role.get_ref() == "server");
+    stray(key, "owner", raw.owner.as_ref().filter(|_| !listens), "role = \"server\"", notes);
+    let interface = notes.name(key, kind, name);
+    if interface.len() > LONGEST_INTERFACE {
+        let text = format!(
+            "{key}: {kind} = {interface:?}: names of interfaces have at most {LONGEST_INTERFACE} bytes; use a shorter one"
+        );
+        notes.problem(name.span(), text);
     }
-
-    fn uplink_queues(&mut self, key: &str, queues: &Spanned<i64>, what: &str) -> Option<u16> {
+    let is_tap = kind == "tap";
+    let what =
+        if is_tap { "an interface made with multi_queue" } else { "the first queues of the interface" };
+    let queues = raw.queues.as_ref().and_then(|queues| {
         let number = u16::try_from(*queues.get_ref()).ok();
         let fits = number.filter(|number| (1..=MOST_QUEUES).contains(number));
         if fits.is_none() {
             let text = format!(
                 "{key}: queues = {}; use 1 to {MOST_QUEUES} for {what}, or leave it out",
-                queues.get_ref(),
+                queues.get_ref()
             );
-            self.problem(queues.span(), text);
+            notes.problem(queues.span(), text);
         }
         fits
+    });
+    match is_tap {
+        true => UplinkKind::Tap { interface, queues, direct: false },
+        false => UplinkKind::Xdp { interface, queues },
+    }
+}
+
+/// A key that only uplinks of another kind have.
+fn stray<T>(key: &str, name: &str, value: Option<&Spanned<T>>, kind: &str, notes: &mut Notes<'_>) {
+    if let Some(value) = value {
+        notes.problem(value.span(), format!("{key}: {name} is for uplinks with {kind}; leave it out"));
     }
 }

@@ -22,10 +22,10 @@ use parking_lot::Mutex;
 use vmlane_access::acl::AclError;
 use vmlane_config::files::Files;
 use vmlane_config::paths::Paths;
-use vmlane_config::{Config, Mode, RouteConfig};
+use vmlane_config::{Config, Mode, PeerConfig, RouteConfig};
 use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
-use vmlane_host::sockets::{Bounds, HostSockets};
+use vmlane_host::sockets::{Bounds, HostSockets, RoutePeer, Routes};
 use vmlane_mem::MemoryMap;
 use vmlane_port::Streams;
 use vmlane_port::wrap::FaultyStreams;
@@ -295,8 +295,24 @@ fn host_sockets(router: &Arc<Router>, paths: &Paths, config: &Config) -> Result<
 
 /// Other hosts, and the socket of the helper that carries streams to them.
 fn set_routes(sockets: &HostSockets, paths: &Paths, config: &Config) -> Result<(), AssemblyError> {
-    let (path, routes) = (paths.route(), config.route.as_ref().map(RouteConfig::routes));
+    let (path, routes) = (paths.route(), config.route.as_ref().map(routes));
     sockets.set_routes(&path, routes).map_err(|cause| AssemblyError::Host { path, cause })
+}
+
+/// As the thread that serves host sockets knows them.
+fn routes(route: &RouteConfig) -> Routes {
+    let peer = |peer: &PeerConfig| RoutePeer {
+        name: peer.name.clone(),
+        cids: peer.cids.clone(),
+        groups: peer.groups.clone(),
+        trusted: peer.trusted,
+    };
+    Routes {
+        cids: route.cids.clone(),
+        host_cid: route.cid,
+        owner: route.owner,
+        peers: route.peers.iter().map(peer).collect(),
+    }
 }
 
 impl Drop for Daemon {

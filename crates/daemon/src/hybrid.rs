@@ -9,7 +9,6 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
-use vmlane_config::hybrid::path;
 use vmlane_config::{Config, VmConfig};
 use vmlane_host::sockets::HybridVm;
 use vmlane_vsock::Vm;
@@ -32,7 +31,7 @@ impl ServedHybrid {
     /// keep the daemon from serving others.
     pub fn offer(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedHybrid, VmError> {
         let name = || vm.name.clone();
-        let path = path(host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
+        let path = vm.hybrid_socket(host.paths).map_err(|cause| VmError::Path { name: name(), cause })?;
         if vm.vsock.hybrid().is_some_and(|hybrid| hybrid.path.is_none()) {
             let directory = host.paths.hybrid_directory(&vm.name);
             make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;

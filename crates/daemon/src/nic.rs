@@ -6,10 +6,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use vmlane_access::Owner;
 use vmlane_api::{NicStats, NicStatus};
-use vmlane_config::{
-    Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, nic_name, ovn,
-};
+use vmlane_config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, VmConfig, nic_name, ovn};
 use vmlane_device::pci::{FaultyDevice, PciDevice};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;

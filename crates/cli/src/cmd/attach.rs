@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use anyhow::bail;
 use serde::Serialize;
 use vmlane_config::added::{self, AddedVms};
-use vmlane_config::hybrid;
 use vmlane_config::paths::Paths;
-use vmlane_config::{Config, Sources, VmConfig, Vsock};
+use vmlane_config::{Config, Sources, VmConfig};
 use vmlane_daemon::owners::owners;
 
 /// Which configuration.
@@ -86,12 +85,7 @@ impl<'a, T: Serialize> Report<'a, T> {
         let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
         Ok(Report {
             vm: &vm.name,
-            socket: match vm.vsock {
-                Vsock::Vmci => Some(paths.vmci(&vm.name)?),
-                Vsock::Virtio { .. } => Some(paths.vsock(&vm.name)?),
-                Vsock::Hybrid(_) => Some(hybrid::path(paths, vm)?),
-                Vsock::None => None,
-            },
+            socket: vm.vsock_socket(paths)?,
             nics: nics.collect::<Result<_, _>>()?,
             answer,
         })

@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
+use vmlane_access::Owner;
 use vmlane_api::{ErrorCode, Failure, ListedVm, Reloaded, VmAdded, VmList, VmRemoved};
 use vmlane_config::added::{MOST_BYTES, MOST_VMS};
 use vmlane_config::plan::{Plan, plan};
 use vmlane_config::sources::{Kind, Source};
-use vmlane_config::{Config, Owner, VmPlace};
+use vmlane_config::{Config, VmPlace};
 use vmlane_vsock::HOST;
 
 use super::{Daemon, State, host_rules, policy, set_routes};

@@ -7,11 +7,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use vmlane_config::UplinkKind;
+use vmlane_config::{MOST_QUEUES, UplinkKind};
 use vmlane_host::uplink::vhost_user::{ListenError, SocketFile, SocketName};
 use vmlane_host::uplink::xdp::{self, XdpError, XdpFacts, XdpFiles, XdpOptions};
 use vmlane_host::uplink::{TapError, TapFiles, TapOptions, mtu, vhost_user};
 use vmlane_state::Found;
+
+const _: () = assert!(TapOptions::MOST_QUEUES == MOST_QUEUES && XdpOptions::MOST_QUEUES == MOST_QUEUES);
 
 /// How long what an uplink leads to may be in use: the port that had it goes in its own time.
 const PATIENCE: Duration = Duration::from_secs(2);
