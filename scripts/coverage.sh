@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # The crates that the daemon is made of, in the order of the table in ARCHITECTURE.md.
-crates=(wire mem stats port state worker stream switch vsock device transport host sock api confine keeper daemon)
+crates=(wire mem stats port state worker stream switch vsock device transport host sock api config attach confine keeper daemon)
 for crate in "${crates[@]}"; do
   [ -d "crates/$crate" ] || {
     echo "coverage: crates/$crate does not exist; correct the list in scripts/coverage.sh" >&2

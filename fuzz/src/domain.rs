@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use roxmltree::{Document, Node, NodeType};
-use vmlane_daemon::config::VmConfig;
-use vmlane_daemon::vmm::libvirt::Attach;
+use vmlane_attach::libvirt::Attach;
+use vmlane_config::VmConfig;
 
 /// The namespace of what libvirt passes on to QEMU.
 const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";

@@ -67,6 +67,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("confine", &["access", "mem", "port"]),
     // What outlives a daemon: it asks the one that runs.
     ("keeper", &["access", "api", "confine", "state"]),
+    // The configuration speaks of devices, ports and the CID space in their own types.
+    ("config", &["access", "api", "device", "mem", "port", "switch", "vsock", "wire"]),
+    // Words for VMMs: made of a configuration alone.
+    ("attach", &["access", "config"]),
     // Only the daemon knows everything.
     (
         "daemon",
@@ -74,6 +78,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "access",
             "api",
             "capture",
+            "config",
             "confine",
             "device",
             "host",
@@ -108,8 +113,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "access",
             "api",
+            "attach",
             "bench",
             "capture",
+            "config",
             "daemon",
             "doctor",
             "experiment",

@@ -54,7 +54,7 @@ fn config() -> String {
     VMS.iter().map(vm).collect()
 }
 
-/// Without KVM, QEMU 7.2 ends when a vhost-user NIC's driver uses MSI-X (crates/daemon/src/qemu/kind.rs).
+/// Without KVM, QEMU 7.2 ends when a vhost-user NIC's driver uses MSI-X (crates/attach/src/qemu/kind.rs).
 const NO_MSI_X: &str = "  <qemu:override>
     <qemu:device alias='net0'>
       <qemu:frontend>

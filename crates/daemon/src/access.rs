@@ -6,23 +6,7 @@
 use vmlane_access::{Owner, Peer};
 pub use vmlane_api::May;
 use vmlane_api::{Call, ErrorCode, Failure, Ports, Stats, Status, VmList};
-
-use crate::config::Config;
-
-/// One `[[control]]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ControlRule {
-    pub uid: Option<u32>,
-    /// With both, the process must be the user's and in the group.
-    pub gid: Option<u32>,
-    pub may: May,
-}
-
-impl ControlRule {
-    fn concerns(&self, peer: &Peer) -> bool {
-        self.uid.is_none_or(|uid| uid == peer.uid) && self.gid.is_none_or(|gid| peer.is_in(gid))
-    }
-}
+use vmlane_config::{Config, ControlRule};
 
 /// What the configuration says of the control socket, and of VMs' owners.
 #[derive(Clone, Debug, Default)]

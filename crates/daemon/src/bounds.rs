@@ -1,12 +1,13 @@
 //! What each VM may use, as `vmlane stats` shows it.
 
 use vmlane_api::Bound;
+use vmlane_config::nic_name;
 use vmlane_device::vmci;
 use vmlane_mem::MAX_REGIONS;
 use vmlane_transport::SessionStats;
 
 use crate::log;
-use crate::serve::{device_name, nic_name};
+use crate::serve::device_name;
 use crate::vm::ServedVm;
 use crate::vsock::VsockView;
 

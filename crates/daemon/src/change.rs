@@ -4,15 +4,15 @@
 use std::path::Path;
 
 use vmlane_api::{Done, ErrorCode, Failure, LinkSet, Reloaded, VmAdded, VmRemoved};
+use vmlane_config::added::{MOST_BYTES, MOST_VMS};
+use vmlane_config::plan::{Conflict, Plan, plan};
+use vmlane_config::sources::{Kind, Source};
+use vmlane_config::{Config, VmPlace};
 
-use crate::added::{MOST_BYTES, MOST_VMS};
-use crate::config::sources::{Kind, Source};
-use crate::config::{Config, VmPlace};
 use crate::extras::Provoked;
 use crate::grants;
 use crate::host::Host;
 use crate::nic::ServedNic;
-use crate::plan::{Conflict, Plan, plan};
 use crate::serve::device_name;
 use crate::served::Served;
 use crate::vm::ServedVm;

@@ -12,7 +12,7 @@ use vmlane_port::wrap::{Fault, Impairment};
 use vmlane_port::{Budget, Frames, Streams};
 use vmlane_transport::{Server, SessionStats, VhostEnd};
 
-use crate::config::Config;
+use vmlane_config::Config;
 
 /// What may be added. By default, nothing is.
 #[derive(Clone, Default)]

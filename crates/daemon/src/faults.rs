@@ -1,21 +1,9 @@
 //! Faults of one VM's devices over time, and when there were too many.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How many contained faults within how long put a VM into quarantine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultLimit {
-    /// 0: never.
-    pub faults: u32,
-    pub within: Duration,
-}
-
-impl Default for FaultLimit {
-    fn default() -> FaultLimit {
-        FaultLimit { faults: 5, within: Duration::from_secs(60) }
-    }
-}
+use vmlane_config::FaultLimit;
 
 /// One VM's recent faults.
 #[derive(Debug, Default)]
@@ -50,6 +38,8 @@ impl FaultRecord {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const LIMIT: FaultLimit = FaultLimit { faults: 3, within: Duration::from_secs(10) };

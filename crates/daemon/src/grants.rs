@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use vmlane_access::Owner;
 use vmlane_access::acl::{self, AclError, Right};
+use vmlane_config::Config;
+use vmlane_config::paths::Paths;
 
-use crate::config::Config;
 use crate::hybrid;
-use crate::paths::Paths;
 
 /// A file or directory of the daemon, its mode, and who else may use it.
 struct Grant {

@@ -9,9 +9,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmlane_config::paths::Paths;
+use vmlane_config::{Config, Mode, PeerConfig, RouteConfig};
 use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
-use vmlane_host::sockets::{Bounds, HostSockets};
+use vmlane_host::sockets::{Bounds, HostSockets, RoutePeer, Routes};
 use vmlane_keeper::takeover::HYPERVISOR_LOG;
 use vmlane_port::Streams;
 use vmlane_state::{Found, Journal, Store};
@@ -19,10 +21,8 @@ use vmlane_stream::{Settings, Workers};
 use vmlane_switch::Switch;
 use vmlane_vsock::{HostRules, Router};
 
-use crate::config::{Config, Mode, RouteConfig};
 use crate::cpus::{PlaceError, Placed};
 use crate::extras::Extras;
-use crate::paths::Paths;
 
 /// Why it cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +103,7 @@ impl Host {
 
     /// Other hosts, and the socket of the helper that carries streams to them.
     pub fn set_routes(&self, config: &Config) -> Result<(), HostError> {
-        let (path, routes) = (self.paths.route(), config.route.as_ref().map(RouteConfig::routes));
+        let (path, routes) = (self.paths.route(), config.route.as_ref().map(routes));
         self.sockets.set_routes(&path, routes).map_err(|cause| HostError::Socket { path, cause })
     }
 }
@@ -135,4 +135,20 @@ fn hypervisor_log(store: &dyn Store, found: &mut Found) -> (Option<Journal>, Hyp
     let log = log.inspect_err(|error| tracing::warn!(%error, "streams will not outlive this daemon"));
     // Devices of a previous daemon that left none know more than the hypervisor does.
     (log.ok(), HypervisorCheckpoint::Lost)
+}
+
+/// Other hosts as the thread that serves host sockets knows them.
+fn routes(route: &RouteConfig) -> Routes {
+    let peer = |peer: &PeerConfig| RoutePeer {
+        name: peer.name.clone(),
+        cids: peer.cids.clone(),
+        groups: peer.groups.clone(),
+        trusted: peer.trusted,
+    };
+    Routes {
+        cids: route.cids.clone(),
+        host_cid: route.cid,
+        owner: route.owner,
+        peers: route.peers.iter().map(peer).collect(),
+    }
 }

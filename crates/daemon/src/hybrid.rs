@@ -10,10 +10,9 @@ use rustix::process::geteuid;
 use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
 
-use crate::config::{HybridConfig, VmConfig};
 use crate::host::Host;
-use crate::paths::{Paths, TooLong};
 use crate::serve::VmError;
+use vmlane_config::{HybridConfig, VmConfig};
 
 /// Who may write to the directory is for `grants.rs`. Files in it are their makers', who alone may remove them beside the daemon.
 pub const MODE: u32 = 0o1700;
@@ -25,20 +24,12 @@ pub struct ServedHybrid {
     pub path: PathBuf,
 }
 
-/// Where the VM's VMM makes its socket.
-pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
-    match vm.vsock.hybrid().and_then(|hybrid| hybrid.path.clone()) {
-        Some(path) => Ok(path),
-        None => paths.hybrid(&vm.name),
-    }
-}
-
 impl ServedHybrid {
     /// Answers for a VM that is in the table of VMs. Sockets of its forwards that cannot be made are tried again later: its
     /// VMM may be why, and must not keep the daemon from serving others.
     pub fn offer(host: &Host, vm: &VmConfig, hybrid: &HybridConfig) -> Result<ServedHybrid, VmError> {
         let name = || vm.name.clone();
-        let path = path(&host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
+        let path = vm.hybrid_socket(&host.paths).map_err(|cause| VmError::Path { name: name(), cause })?;
         if hybrid.path.is_none() {
             let directory = host.paths.hybrid_directory(&vm.name);
             make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;

@@ -1,11 +1,7 @@
-//! The daemon: reads the configuration, serves each VM's device, answers the control socket.
+//! The daemon: serves the devices of each VM of the configuration, answers the control socket.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `config.rs` | the configuration's files, checked as a whole |
-//! | `files.rs` | the files as they are in force |
-//! | `added.rs` | VMs that were added at run time |
-//! | `check.rs` | what is wrong with a configuration, for `vmlane check` |
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs` | the daemon, built of its parts; the answers to control requests |
 //! | `host.rs` | a part: workers, the router, the hypervisor, the switch |
@@ -16,14 +12,12 @@
 //! | `ovn.rs`, `ovn/` | NICs that are ports of OVN's: what its helper says, and is told |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `cpus.rs` | where the workers run |
-//! | `plan.rs` | what a reload does |
 //! | `extras.rs` | where other programs than `vmlane` add what that has not |
 //! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
-//! | `access.rs`, `grants.rs` | who may ask what; who may use which socket |
-//! | `runtime.rs`, `paths.rs` | the runtime directory |
+//! | `access.rs`, `grants.rs`, `owners.rs` | who may ask what; who may use which socket; who may own the daemon's directories |
+//! | `runtime.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
-//! | `qemu.rs`, `vmm/` | how VMMs attach |
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
@@ -31,33 +25,27 @@
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
 
 mod access;
-pub mod added;
 pub mod assembly;
 mod bounds;
 mod captures;
 mod change;
-pub mod check;
-pub mod config;
 mod containment;
 pub mod control;
 pub mod cpus;
 pub mod extras;
 mod faults;
-pub mod files;
 mod grants;
 mod host;
-pub mod hybrid;
+mod hybrid;
 pub mod log;
 mod mirrors;
 mod nic;
 pub mod notify;
 mod ovn;
-pub mod paths;
+pub mod owners;
 mod periodic;
-pub mod plan;
 mod ports;
 mod presence;
-pub mod qemu;
 pub mod run;
 pub mod runtime;
 mod serve;
@@ -65,6 +53,5 @@ mod served;
 pub mod uplink;
 mod views;
 mod vm;
-pub mod vmm;
 mod vsock;
 mod watchdog;

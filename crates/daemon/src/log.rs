@@ -20,6 +20,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+use vmlane_config::LogFormat;
 
 /// Names of threads on which guests, or programs of the host, cause the lines.
 const GUEST_THREADS: [&str; 7] = ["vfu-", "vhu-", "acc-", "worker-", "switch", "vsock", "host"];
@@ -36,27 +37,6 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 use self::journal::Prioritized;
 pub use self::journal::print_error;
-
-/// What a line looks like.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// An object a line, for programs: `timestamp`, `level`, `target`, and `fields` with `message`.
-    Json,
-}
-
-impl LogFormat {
-    /// The format with a name of the configuration, `text` or `json`.
-    pub fn of_name(name: &str) -> Option<LogFormat> {
-        match name {
-            "text" => Some(LogFormat::Text),
-            "json" => Some(LogFormat::Json),
-            _ => None,
-        }
-    }
-}
 
 /// An invalid filter, or a second log.
 #[derive(Debug, thiserror::Error)]

@@ -1,11 +1,10 @@
 //! The mirrors in force: those of the configuration, and those that were added since.
 
 use vmlane_api::{Done, ErrorCode, Failure, Mirror, MirrorRequest};
+use vmlane_config::{Config, MirrorConfig};
 use vmlane_port::MAX_FRAME;
 use vmlane_stats::Counters;
 use vmlane_switch::{MirrorDirection, MirrorSpec, Switch};
-
-use crate::config::{Config, MirrorConfig};
 
 /// All mirrors. Those of the configuration come and go with reloads; others last until they are removed or the daemon ends.
 #[derive(Default)]
@@ -51,7 +50,7 @@ impl Mirrors {
         }
         for mirror in &config.mirrors {
             // It was checked among those of the file only.
-            let fits = mirror.check(config, &self.all());
+            let fits = mirror.check(&config.ports(), &self.all());
             if let Err((_, why)) = fits {
                 refused.push(format!(
                     "mirror {:?}: {why} (those that were added count, too: `vmlane mirror list`)",
@@ -85,7 +84,7 @@ impl Mirrors {
     fn find_ports(&self, switch: &Switch, config: &Config) {
         let all = self.all();
         for mirror in &all {
-            switch.set_mirror_sources(&mirror.name, mirror.sources(config, &all));
+            switch.set_mirror_sources(&mirror.name, mirror.sources(&config.ports(), &all));
         }
     }
 
@@ -114,7 +113,7 @@ impl Mirrors {
             return Err(refuse(format!("name: {name:?}; use up to 64 letters, digits, '.', '_' and '-'")));
         }
         mirror
-            .check(config, &self.all())
+            .check(&config.ports(), &self.all())
             .map_err(|(_, why)| refuse(format!("mirror {:?}: {why}", mirror.name)))?;
         switch.add_mirror(spec(&mirror), Vec::new()).map_err(|error| {
             Failure::internal(format!("mirror {:?}: no memory for it: {error}", mirror.name))

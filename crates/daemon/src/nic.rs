@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use vmlane_access::Owner;
 use vmlane_api::{NicStats, NicStatus};
+use vmlane_config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, VmConfig, nic_name, ovn};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
@@ -16,9 +18,8 @@ use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
-use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, ovn};
 use crate::host::Host;
-use crate::serve::{Attachment, PciSocket, VmError, device_name, nic_name, vhost_end};
+use crate::serve::{Attachment, PciSocket, VmError, device_name, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
 const LINK_DOWN: &str = "down";

@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-
 use vmlane_api::{Client, ClientError, call};
+use vmlane_config::added::{self, AddedVms};
+use vmlane_config::files::Files;
+use vmlane_config::paths::Paths;
+use vmlane_config::{Config, ConfigError, LogFormat, Sources, sources};
 use vmlane_confine::{ConfineError, Directories};
 use vmlane_keeper::{Held, Origin};
 use vmlane_mem::HugePages;
 use vmlane_state::{Found, Store};
 
-use crate::added::{self, AddedVms};
 use crate::assembly::{AssemblyError, Builder, Daemon, Event};
-use crate::config::{Config, ConfigError, Sources, sources};
 use crate::control::{Bounds, ControlServer};
 use crate::extras::Extras;
-use crate::files::Files;
-use crate::log::{self, LogError, LogFormat, Throttle};
+use crate::log::{self, LogError, Throttle};
 use crate::notify::{self, notify};
-use crate::paths::Paths;
+use crate::owners::owners;
 use crate::periodic::{self, PeriodicThread};
 use crate::runtime::{self, Claim, RuntimeError};
 use crate::uplink::Uplinks;
@@ -168,7 +168,7 @@ fn judge(options: &Options, extras: &Extras) -> Result<Judged, RunError> {
     let state_dir = added::state_dir(&options.runtime_dir, options.state_dir.as_deref());
     let main = std::path::absolute(&options.config).unwrap_or_else(|_| options.config.clone());
     let mut sources = Sources::read(&main)?;
-    let owners = added::owners(&sources, &options.runtime_dir, &state_dir);
+    let owners = owners(&sources, &options.runtime_dir, &state_dir);
     if let Some(added) = AddedVms::look(&state_dir, &owners).ok().flatten() {
         sources = sources.with(added.read()?);
     }

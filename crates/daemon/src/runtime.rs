@@ -14,8 +14,7 @@ use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use vmlane_access::{Trust, TrustError};
 use vmlane_api::{Client, call};
-
-use crate::paths::Paths;
+use vmlane_config::paths::Paths;
 
 /// Why this process cannot serve in a directory.
 #[derive(Debug, thiserror::Error)]

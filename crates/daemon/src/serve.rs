@@ -4,6 +4,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use vmlane_config::paths::TooLong;
+use vmlane_config::{Role, VmConfig};
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
 use vmlane_device::vmci::CreateError;
@@ -13,10 +15,8 @@ use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{Caller, IrqSet, ListenError, Listener, Server, SessionStats, VhostEnd};
 use vmlane_vsock::AddError;
 
-use crate::config::{Role, VmConfig};
 use crate::extras::{Attached, PROGRAM};
 use crate::host::Host;
-use crate::paths::TooLong;
 
 /// Why a VM cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -59,11 +59,6 @@ pub enum Attachment {
 /// The one name of a VM's device: in the log, of its port, and of the threads that serve it.
 pub fn device_name(vm: &str, device: impl std::fmt::Display) -> String {
     format!("{vm}/{device}")
-}
-
-/// The same of a NIC.
-pub fn nic_name(vm: &str, number: usize) -> String {
-    device_name(vm, format_args!("nic{number}"))
 }
 
 /// Where a PCI function is served.

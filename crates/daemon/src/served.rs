@@ -9,14 +9,14 @@ use vmlane_device::vmci::HypervisorCheckpoint;
 use vmlane_mem::MemoryMap;
 use vmlane_state::Found;
 
-use crate::config::Config;
-use crate::files::Files;
 use crate::host::Host;
 use crate::mirrors::Mirrors;
 use crate::ovn::OvnPorts;
 use crate::serve::VmError;
 use crate::uplink::{UplinkError, Uplinks};
 use crate::vm::ServedVm;
+use vmlane_config::Config;
+use vmlane_config::files::Files;
 
 /// See the module's text.
 pub struct Served {

@@ -9,7 +9,6 @@
 //! | `error.rs` | why there is none |
 //! | `helper.rs` | the daemon's side of the process that opens uplinks for a confined daemon |
 //! | `process.rs` | that process |
-//! | `trusted.rs` | the configuration as helpers with rights read it |
 //! | `messages.rs` | what they say to each other |
 
 mod attached;
@@ -22,7 +21,6 @@ mod links;
 mod messages;
 mod process;
 mod teams;
-pub mod trusted;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -30,12 +28,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vmlane_api::{UplinkStats, UplinkStatus};
+use vmlane_config::{TeamConfig, UplinkConfig};
 use vmlane_port::{Frames, PortId};
 use vmlane_state::{Found, Store};
 use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch};
 
-use crate::config::{TeamConfig, UplinkConfig};
 use crate::nic::uplink_spec;
 
 use self::attached::Attached;
@@ -130,12 +128,16 @@ impl Uplinks {
         }
         // Sockets need no rights that a confined daemon, or its helper, has not.
         for uplink in wanted.iter().filter(|uplink| uplink.kind.interface().is_some()) {
-            let is_held = !uplink.kind.held().is_empty();
-            let opened = if is_held { uplink.kind.open(true) } else { uplink.kind.open_patiently(true) };
+            let is_held = !kind::held(&uplink.kind).is_empty();
+            let opened = if is_held {
+                kind::open(&uplink.kind, true)
+            } else {
+                kind::open_patiently(&uplink.kind, true)
+            };
             match opened {
                 Ok(opened) => uplinks.ready.push((uplink.clone(), opened)),
                 Err(busy) if busy.is_busy() && is_held => {
-                    let seen = uplink.kind.look().map_err(failed(uplink))?;
+                    let seen = kind::look(&uplink.kind).map_err(failed(uplink))?;
                     uplinks.busy.push((uplink.clone(), seen.map(|seen| seen.mtu), failed(uplink)(busy)));
                 }
                 // `change` has the port wait for it.
@@ -150,7 +152,7 @@ impl Uplinks {
     /// by another program.
     pub fn resume(&mut self, store: Arc<dyn Store>, found: &mut Found) -> Result<(), UplinkError> {
         for (uplink, mtu, busy) in std::mem::take(&mut self.busy) {
-            let opened = uplink.kind.resume(found, mtu).ok_or(busy)?;
+            let opened = kind::resume(&uplink.kind, found, mtu).ok_or(busy)?;
             self.ready.push((uplink, opened));
         }
         self.resume_down(found);
@@ -177,7 +179,7 @@ impl Uplinks {
             None if vmlane_confine::is_confined() && !uplink.kind.listens_in(&self.runtime) => {
                 self.helper.ask(uplink, |helper| helper.open(index, uplink, make))?
             }
-            None => uplink.kind.open_patiently(make).map_err(failed(uplink))?,
+            None => kind::open_patiently(&uplink.kind, make).map_err(failed(uplink))?,
         };
         if let Some(store) = &self.store {
             hold(&**store, uplink, &opened);
@@ -187,7 +189,7 @@ impl Uplinks {
 
     /// Nothing of an uplink is held for the next daemon any more.
     fn let_go(store: Option<&Arc<dyn Store>>, uplink: &UplinkConfig) {
-        let names = store.map(|store| (store, uplink.kind.held()));
+        let names = store.map(|store| (store, kind::held(&uplink.kind)));
         names.into_iter().for_each(|(store, names)| names.iter().for_each(|name| store.remove(name)));
     }
 
@@ -311,7 +313,7 @@ impl Uplinks {
         } else if vmlane_confine::is_confined() {
             return;
         } else {
-            config.kind.look().map_err(failed(&config))
+            kind::look(&config.kind).map_err(failed(&config))
         };
         let Some(known) = self.known.get_mut(number) else { return };
         let Some(attached) = &known.attached else { return };
@@ -393,7 +395,7 @@ impl Uplinks {
 }
 
 fn hold(store: &dyn Store, uplink: &UplinkConfig, opened: &Opened) {
-    for (name, file) in uplink.kind.held().iter().zip(opened.to_hold()) {
+    for (name, file) in kind::held(&uplink.kind).iter().zip(opened.to_hold()) {
         if let Err(error) = store.put(name, file) {
             tracing::warn!(uplink = uplink.name, %error, "the next daemon will open this uplink anew");
         }

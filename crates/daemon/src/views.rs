@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use vmlane_access::Owner;
 use vmlane_api::{
     Connection, CounterList, ListedVm, PeerStatus, Ports, Stats, Status, VmList, VmStats, VmStatus,
 };
@@ -14,7 +15,6 @@ use vmlane_vsock::HOST;
 
 use crate::bounds;
 use crate::captures::Captures;
-use crate::config::Owner;
 use crate::containment::Health;
 use crate::host::Host;
 use crate::ovn::exchange::with_ovn;

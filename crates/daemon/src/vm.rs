@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use vmlane_config::{Config, VmConfig, Vsock};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Found;
 use vmlane_switch::Switch;
 use vmlane_transport::SessionStats;
 
-use crate::config::{Config, VmConfig, Vsock};
 use crate::extras::Target;
 use crate::faults::FaultRecord;
 use crate::host::Host;

@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use vmlane_config::{Config, Role, VmConfig, Vsock};
 use vmlane_device::virtio::vsock::{GuestStats, GuestView, VsockDevice, VsockWorker};
 use vmlane_device::vmci::{VmView, VmciDevice};
 use vmlane_host::sockets::{Guest, HybridView};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Found;
 use vmlane_transport::{RingLines, Server, SessionStats};
-use vmlane_vsock::{Forward, HOST, Vm};
+use vmlane_vsock::Vm;
 
-use crate::config::{Config, Role, VmConfig, Vsock};
 use crate::host::Host;
 use crate::hybrid::ServedHybrid;
 use crate::serve::{Attachment, PciSocket, VmError, device_name, vhost_end};
@@ -267,20 +267,8 @@ fn serve_vmci(
     Ok((ServedDevice { cid, server, stats }, map))
 }
 
-/// A VM of a configuration as the table of VMs has it. Targets of forwards that `config` lacks lead
-/// nowhere; a checked configuration has none.
+/// A VM of a configuration as the table of VMs has it.
 pub fn record(config: &Config, vm: &VmConfig) -> Vm {
-    let forward = |forward: &crate::config::ForwardConfig| {
-        let to_cid = match &forward.to_vm {
-            Some(to_vm) => match config.vm(to_vm) {
-                Some(target) => Some(target.cid).filter(|&cid| cid != 0)?,
-                // The CID of another host.
-                None => to_vm.parse().ok().filter(|_| config.route.is_some())?,
-            },
-            None => HOST,
-        };
-        Some(Forward { port: forward.port, to_cid, to_port: forward.to_port })
-    };
     Vm {
         name: vm.name.clone(),
         cid: vm.cid,
@@ -289,7 +277,7 @@ pub fn record(config: &Config, vm: &VmConfig) -> Vm {
         restricted: vm.restricted,
         trusted: vm.trusted,
         connections: vm.limits.connections,
-        forwards: vm.forwards.iter().filter_map(forward).collect(),
+        forwards: config.forwards(vm),
         parent: vm.parent_cid,
     }
 }

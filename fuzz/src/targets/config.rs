@@ -2,5 +2,5 @@
 
 pub fn run(data: &[u8]) {
     let text = crate::text(data);
-    let _ = vmlane_daemon::config::Config::parse(std::path::Path::new("fuzz.toml"), text);
+    let _ = vmlane_config::Config::parse(std::path::Path::new("fuzz.toml"), text);
 }

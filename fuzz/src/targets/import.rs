@@ -4,7 +4,7 @@
 use std::io::Cursor;
 use std::path::Path;
 
-use vmlane_daemon::config::Config;
+use vmlane_config::Config;
 use vmlane_import::{Machine, Options, configuration, libvirt, ovf, port_groups, references, vmx, words};
 
 pub fn run(data: &[u8]) {

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use vmlane_access::Accounts;
-use vmlane_daemon::config::Config;
-use vmlane_daemon::paths::Paths;
-use vmlane_daemon::vmm::libvirt::Attach;
-use vmlane_daemon::vmm::libvirt::hook::{self, Operation, Start};
+use vmlane_attach::libvirt::Attach;
+use vmlane_attach::libvirt::hook::{self, Operation, Start};
+use vmlane_config::Config;
+use vmlane_config::paths::Paths;
 
 use crate::domain::others;
 

@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use serde::Serialize;
-use vmlane_daemon::added::{self, AddedVms};
-use vmlane_daemon::config::{self, Config, Sources, VmConfig, Vsock};
-use vmlane_daemon::hybrid;
-use vmlane_daemon::paths::Paths;
+use vmlane_config::added::{self, AddedVms};
+use vmlane_config::paths::Paths;
+use vmlane_config::{Config, Sources, VmConfig};
+use vmlane_daemon::owners::owners;
 
 /// Which configuration.
 #[derive(Debug, clap::Args)]
 pub struct Place {
     /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    #[arg(long, value_name = "FILE", default_value = vmlane_config::DEFAULT_PATH)]
     pub config: PathBuf,
     /// Runtime directory of the daemon that will serve the VM
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
@@ -28,7 +28,7 @@ impl Place {
     pub fn config(&self) -> anyhow::Result<(Config, String)> {
         let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
         let sources = Sources::read(&self.config)?;
-        let owners = added::owners(&sources, &self.runtime_dir, &state);
+        let owners = owners(&sources, &self.runtime_dir, &state);
         let (vms, unseen) = match AddedVms::look(&state, &owners) {
             Ok(added) => (added.map(|added| added.read()).transpose()?.unwrap_or_default(), String::new()),
             Err(error) => (Vec::new(), format!("; VMs that were added at run time cannot be read: {error}")),
@@ -85,12 +85,7 @@ impl<'a, T: Serialize> Report<'a, T> {
         let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
         Ok(Report {
             vm: &vm.name,
-            socket: match vm.vsock {
-                Vsock::Vmci => Some(paths.vmci(&vm.name)?),
-                Vsock::Virtio { .. } => Some(paths.vsock(&vm.name)?),
-                Vsock::Hybrid(_) => Some(hybrid::path(paths, vm)?),
-                Vsock::None => None,
-            },
+            socket: vm.vsock_socket(paths)?,
             nics: nics.collect::<Result<_, _>>()?,
             answer,
         })

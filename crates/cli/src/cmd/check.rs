@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use vmlane_daemon::added;
-use vmlane_daemon::check::{Findings, check};
-use vmlane_daemon::config::{self, Config, Problem};
+use vmlane_config::added;
+use vmlane_config::findings::{Findings, check};
+use vmlane_config::{Config, Problem};
+use vmlane_daemon::owners::owners;
 
 use super::control::{json, print};
 
@@ -30,7 +31,7 @@ kinds of values; which values fit together is what this command is for.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Configuration file
-    #[arg(value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    #[arg(value_name = "FILE", default_value = vmlane_config::DEFAULT_PATH)]
     file: PathBuf,
     /// Runtime directory of the daemon that is to serve it
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
@@ -76,7 +77,9 @@ impl Args {
             return Ok(ExitCode::SUCCESS);
         }
         let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
-        let findings = check(&self.file, &self.runtime_dir, &state);
+        let findings = check(&self.file, &self.runtime_dir, &state, |sources| {
+            owners(sources, &self.runtime_dir, &state)
+        });
         let ok = findings.problems.is_empty();
         if self.json {
             let Findings { files, vms, uplinks, problems, warnings } = &findings;
@@ -92,6 +95,6 @@ impl Args {
                 print(&format!("good: {vms}, {uplinks}, in {}\n", count(findings.files.len(), "file")))?;
             }
         }
-        Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(config::EXIT_CODE) })
+        Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(vmlane_config::EXIT_CODE) })
     }
 }

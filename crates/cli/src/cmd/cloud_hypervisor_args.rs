@@ -3,8 +3,8 @@
 
 use std::process::ExitCode;
 
-use vmlane_daemon::qemu::shell_quoted;
-use vmlane_daemon::vmm::cloud_hypervisor;
+use vmlane_attach::cloud_hypervisor;
+use vmlane_attach::qemu::shell_quoted;
 
 use super::attach::{Arguments, Report, Target};
 use super::control::{json, print};

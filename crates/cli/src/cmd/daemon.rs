@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use vmlane_daemon::config::{self, Sources};
+use vmlane_config::{LogFormat, Sources};
 use vmlane_daemon::extras::Extras;
-use vmlane_daemon::log::{LogFormat, print_error};
+use vmlane_daemon::log::print_error;
 use vmlane_daemon::run::{Options, run};
 use vmlane_keeper::takeover;
 
@@ -50,7 +50,7 @@ is wrong or cannot be read, so that starting again is of no use before it is cha
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    #[arg(long, value_name = "FILE", default_value = vmlane_config::DEFAULT_PATH)]
     config: PathBuf,
     /// Directory for the sockets
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::new_runtime_dir())]
@@ -117,7 +117,7 @@ impl Args {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_configuration() => {
                 print_error(&error.to_string());
-                Ok(ExitCode::from(config::EXIT_CODE))
+                Ok(ExitCode::from(vmlane_config::EXIT_CODE))
             }
             Err(error) => Err(error.into()),
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, bail};
-use vmlane_daemon::qemu::Version;
+use vmlane_attach::qemu::Version;
 
 /// Where a QEMU is looked for: in PATH, then where Red Hat's distributions have theirs.
 const USUAL: [&str; 2] = ["qemu-system-x86_64", "/usr/libexec/qemu-kvm"];

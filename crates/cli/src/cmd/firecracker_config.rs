@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use vmlane_daemon::vmm::firecracker;
+use vmlane_attach::firecracker;
 
 use super::attach::{Report, Target};
 use super::control::{json, print};

@@ -2,12 +2,10 @@
 
 use std::path::PathBuf;
 
-use vmlane_daemon::config;
-
 #[derive(Debug, clap::Args)]
 pub struct HelperArgs {
     /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    #[arg(long, value_name = "FILE", default_value = vmlane_config::DEFAULT_PATH)]
     pub config: PathBuf,
     /// Runtime directory of the daemon
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use vmlane_access::Accounts;
 use vmlane_api::{Client, VmStatus, call};
-use vmlane_daemon::config::VmConfig;
-use vmlane_daemon::paths::Paths;
-use vmlane_daemon::vmm::libvirt::MOST_BYTES;
-use vmlane_daemon::vmm::libvirt::hook::{Operation, Start, concerns, judge};
+use vmlane_attach::libvirt::MOST_BYTES;
+use vmlane_attach::libvirt::hook::{Operation, Start, concerns, judge};
+use vmlane_config::VmConfig;
+use vmlane_config::paths::Paths;
 
 use super::attach::Place;
 

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use vmlane_daemon::config::VmConfig;
-use vmlane_daemon::qemu::{Qemu, check_sockets};
-use vmlane_daemon::vmm::libvirt::{Attach, MOST_BYTES};
+use vmlane_attach::libvirt::{Attach, MOST_BYTES};
+use vmlane_attach::qemu::{Qemu, check_sockets};
+use vmlane_config::VmConfig;
 
 use super::attach::{Report, Target};
 use super::control::{json, print};

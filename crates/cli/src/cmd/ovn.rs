@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use vmlane_api::{Client, OvnEntry, OvnReport, call};
-use vmlane_daemon::config::ovn::interface;
-use vmlane_daemon::config::{self, Config};
+use vmlane_config::Config;
+use vmlane_config::ovn::interface;
+use vmlane_config::trusted::TrustedFiles;
 use vmlane_daemon::log;
-use vmlane_daemon::uplink::trusted::TrustedFiles;
 use vmlane_daemon::uplink::{interface_is_up, set_interface_up};
 use vmlane_ovn::{Daemon, Entry, Helper, Interfaces, Settings, Signals};
 
@@ -98,7 +98,7 @@ impl Run {
             Ok(settings) => settings.context("a configuration")?,
             Err(error) => {
                 let _ = writeln!(io::stderr(), "vmlane: {error}");
-                return Ok(ExitCode::from(config::EXIT_CODE));
+                return Ok(ExitCode::from(vmlane_config::EXIT_CODE));
             }
         };
         let signals = Signals::default();

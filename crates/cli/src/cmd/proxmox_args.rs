@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use vmlane_daemon::qemu::check_sockets;
-use vmlane_daemon::vmm::proxmox;
+use vmlane_attach::proxmox;
+use vmlane_attach::qemu::check_sockets;
 
 use super::attach::{Report, Target};
 use super::control::{json, print};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use vmlane_daemon::qemu::{self, Accel, Machine, Qemu, Version};
+use vmlane_attach::qemu::{self, Accel, Machine, Qemu, Version};
 
 use super::attach::{Arguments, Report, Target};
 use super::control::json;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use vmlane_api::call;
-use vmlane_daemon::config::{self, Config, PeerConfig, RouteConfig};
+use vmlane_config::{Config, PeerConfig, RouteConfig};
 use vmlane_daemon::log;
 use vmlane_route::authority::{self, Authority};
 use vmlane_route::{Bounds, Files, Fingerprint, Helper, PeerSettings, Settings};
@@ -139,7 +139,7 @@ impl Run {
             Ok(settings) => settings,
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "vmlane: {error:#}");
-                return Ok(ExitCode::from(config::EXIT_CODE));
+                return Ok(ExitCode::from(vmlane_config::EXIT_CODE));
             }
         };
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);

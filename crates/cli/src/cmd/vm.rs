@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use vmlane_api::{VmList, call};
-use vmlane_daemon::added::MOST_BYTES;
+use vmlane_config::added::MOST_BYTES;
 
 use super::control::{Show, Where, json, print, table};
 use crate::row;
@@ -228,7 +228,7 @@ fn plain(list: &VmList) -> String {
 mod tests {
     use std::path::Path;
 
-    use vmlane_daemon::config::Config;
+    use vmlane_config::Config;
 
     use super::*;
 

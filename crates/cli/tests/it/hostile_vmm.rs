@@ -95,7 +95,7 @@ fn sparse_files_of_one_vm_leave_address_space_for_others_and_the_next_daemon() {
 fn a_vm_without_a_limit_maps_no_more_than_the_host_has() {
     let daemon = daemon(&config(&["vmxnet3"]));
     let mut vmm = attach_vmxnet3(&daemon, "a");
-    let host = vmlane_daemon::config::host_memory() & !0xfff;
+    let host = vmlane_config::host_memory() & !0xfff;
     let sparse = rustix::fs::memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&sparse, 2 * host).unwrap();
     vmm.map(0, 2 * host, Some((sparse.as_fd(), 0)), true).expect_err("more than the host has");

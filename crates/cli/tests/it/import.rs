@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use vmlane_daemon::config::Config;
+use vmlane_config::Config;
 use vmlane_testkit::Ran;
 
 use crate::common::vmlane;

@@ -42,7 +42,7 @@ impl Names {
 
 /// A daemon in this directory, which serves what this file says, and what it holds for the next one.
 fn daemon(base: &Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>) {
-    let added = crate::added::AddedVms::open(base, &[]).unwrap();
+    let added = vmlane_config::added::AddedVms::open(base, &[]).unwrap();
     let (files, mut config) = Files::load(&base.join("vmlane.toml"), added).unwrap();
     change(&mut config);
     let names = Arc::new(Names::default());
@@ -82,8 +82,8 @@ fn so_many_vms_are_added_and_no_more() {
     std::fs::write(base.path().join("vmlane.toml"), "").unwrap();
     // As if all but one were there.
     let (daemon, _) = daemon(base.path(), |config| {
-        for number in 1..crate::added::MOST_VMS {
-            let place = crate::config::VmPlace { added: true, ..Default::default() };
+        for number in 1..vmlane_config::added::MOST_VMS {
+            let place = vmlane_config::VmPlace { added: true, ..Default::default() };
             config.places.insert(format!("v{number}"), place);
         }
     });

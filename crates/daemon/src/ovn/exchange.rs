@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use vmlane_api::{Failure, OvnEntries, OvnEntry, OvnReport, VmStatus};
 
-use crate::config::ovn::uplink_name;
 use crate::host::Host;
 use crate::served::Served;
 use crate::vm::ServedVm;
+use vmlane_config::ovn::uplink_name;
 
 /// The NIC's number, of its name.
 fn number(nic: &str) -> usize {

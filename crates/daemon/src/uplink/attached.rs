@@ -4,13 +4,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use vmlane_config::UplinkKind;
 use vmlane_host::uplink::xdp::{Xdp, XdpFacts, XdpHold};
 use vmlane_host::uplink::{Tap, is_gone};
 use vmlane_port::{FramePort, PortStats};
 
 use super::connecting::Connecting;
-use super::kind::{OpenError, Opened, Seen};
-use crate::config::UplinkKind;
+use super::kind::{OpenError, Opened, Seen, tap_options, xdp_options};
 
 /// An uplink that is connected to a port, as seen by the daemon.
 pub enum Attached {
@@ -43,7 +43,7 @@ impl Opened {
         match (self, kind) {
             (Opened::Tap(files), kind) => {
                 let queues = files.queues.len();
-                let mut tap = Tap::new(&UplinkKind::tap(kind.target(), None), files, stats)?;
+                let mut tap = Tap::new(&tap_options(kind.target(), None), files, stats)?;
                 let whole = tap.whole();
                 if kind.is_direct() {
                     // Until the helper says that the bridge takes them.
@@ -58,7 +58,7 @@ impl Opened {
                 for advice in &facts.advice {
                     tracing::warn!(to = %kind, "{advice}");
                 }
-                let options = UplinkKind::xdp(kind.target(), None);
+                let options = xdp_options(kind.target(), None);
                 let (port, hold) = Xdp::new(&options, files, stats)?;
                 let mtu = port.mtu();
                 Ok((Box::new(port), Attached::Xdp { hold, mtu, facts, queues }))

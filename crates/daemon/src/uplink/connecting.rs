@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use vmlane_config::{UplinkConfig, UplinkKind};
 use vmlane_host::uplink::vhost_user::{Entrance, Peers, SocketName, VhostUser, connect};
 use vmlane_port::PortId;
 use vmlane_switch::Switch;
@@ -13,7 +14,6 @@ use vmlane_switch::Switch;
 use super::error::UplinkError;
 use super::helper::SharedHelper;
 use super::kind::{Listening, OpenError, Opened};
-use crate::config::{UplinkConfig, UplinkKind};
 
 /// An uplink that has a connection whenever it can. It ends when this is dropped, and its socket's name with it.
 pub struct Connecting {

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use vmlane_config::UplinkConfig;
 
 use super::error::{HelperError, UplinkError};
 use super::kind::{Opened, Seen};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
-use crate::config::UplinkConfig;
 
 /// How long an interface may take.
 const PATIENCE: Duration = Duration::from_secs(10);

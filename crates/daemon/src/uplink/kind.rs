@@ -7,12 +7,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use vmlane_config::{MOST_QUEUES, UplinkKind};
 use vmlane_host::uplink::vhost_user::{ListenError, SocketFile, SocketName};
 use vmlane_host::uplink::xdp::{self, XdpError, XdpFacts, XdpFiles, XdpOptions};
 use vmlane_host::uplink::{TapError, TapFiles, TapOptions, mtu, vhost_user};
 use vmlane_state::Found;
 
-use crate::config::UplinkKind;
+const _: () = assert!(TapOptions::MOST_QUEUES == MOST_QUEUES && XdpOptions::MOST_QUEUES == MOST_QUEUES);
 
 /// How long what an uplink leads to may be in use: the port that had it goes in its own time.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -110,87 +111,85 @@ pub enum Facts {
     Xdp(XdpFacts),
 }
 
-impl UplinkKind {
-    pub(super) fn xdp(interface: &str, queues: Option<u16>) -> XdpOptions {
-        XdpOptions { name: interface.to_owned(), queues }
-    }
+pub fn xdp_options(interface: &str, queues: Option<u16>) -> XdpOptions {
+    XdpOptions { name: interface.to_owned(), queues }
+}
 
-    pub(super) fn tap(interface: &str, queues: Option<u16>) -> TapOptions {
-        TapOptions { name: interface.to_owned(), queues }
-    }
+pub fn tap_options(interface: &str, queues: Option<u16>) -> TapOptions {
+    TapOptions { name: interface.to_owned(), queues }
+}
 
-    /// Opens what the uplink leads to; `make` it if there is none.
-    pub fn open(&self, make: bool) -> Result<Opened, OpenError> {
-        match self {
-            UplinkKind::Tap { interface, queues, .. } => {
-                if !make {
-                    mtu(interface)?;
-                }
-                Ok(Opened::Tap(TapFiles::open(&Self::tap(interface, *queues))?))
+/// Opens what the uplink leads to; `make` it if there is none.
+pub fn open(kind: &UplinkKind, make: bool) -> Result<Opened, OpenError> {
+    match kind {
+        UplinkKind::Tap { interface, queues, .. } => {
+            if !make {
+                mtu(interface)?;
             }
-            UplinkKind::VhostUser { socket, listens: Some(listens), .. } => {
-                let (socket, name) = vhost_user::listen(Path::new(socket), listens.owner)
-                    .map_err(|cause| OpenError::Listen { socket: socket.clone(), cause })?;
-                Ok(Opened::Listening(Listening { socket, name, of_helper: None }))
-            }
-            UplinkKind::VhostUser { socket, listens: None, .. } => {
-                let failed = |cause| OpenError::VhostUser { socket: socket.clone(), cause };
-                Ok(Opened::VhostUser(vhost_user::connect(Path::new(socket)).map_err(failed)?))
-            }
-            UplinkKind::Xdp { interface, queues } => {
-                Ok(Opened::Xdp(XdpFiles::open(&Self::xdp(interface, *queues))?))
-            }
+            Ok(Opened::Tap(TapFiles::open(&tap_options(interface, *queues))?))
+        }
+        UplinkKind::VhostUser { socket, listens: Some(listens), .. } => {
+            let (socket, name) = vhost_user::listen(Path::new(socket), listens.owner)
+                .map_err(|cause| OpenError::Listen { socket: socket.clone(), cause })?;
+            Ok(Opened::Listening(Listening { socket, name, of_helper: None }))
+        }
+        UplinkKind::VhostUser { socket, listens: None, .. } => {
+            let failed = |cause| OpenError::VhostUser { socket: socket.clone(), cause };
+            Ok(Opened::VhostUser(vhost_user::connect(Path::new(socket)).map_err(failed)?))
+        }
+        UplinkKind::Xdp { interface, queues } => {
+            Ok(Opened::Xdp(XdpFiles::open(&xdp_options(interface, *queues))?))
         }
     }
+}
 
-    /// The same, and waits for a moment while it is in use.
-    pub fn open_patiently(&self, make: bool) -> Result<Opened, OpenError> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.open(make) {
-                Err(error) if error.is_busy() && Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                opened => return opened,
+/// The same, and waits for a moment while it is in use.
+pub fn open_patiently(kind: &UplinkKind, make: bool) -> Result<Opened, OpenError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match open(kind, make) {
+            Err(error) if error.is_busy() && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
             }
+            opened => return opened,
         }
     }
+}
 
-    /// Its interface as it is now; None: it has none that could change.
-    pub fn look(&self) -> Result<Option<Seen>, OpenError> {
-        match self {
-            UplinkKind::Tap { interface, .. } => Ok(Some(Seen { mtu: mtu(interface)?, index: None })),
-            UplinkKind::Xdp { interface, .. } => {
-                let (index, mtu) = xdp::look(interface)?;
-                Ok(Some(Seen { mtu, index: Some(index) }))
-            }
-            UplinkKind::VhostUser { .. } => Ok(None),
+/// Its interface as it is now; None: it has none that could change.
+pub fn look(kind: &UplinkKind) -> Result<Option<Seen>, OpenError> {
+    match kind {
+        UplinkKind::Tap { interface, .. } => Ok(Some(Seen { mtu: mtu(interface)?, index: None })),
+        UplinkKind::Xdp { interface, .. } => {
+            let (index, mtu) = xdp::look(interface)?;
+            Ok(Some(Seen { mtu, index: Some(index) }))
         }
+        UplinkKind::VhostUser { .. } => Ok(None),
     }
+}
 
-    /// Under what names its files are held for the next daemon: none, if that one opens them anew. No VM's devices have such
-    /// names: theirs have a dot before the first slash.
-    pub fn held(&self) -> Vec<String> {
-        match self {
-            UplinkKind::Tap { interface, queues, .. } => {
-                (0..queues.unwrap_or(1)).map(|queue| format!("{HELD}{interface}/{queue}")).collect()
-            }
-            UplinkKind::VhostUser { .. } => Vec::new(),
-            // Which frames a daemon had taken from its rings is known to that daemon alone.
-            UplinkKind::Xdp { .. } => Vec::new(),
+/// Under what names its files are held for the next daemon: none, if that one opens them anew. No VM's devices have such
+/// names: theirs have a dot before the first slash.
+pub fn held(kind: &UplinkKind) -> Vec<String> {
+    match kind {
+        UplinkKind::Tap { interface, queues, .. } => {
+            (0..queues.unwrap_or(1)).map(|queue| format!("{HELD}{interface}/{queue}")).collect()
         }
+        UplinkKind::VhostUser { .. } => Vec::new(),
+        // Which frames a daemon had taken from its rings is known to that daemon alone.
+        UplinkKind::Xdp { .. } => Vec::new(),
     }
+}
 
-    /// Takes the files that a previous daemon left. None: it left none.
-    pub fn resume(&self, found: &mut Found, mtu: Option<usize>) -> Option<Opened> {
-        match self {
-            UplinkKind::Tap { .. } => {
-                let queues = self.held().iter().map(|name| found.take(name)).collect::<Option<Vec<_>>>()?;
-                Some(Opened::Tap(TapFiles { queues, mtu: mtu? }))
-            }
-            UplinkKind::VhostUser { .. } => None,
-            UplinkKind::Xdp { .. } => None,
+/// Takes the files that a previous daemon left. None: it left none.
+pub fn resume(kind: &UplinkKind, found: &mut Found, mtu: Option<usize>) -> Option<Opened> {
+    match kind {
+        UplinkKind::Tap { .. } => {
+            let queues = held(kind).iter().map(|name| found.take(name)).collect::<Option<Vec<_>>>()?;
+            Some(Opened::Tap(TapFiles { queues, mtu: mtu? }))
         }
+        UplinkKind::VhostUser { .. } => None,
+        UplinkKind::Xdp { .. } => None,
     }
 }
 
@@ -235,14 +234,14 @@ impl Opened {
                 Ok(Opened::Listening(Listening { socket, name, of_helper: Some(number) }))
             }
             (UplinkKind::Xdp { interface, queues }, Facts::Xdp(facts)) => {
-                let opened = XdpFiles::unpack(&UplinkKind::xdp(interface, *queues), facts, files);
+                let opened = XdpFiles::unpack(&xdp_options(interface, *queues), facts, files);
                 opened.map(Opened::Xdp).map_err(|error| OpenError::from(error).to_string())
             }
             _ => Err(OpenError::Kind.to_string()),
         }
     }
 
-    /// The files to be held for the next daemon under the names that [`UplinkKind::held`] gives.
+    /// The files to be held for the next daemon under the names that [`held`] gives.
     pub fn to_hold(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             Opened::Tap(TapFiles { queues, .. }) => queues.iter().map(AsFd::as_fd).collect(),

@@ -3,12 +3,12 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use vmlane_config::UplinkConfig;
 use vmlane_state::{Found, Store};
 use vmlane_switch::Switch;
 
 use super::links::{DOWN, Wanted, held_down};
 use super::{Uplink, Uplinks};
-use crate::config::UplinkConfig;
 
 impl Uplinks {
     /// Tells `switch` of links that change, from now on.

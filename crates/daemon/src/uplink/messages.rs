@@ -12,10 +12,10 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use vmlane_config::UplinkKind;
 use vmlane_host::uplink::TapOptions;
 
 use super::kind::{Facts, Seen};
-use crate::config::UplinkKind;
 
 /// Bytes of the longest packet: an error with the names of a file and an interface.
 const LONGEST: usize = 8 << 10;

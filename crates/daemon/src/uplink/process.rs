@@ -9,12 +9,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use vmlane_config::trusted::TrustedFiles;
+use vmlane_config::{Config, UplinkConfig};
 use vmlane_host::uplink::vhost_user::SocketName;
 
-use super::kind::{Listening, OpenError, Opened};
+use super::kind::{Listening, OpenError, Opened, look, open_patiently};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
-use super::trusted::TrustedFiles;
-use crate::config::{Config, UplinkConfig};
 
 /// Characters of an answer that says why not: it has to fit into a packet.
 const LONGEST: usize = 1000;
@@ -112,14 +112,14 @@ fn carry_out(
     let failed = |error: OpenError| Refusal { text: error.to_string(), missing: error.is_missing() };
     let (opened, files, seen) = match wish {
         Wish::Open | Wish::OpenIfThere => {
-            let mut opened = kind.open_patiently(wish == Wish::Open).map_err(failed)?;
+            let mut opened = open_patiently(kind, wish == Wish::Open).map_err(failed)?;
             if let Opened::Listening(Listening { name, of_helper, .. }) = &mut opened {
                 *of_helper = Some(made.add(name.clone(), uplink));
             }
             let (facts, files) = opened.pack();
             (Some(facts), files, None)
         }
-        Wish::Look | Wish::Remove => (None, Vec::new(), kind.look().map_err(failed)?),
+        Wish::Look | Wish::Remove => (None, Vec::new(), look(kind).map_err(failed)?),
     };
     Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, seen }, files))
 }

@@ -1,12 +1,12 @@
 //! Teams of uplinks: from the configuration to the switch, and from the switch to the control socket.
 
 use vmlane_api::{TeamMemberStatus, TeamStats, TeamStatus};
+use vmlane_config::TeamConfig;
 use vmlane_port::PortId;
 use vmlane_stats::Counters;
 use vmlane_switch::{MemberState, Switch, TeamMember, TeamSpec, TeamView};
 
 use super::Uplinks;
-use crate::config::TeamConfig;
 
 impl Uplinks {
     /// Makes the teams these, of the uplinks in force. Returns what was done.

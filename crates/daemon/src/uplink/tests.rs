@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use vmlane_config::Config;
 use vmlane_host::uplink::{Tap, TapFiles, TapOptions};
 use vmlane_switch::{MemberState, PortSpec, Settings, Traffic, VlanMode};
 use vmlane_testkit::{Process, again, eventually, role, skipped, wait_until};
@@ -13,7 +14,6 @@ use vmlane_wire::ethernet::Mac;
 
 use self::streams::{Report, now};
 use super::*;
-use crate::config::Config;
 
 const HOST: &str = "10.9.0.1";
 const VM: &str = "10.9.0.2";

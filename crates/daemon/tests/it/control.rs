@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use vmlane_access::Peer;
 use vmlane_api::{
-    Call, CapturePoint, CaptureRequest, Captured, Client, ClientError, ErrorCode, Failure, MAX_REQUEST,
+    Call, CapturePoint, CaptureRequest, Captured, Client, ClientError, ErrorCode, Failure, MAX_REQUEST, May,
     Method, Pong, call,
 };
-use vmlane_daemon::config::May;
 use vmlane_daemon::control::{Answer, Answers, Bounds, ControlServer, Lasting};
 
 /// Answers pings, panics when told to, and has a lot to say about ports.

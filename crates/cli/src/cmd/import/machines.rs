@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
-use vmlane_daemon::config::Config;
-use vmlane_daemon::qemu::shell_quoted;
+use vmlane_attach::qemu::shell_quoted;
+use vmlane_config::Config;
 use vmlane_import::{Error, MOST_BYTES, Machine, Options, PortGroup};
 
 use super::images;

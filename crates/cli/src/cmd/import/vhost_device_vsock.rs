@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
-use vmlane_daemon::config::Config;
+use vmlane_config::Config;
 use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::cmd::control::{json, print};
@@ -284,5 +284,5 @@ fn notes(text: &mut String, vms: &[Vm], vm: &Vm) -> anyhow::Result<()> {
 
 /// A path as a line of comments and a shell may have it.
 fn word(path: &str) -> String {
-    vmlane_daemon::qemu::shell_quoted(&path.replace(['\n', '\r'], "?"))
+    vmlane_attach::qemu::shell_quoted(&path.replace(['\n', '\r'], "?"))
 }

@@ -1,0 +1,205 @@
+//! NICs of a VM.
+
+use std::ops::RangeInclusive;
+
+use toml::Spanned;
+use vmlane_device::vmxnet3::Profile;
+use vmlane_switch::{Policy, Traffic};
+use vmlane_wire::ethernet::Mac;
+
+use crate::names::hash;
+use crate::notes::{Named, Notes};
+use crate::ovn::{self, OvnNic};
+use crate::port_group::{DEFAULT, MTUS, PortGroupConfig, policy};
+use crate::raw::{RawNic, RawVm};
+use crate::role::{self, Role};
+use crate::traffic;
+
+const QUEUES: RangeInclusive<i64> = 1..=32;
+/// Physical slot numbers of PCI Express have 13 bits.
+const SLOTS: RangeInclusive<i64> = 1..=8191;
+/// One virtual function a PCI slot: more NICs than this fit no usual machine.
+const MOST_NICS: usize = 10;
+
+/// One element of `nic`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicConfig {
+    pub model: NicModel,
+    /// Of a VMXNET3 NIC.
+    pub profile: Profile,
+    pub port_group: String,
+    pub mac: Mac,
+    /// The most queues of each direction.
+    pub queues: u8,
+    /// The largest MTU of the guest that the port carries.
+    pub mtu: u16,
+    /// The number of its PCI Express slot, which guests name it after; None: QEMU places it.
+    pub slot: Option<u16>,
+    /// Doorbells are messages instead of stores into a shared page.
+    pub trapped: bool,
+    /// The port group's, with what the NIC says otherwise.
+    pub policy: Policy,
+    /// Likewise.
+    pub traffic: Traffic,
+    /// It is a port of OVN's, and not of the switch.
+    pub ovn: Option<OvnNic>,
+}
+
+/// What a guest finds in its PCI slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NicModel {
+    /// By vfio-user.
+    Vmxnet3,
+    /// By vhost-user.
+    VirtioNet(VirtioNet),
+}
+
+/// What is decided about a virtio NIC only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VirtioNet {
+    /// Super-frames may reach the guest whole.
+    pub lro: bool,
+    /// Packed rings are on offer.
+    pub packed: bool,
+    /// Who listens at the socket.
+    pub role: Role,
+    /// The configured MTU is announced to the guest.
+    pub announces_mtu: bool,
+}
+
+/// All NICs of a VM, which messages call `label`.
+pub fn judge(label: &str, raw: &RawVm, groups: &[PortGroupConfig], notes: &mut Notes<'_>) -> Vec<NicConfig> {
+    if let Some(last) = raw.nic.get(MOST_NICS) {
+        let text = format!("{label}: nic: {} are too many; use at most {MOST_NICS}", raw.nic.len());
+        notes.problem(last.span(), text);
+    }
+    let nics = raw.nic.iter().enumerate();
+    let nics = nics.map(|(number, nic)| {
+        let key = format!("{label}: nic {number}");
+        let mac = match &nic.get_ref().mac {
+            Some(mac) => given_mac(&key, mac, notes),
+            None => derived_mac(raw.name.as_ref().map_or("", |name| name.get_ref()), number),
+        };
+        judge_one(&key, nic, mac, groups, notes)
+    });
+    let nics = nics.collect();
+    for (number, nic) in raw.nic.iter().enumerate() {
+        let Some(slot) = &nic.get_ref().slot else { continue };
+        let same = |other: &Spanned<RawNic>| {
+            other.get_ref().slot.as_ref().is_some_and(|other| other.get_ref() == slot.get_ref())
+        };
+        if let Some(other) = raw.nic.iter().take(number).position(same) {
+            let slot_number = slot.get_ref();
+            let text = format!(
+                "{label}: nic {number}: slot = {slot_number}: nic {other} is in it; each has its own"
+            );
+            notes.conflict(slot.span(), &[slot.span()], text);
+        }
+    }
+    nics
+}
+
+fn judge_one(
+    key: &str,
+    spanned: &Spanned<RawNic>,
+    mac: Mac,
+    groups: &[PortGroupConfig],
+    notes: &mut Notes<'_>,
+) -> NicConfig {
+    let raw = spanned.get_ref();
+    let model = model(key, spanned, notes);
+    let default_queues = if model == NicModel::Vmxnet3 { 8 } else { 1 };
+    let group = raw.port_group.as_ref().map_or(DEFAULT, |group| group.get_ref());
+    let known = groups.iter().find(|other| other.name == group);
+    if known.is_none() {
+        let names: Vec<&str> = groups.iter().map(|group| group.name.as_str()).collect();
+        let span = raw.port_group.as_ref().map_or(spanned.span(), Spanned::span);
+        let text = format!(
+            "{key}: port_group = {group:?}: there is none of that name; known are {}",
+            names.join(", ")
+        );
+        notes.unknown(Named::PortGroup, span, text);
+    }
+    let ovn = ovn::judge_nic(key, raw, notes);
+    let of_group = match ovn {
+        Some(_) => ovn::POLICY,
+        None => known.map(|group| group.policy).unwrap_or_default(),
+    };
+    let traffic = known.map(|group| group.traffic).unwrap_or_default();
+    NicConfig {
+        model,
+        profile: profile(key, raw, notes),
+        port_group: group.to_owned(),
+        mac,
+        queues: notes.number(key, "queues", &raw.queues, QUEUES).unwrap_or(default_queues),
+        mtu: notes.number(key, "mtu", &raw.mtu, MTUS).unwrap_or(9190),
+        slot: notes.number(key, "slot", &raw.slot, SLOTS),
+        trapped: raw.trapped,
+        policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
+        traffic: traffic::of_nic(key, traffic, raw, notes),
+        ovn,
+    }
+}
+
+/// The model, and what is said for that model only.
+fn model(key: &str, spanned: &Spanned<RawNic>, notes: &mut Notes<'_>) -> NicModel {
+    let raw = spanned.get_ref();
+    let mut stray = |name: &str, given: bool, model: &str| {
+        if given {
+            notes.problem(spanned.span(), format!("{key}: {name} is a key of {model} only; remove it"));
+        }
+    };
+    match raw.model.as_ref().map(|model| (model, model.get_ref().as_str())) {
+        Some((_, "vmxnet3")) => {
+            stray("lro", raw.lro.is_some(), "virtio-net");
+            stray("packed", raw.packed.is_some(), "virtio-net");
+            stray("role", raw.role.is_some(), "virtio-net");
+        }
+        Some((_, "virtio-net")) => {
+            stray("profile", raw.profile.is_some(), "vmxnet3");
+            stray("trapped", raw.trapped, "vmxnet3");
+            return NicModel::VirtioNet(VirtioNet {
+                lro: raw.lro.unwrap_or(true),
+                packed: raw.packed.unwrap_or(false),
+                role: role::judge(key, "role", &raw.role, "the VMM", notes).unwrap_or_default(),
+                announces_mtu: raw.mtu.is_some(),
+            });
+        }
+        Some((model, unknown)) => {
+            let text = format!("{key}: model = {unknown:?} is not served; use \"vmxnet3\" or \"virtio-net\"");
+            notes.problem(model.span(), text);
+        }
+        None => {
+            let text = format!("{key}: model is missing; add model = \"vmxnet3\" or \"virtio-net\"");
+            notes.problem(spanned.span(), text);
+        }
+    }
+    NicModel::Vmxnet3
+}
+
+fn profile(key: &str, raw: &RawNic, notes: &mut Notes<'_>) -> Profile {
+    let Some(raw) = &raw.profile else { return Profile::default() };
+    raw.get_ref().parse().unwrap_or_else(|error| {
+        notes.problem(raw.span(), format!("{key}: profile: {error}"));
+        Profile::default()
+    })
+}
+
+fn given_mac(key: &str, raw: &Spanned<String>, notes: &mut Notes<'_>) -> Mac {
+    let text = match raw.get_ref().parse::<Mac>() {
+        Ok(mac) if mac.is_unicast() => return mac,
+        Ok(mac) => format!(
+            "{key}: mac = \"{mac}\" is no address of a NIC; its first byte must be even, and not all 0"
+        ),
+        Err(error) => format!("{key}: mac = {error}"),
+    };
+    notes.problem(raw.span(), text);
+    Mac::default()
+}
+
+/// A locally administered address made of the VM's name: 40 bits of a hash.
+fn derived_mac(vm: &str, number: usize) -> Mac {
+    let hash = hash(vm, number);
+    let [a, b, c, d, e, ..] = (hash ^ hash >> 40).to_le_bytes();
+    Mac([0x52, a, b, c, d, e])
+}
