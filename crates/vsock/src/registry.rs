@@ -133,3 +133,29 @@ impl Registry {
         self.endpoints.get(&cid)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Endpoint for Nothing {
+        fn requested(&self, _: Call, _: Option<u64>) -> Result<(), ConnectError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_host_is_there_while_something_answers_for_it() {
+        let (mut registry, host) = (Registry::default(), HostPresence::default());
+        registry.set(3, Some(Arc::new(Nothing)), &host);
+        assert!(!host.get() && registry.get(3).is_some());
+        registry.set(HOST, Some(Arc::new(Nothing)), &host);
+        assert!(host.get());
+        registry.set(3, None, &host);
+        assert!(host.get() && registry.get(3).is_none());
+        registry.set(HOST, None, &host);
+        assert!(!host.get());
+    }
+}

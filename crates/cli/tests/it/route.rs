@@ -96,6 +96,24 @@ fn bytes_pass_whole_both_ways_with_true_addresses_and_halves() {
 }
 
 #[test]
+fn a_program_that_reads_no_more_ends_its_writer_on_the_other_host_and_still_writes() {
+    let world = World::new();
+    let listener = Listener::bind_by(&world.beta.host(), 5000).unwrap();
+    let mut client = Stream::connect_by(&world.alpha.host(), BETA, 5000, LONG).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+    }
+    server.shutdown(Shutdown::Read).unwrap();
+    let error = std::iter::repeat_with(|| client.write_all(&[7; 4096])).find_map(Result::err).unwrap();
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
+    server.write_all(b"still").unwrap();
+    server.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&client).unwrap(), b"still");
+}
+
+#[test]
 fn a_slow_reader_holds_up_its_own_writer_and_no_other() {
     let world = World::new();
     let (mut slow, unread) = world.pair(6000);

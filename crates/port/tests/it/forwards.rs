@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
 use vmlane_port::wrap::{
-    CapturedFrames, CapturedStream, FaultyFrames, FaultyStreams, FrameTap, PacketPayload, StreamEvent,
-    StreamTap,
+    CapturedFrames, CapturedStream, FaultyFrames, FaultyStreams, FrameTap, Impairment, PacketPayload,
+    StreamEvent, StreamTap,
 };
 use vmlane_port::{
-    Budget, Bytes, DropReason, End, Filter, FramePort, FramePortInfo, Frames, Glance, Notifications, Offload,
-    PortFault, PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities, RxFrame, Shutdown, Side, Sign,
-    StreamAddress, StreamEnd, StreamId, StreamInfo, StreamPort, Streams, Survival, Ticked, Token, TxFrame,
-    WakeUp,
+    Budget, Bytes, ChecksumStatus, DropReason, End, Filter, FramePort, FramePortInfo, Frames, Glance, Layers,
+    Notifications, Offload, PortFault, PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities,
+    RxFrame, Shutdown, Side, Sign, StreamAddress, StreamEnd, StreamId, StreamInfo, StreamPort, Streams,
+    Survival, Ticked, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::virtio_vsock::Header;
 
@@ -340,6 +340,30 @@ fn a_frame_port_that_is_captured_or_fails_on_request_answers_as_the_one_inside()
     FaultyFrames::new(kept.clone()).attach(PortId(1), Inside::new(&asked));
     let mut faulty = kept.frames.lock().unwrap().take().expect("attached");
     assert_eq!(ask_frames(&mut *faulty, &asked), OF_FRAMES);
+}
+
+#[test]
+fn a_line_that_delays_nothing_delivers_at_once() {
+    let (asked, kept) = (Asked::default(), Arc::new(Kept::default()));
+    let frames = FaultyFrames::new(kept.clone());
+    frames.impair(Impairment { longest: 9000, ..Impairment::default() }).expect("memory for held frames");
+    frames.attach(PortId(1), Inside::new(&asked));
+    let mut port = kept.frames.lock().unwrap().take().expect("attached");
+    asked.take();
+    let body = Inside::new(&Asked::default()).spans;
+    let frame = RxFrame {
+        head: &[0; 60],
+        body: &body,
+        body_at: 0,
+        body_len: 0,
+        tag: None,
+        layers: Layers::default(),
+        checksum: ChecksumStatus::Unknown,
+        aggregate: None,
+        partial_checksum: None,
+    };
+    port.deliver(&[frame]).expect("delivered");
+    assert_eq!(asked.take(), ["deliver"]);
 }
 
 /// The same of a stream port.

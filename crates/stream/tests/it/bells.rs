@@ -83,3 +83,11 @@ fn a_doorbell_that_serves_no_more_is_not_watched_nor_is_that_of_an_end_that_left
     workers.leave(&[(stream, Side::A)]);
     assert_eq!(b.answered.load(SeqCst), answered);
 }
+
+#[test]
+fn each_worker_has_a_heartbeat_of_its_own() {
+    let settings = Settings { workers: 2, spin: Duration::ZERO, ..Settings::default() };
+    let workers = Workers::start(settings).unwrap();
+    assert_eq!(workers.heartbeats().len(), 2);
+    wait_until("each has begun a round", || workers.heartbeats().iter().all(|beat| beat.read().rounds > 0));
+}
