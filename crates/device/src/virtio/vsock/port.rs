@@ -13,10 +13,9 @@ use vmlane_worker::{Doorbells, Work};
 use zerocopy::FromBytes;
 
 use super::backlog::Waiting;
-use super::receive::{NoBuffers, Receive};
+use super::receive::{NoBuffers, RX, Receive};
 use super::stats::GuestStats;
 
-pub const RX: usize = 0;
 const TX: usize = 1;
 
 /// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before the worker

@@ -12,9 +12,10 @@ use vmlane_mem::{Fault, MemoryMap, Spans};
 use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, HEADER, Header};
 use zerocopy::IntoBytes;
 
-use super::port::RX;
 use super::stats::GuestStats;
 
+/// The ring's number.
+pub const RX: usize = 0;
 /// Packets of our own that wait for buffers. While as many do, the guest's are not looked at.
 const MAX_REPLIES: usize = 256;
 /// Beyond so many they are forgotten.
