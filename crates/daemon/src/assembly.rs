@@ -2,10 +2,10 @@
 //!
 //! | part | what it owns |
 //! | --- | --- |
-//! | [`Host`] | workers, router, hypervisor, switch, the socket for programs of the host |
-//! | [`Served`] | the configuration in force, served VMs, uplinks, mirrors |
-//! | [`Health`] | the watchdog, counters of faults |
-//! | [`Captures`] | captures under way |
+//! | `Host` | workers, router, hypervisor, switch, the socket for programs of the host |
+//! | `Served` | the configuration in force, served VMs, uplinks, mirrors |
+//! | `Health` | the watchdog, counters of faults |
+//! | `Captures` | captures under way |
 //! | [`Daemon`] | these, who may ask what, and the way to the main thread |
 
 mod answers;
