@@ -148,7 +148,7 @@ impl KnownVms {
     }
 
     /// May these two exchange anything? Which programs of the host may is for [`crate::HostRules`] to say; of a client on
-    /// another host its host says more: see [`Self::may_connect`].
+    /// another host its host says more: see `may_connect`.
     pub fn may_talk(&self, a: Cid, b: Cid) -> bool {
         if a == HOST || b == HOST {
             let other = if a == HOST { b } else { a };
