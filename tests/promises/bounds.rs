@@ -65,13 +65,13 @@ const ROWS: &[(&str, &[&str])] = &[
         "VMs that are added at run time; bytes of a description",
         &[
             "daemon: assembly::so_many_vms_are_added_and_no_more",
-            "daemon: added::descriptions_and_their_number_are_bounded",
+            "config: added::descriptions_and_their_number_are_bounded",
             "cli: vms::what_is_in_use_is_refused_and_the_error_says_whose_it_is",
         ],
     ),
     (
         "files in `conf.d`; bytes of each",
-        &["daemon: config::merge::a_pipe_is_not_waited_for_and_what_is_too_much_is_refused"],
+        &["config: merge::a_pipe_is_not_waited_for_and_what_is_too_much_is_refused"],
     ),
     (
         "captures",
@@ -97,7 +97,7 @@ const ROWS: &[(&str, &[&str])] = &[
     (
         "mirrors",
         &[
-            "daemon: config::mirror::mistakes_name_the_mirror_the_value_and_the_way_out",
+            "config: mirror::mistakes_name_the_mirror_the_value_and_the_way_out",
             "switch: mirror::ring::a_full_ring_takes_nothing_until_what_was_read_is_free",
             "switch: mirror::copies_beyond_the_mirrors_part_of_a_round_are_dropped_and_counted",
         ],
