@@ -33,6 +33,7 @@ const PREPARE: &str = "
     cat /t/apparmor.profile > /sys/kernel/security/apparmor/.load
     dmesg -c > /dev/null";
 
+const KILL: i32 = 9;
 const CONFINED: &str = "python3 /t/confined.py vmlane vmlane-daemon /usr/bin/vmlane";
 
 fn the_daemon_serves_under_its_profile_in_force() {
@@ -69,8 +70,8 @@ fn the_daemon_serves_under_its_profile_in_force() {
     a.sh("timeout 2 vmlane capture -w /tmp/one.pcapng || [ $? = 124 ]").unwrap();
 
     // Its successor finds what the keeper has.
-    a.sh("kill -9 $(pgrep -f 'vmlane daemon')").unwrap();
-    drop(first);
+    first.signal(KILL);
+    first.wait().unwrap();
     let _second = daemon();
     let status = a.sh("vmlane status").unwrap();
     assert!(status.contains("mail"), "{status}");
