@@ -227,13 +227,18 @@ impl<E: Engine> Worker<E> {
 
     /// Nothing moved: waits as the policy decides.
     fn wait(&mut self) {
+        let idle = self.now.saturating_duration_since(self.busy);
         let ports = if self.settings.poll {
             Ports::Polled
         } else {
             self.policy.resumed(self.now);
+            // Decided whatever the ports can do: an answer that comes at once waits for no question.
+            if self.policy.spins(idle, self.idle_rounds) {
+                self.decision = Decision::Spin;
+                return self.policy.pause(Decision::Spin, self.now);
+            }
             self.engine.ports()
         };
-        let idle = self.now.saturating_duration_since(self.busy);
         let (now, rounds, moved) = (self.now, self.idle_rounds, self.engine.moved_bytes());
         let inputs = Inputs { now, idle, rounds, moved, ports };
         // Who waits for what a sleep would deliver is not to wait for a long nap, too.

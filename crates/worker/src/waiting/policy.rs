@@ -128,6 +128,12 @@ impl Policy {
         self.long_naps.next(moved).is_some()
     }
 
+    /// Does it spin after `idle`, `rounds` rounds in a row, whatever its ports can do? As [`Self::decide`] would say.
+    #[inline]
+    pub fn spins(&self, idle: Duration, rounds: u32) -> bool {
+        rounds < SPINS && self.window.is_within(idle)
+    }
+
     /// What to do now. Changes nothing.
     pub fn decide(&self, inputs: &Inputs) -> Decision {
         let Inputs { now, idle, rounds, moved, ports } = *inputs;

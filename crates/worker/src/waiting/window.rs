@@ -71,7 +71,13 @@ impl Window {
 
     /// Does a worker go on that has been idle for `idle`? `yields`: not without offering its core.
     pub fn is_open(&self, now: Instant, idle: Duration, yields: bool) -> bool {
-        idle < self.length && !(yields && self.is_contended(now))
+        self.is_within(idle) && !(yields && self.is_contended(now))
+    }
+
+    /// Has a worker been idle for less than the window?
+    #[inline]
+    pub fn is_within(&self, idle: Duration) -> bool {
+        idle < self.length
     }
 
     /// The core is offered to others now.
