@@ -169,11 +169,11 @@ calls! {
     /// Sets the link of an uplink up or down.
     Admin: LinkUplink { uplink: String, up: bool } -> LinkSet;
     /// Copies what passes some ports to another one, until that is removed or the daemon ends.
-    // It shows to one VM what others say.
+    // It shows to one VM what others send.
     Admin: MirrorAdd { mirror: MirrorRequest } -> Done;
     /// Ends a mirror that was added so.
     Admin: MirrorRemove { name: String } -> Done;
-    /// For the helper of OVN: it tells what it has found out about ports, and hears which are to be up.
+    /// For the helper of OVN: takes what it found out about ports, and names those that are to be up.
     // It decides what others see of the ports.
     Admin: Ovn { reports: Vec<OvnReport> } -> OvnEntries;
     /// For tests, if the configuration has fault_injection: a part of the daemon that serves a VM panics.
@@ -198,7 +198,7 @@ calls! {
     } -> Done;
     /// Records what passes some points, in memory whose descriptor comes with the first answer, until the client closes its half of
     /// the connection; the last answer comes once nothing is recorded any more.
-    // It shows what VMs say to each other.
+    // It shows what VMs send each other.
     Admin, more: Capture { capture: CaptureRequest } -> Captured;
     /// Stops the daemon, and ends the sessions of its VMs.
     Admin: Shutdown {} -> Done;

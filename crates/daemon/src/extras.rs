@@ -5,14 +5,13 @@ use std::io;
 use std::sync::Arc;
 
 use vmlane_api::{Done, Failure};
+use vmlane_config::Config;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_port::wrap::{Fault, Impairment};
 use vmlane_port::{Budget, Frames, Streams};
 use vmlane_transport::{Server, SessionStats, VhostEnd};
-
-use vmlane_config::Config;
 
 /// What may be added. By default, nothing is.
 #[derive(Clone, Default)]
@@ -64,7 +63,7 @@ pub trait Attached: Send {
     fn serve(self: Box<Self>, name: &str, function: Box<dyn PciDevice>, end: VhostEnd) -> io::Result<Server>;
 }
 
-/// Says how to have it.
+/// Where what is missing can be had.
 pub const PROGRAM: &str = "this program has none; start vmlane-labdaemon in its place (of vmlane's sources: `cargo build --release \
                            -p vmlane-labdaemon`), or remove the key";
 

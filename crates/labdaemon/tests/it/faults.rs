@@ -169,6 +169,8 @@ fn a_vm_whose_virtio_vsock_device_keeps_failing_is_quarantined_alone_and_release
     daemon.ask(&["debug", "panic", "web", "--at", "vmci"]).fails(1, &["has no \"vmci\" now"]);
     panic("third");
     wait_until("the fault counts for its VM", || daemon.vm("third")["faults"] == 1);
+    let line = "serving a virtio-vsock device panicked; the device is stopped device=\"third/vsock\"";
+    assert!(daemon.log().contains(line), "{}", daemon.log());
     assert_eq!(daemon.vm("third")["quarantined"], false);
     drop(failing);
     wait_until("its VMM is gone", || daemon.vm("third")["attached"] == false);

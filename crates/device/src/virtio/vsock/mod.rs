@@ -14,6 +14,7 @@
 //! | `repeats.rs` | RSTs of connections that are over |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
 //! | `route.rs` | routes |
+//! | `own_packets.rs` | packets that the daemon sends by itself; what captures see |
 //! | `clients.rs` | who asks for connections, and is charged for them |
 //! | `backlog.rs` | packets that wait for a receiver's buffers |
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
@@ -29,6 +30,7 @@ mod credit;
 mod device;
 mod events;
 mod link;
+mod own_packets;
 mod port;
 mod receive;
 mod repeats;

@@ -398,12 +398,12 @@ impl Port {
     }
 
     /// Its doorbell is one of `doorbells` from now on, if it has one.
-    pub fn announce_to(&mut self, doorbells: Arc<Doorbells>, cid: u32) {
+    pub fn announce_to(&mut self, doorbells: Arc<Doorbells>, cid: u32, device: &str) {
         let Some(file) = self.lines.doorbell() else { return };
         match doorbells.add(file, cid.into()) {
             Ok(()) => self.bell = Some(Bell { among: doorbells, lines: self.lines.clone() }),
             Err(error) => {
-                tracing::warn!(cid, %error, "a virtio-vsock device has no doorbell; it is looked at all the time")
+                tracing::warn!(device, %error, "a virtio-vsock device has no doorbell; it is polled all the time")
             }
         }
     }

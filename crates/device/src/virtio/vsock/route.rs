@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use vmlane_port::wrap::{PacketPayload, StreamTap, wall_clock};
+use vmlane_port::wrap::StreamTap;
 use vmlane_vsock::VmReader;
-use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, Header, kind, op};
+use vmlane_wire::virtio_vsock::{Header, kind, op};
 use vmlane_worker::{Account, Meter, Work, contained};
 
 use super::backlog::{ALONE, ALONE_AND_FULL, BESIDE_OTHERS, Backlog};
 use super::bridge::{Bridge, CONNECT};
+use super::own_packets::{ask_for_credit, peer_reset, reply, show};
 use super::port::{Nonsense, Outgoing, Port};
 use super::stats::{GuestStats, VsockStats};
 use super::table::{Passage, Table};
@@ -94,7 +95,11 @@ impl Routes {
             return vm.stats.clone();
         }
         let stats = Arc::<GuestStats>::default();
-        self.vms.insert(cid, Vm::new(cid, self.meter.open(cid), stats.clone()));
+        let device = match self.known.load().get(cid) {
+            Some(vm) => format!("{}/vsock", vm.name),
+            None => format!("CID {cid}"),
+        };
+        self.vms.insert(cid, Vm::new(device, self.meter.open(cid), stats.clone()));
         stats
     }
 
@@ -606,52 +611,10 @@ fn charge(meter: &mut Meter<u32>, stats: &VsockStats, account: Account, work: Wo
     meter.charge(account, work);
 }
 
-/// The receiver of a packet is to say what it has taken.
-fn ask_for_credit(receiver: &mut Port, header: &Header, taps: &[Arc<dyn StreamTap>]) {
-    let (op, len, flags) = (op::CREDIT_REQUEST.into(), 0.into(), 0.into());
-    reply(receiver, Header { op, len, flags, ..*header }, taps);
-}
-
-/// The guest of `port` gets a packet without payload that no guest has sent.
-fn reply(port: &mut Port, header: Header, taps: &[Arc<dyn StreamTap>]) {
-    if !taps.is_empty() {
-        show_header(taps, &header, None);
-    }
-    port.reply(header);
-}
-
-/// Shows what was delivered of a packet from its byte `before` on: the header that the receiver got, and these bytes, which
-/// still lie in the memory of their sender.
-#[cold]
-fn show(taps: &[Arc<dyn StreamTap>], from: &Port, outgoing: &Outgoing, before: usize, whole: bool) {
-    let len = outgoing.done - before;
-    if len == 0 && !whole {
-        return;
-    }
-    let mut header = outgoing.header;
-    header.len = (len as u32).into();
-    if !whole {
-        header.flags = (header.flags.get() & !(END_OF_MESSAGE | END_OF_RECORD)).into();
-    }
-    show_header(taps, &header, Some(PacketPayload { spans: from.payload(), at: before, len }));
-}
-
-#[cold]
-fn show_header(taps: &[Arc<dyn StreamTap>], header: &Header, payload: Option<PacketPayload<'_>>) {
-    let now = wall_clock();
-    taps.iter().for_each(|tap| tap.packet(header, payload, now));
-}
-
 /// Has `action` look at a VM; a panic of ours ends its port and no other.
 #[inline]
 fn within(vm: &mut Vm, stats: &VsockStats, action: impl FnOnce(&mut Vm)) {
     if contained(|| action(vm)).is_none() {
         vm.fault(stats);
     }
-}
-
-/// What the receiver of a packet is told when the connection is given up on its behalf.
-fn peer_reset(header: &Header) -> Header {
-    let (src, dst) = (header.src_cid.get() as u32, header.dst_cid.get() as u32);
-    Header::new((src, header.src_port.get()), (dst, header.dst_port.get()), header.kind.get(), op::RST)
 }

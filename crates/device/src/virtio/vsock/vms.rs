@@ -21,7 +21,8 @@ const CHECK: Duration = Duration::from_micros(20);
 
 /// A VM with such a device.
 pub struct Vm {
-    cid: u32,
+    /// What the log calls its device.
+    device: String,
     /// Its rings, while they run.
     pub port: Option<Box<Port>>,
     /// It is out of service: it gets no rings.
@@ -42,10 +43,10 @@ pub struct Vm {
 
 impl Vm {
     /// Without rings.
-    pub fn new(cid: u32, account: Account, stats: Arc<GuestStats>) -> Vm {
+    pub fn new(device: String, account: Account, stats: Arc<GuestStats>) -> Vm {
         let (port, watch) = (None, Watch::new(false, Instant::now()));
         let (slow, backlog, packets) = (None, Backlog::default(), 0);
-        Vm { cid, port, shut: false, stalled: false, slow, backlog, account, stats, watch, packets }
+        Vm { device, port, shut: false, stalled: false, slow, backlog, account, stats, watch, packets }
     }
 
     /// A fault of ours came while it was served, and has left its rings in an unknown state: they end.
@@ -53,7 +54,10 @@ impl Vm {
     pub fn fault(&mut self, stats: &VsockStats) {
         stats.panics.bump(1);
         self.stats.panics.bump(1);
-        tracing::error!(cid = self.cid, "serving a virtio-vsock device panicked; the device is stopped");
+        tracing::error!(
+            device = self.device.as_str(),
+            "serving a virtio-vsock device panicked; the device is stopped"
+        );
         self.end_port();
     }
 
@@ -146,7 +150,7 @@ impl Vms {
         let Some(vm) = self.woken(cid) else { return };
         // Those before it are gone first: the doorbell may be the same.
         vm.port = None;
-        port.announce_to(doorbells, cid);
+        port.announce_to(doorbells, cid, &vm.device);
         vm.port = Some(port);
         vm.stalled = false;
     }
