@@ -130,7 +130,8 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     // The product, and what only laboratories need.
-    ("labdaemon", &["api", "cli", "daemon", "device", "mem", "port", "transport", "wire"]),
+    ("faults", &["device", "mem", "port", "wire"]),
+    ("labdaemon", &["api", "cli", "daemon", "device", "faults", "mem", "port", "transport", "wire"]),
     // Never in the product.
     ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "testkit", "vsock", "wire"]),
     (
@@ -216,7 +217,7 @@ fn the_product_has_no_synthetic_guest_in_it() {
     {
         reached.insert(next.clone());
     }
-    for kept_out in ["guestsim", "enginebench", "labdaemon", "runtests", "testkit"] {
+    for kept_out in ["guestsim", "enginebench", "faults", "labdaemon", "runtests", "testkit"] {
         assert!(
             found.contains_key(kept_out) && !reached.contains(kept_out),
             "vmlane is built from {kept_out}"

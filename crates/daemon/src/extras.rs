@@ -3,13 +3,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmlane_api::{Done, Failure};
 use vmlane_config::Config;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vsock::VsockWorker;
-use vmlane_port::wrap::{Fault, Impairment};
+use vmlane_port::wrap::Fault;
 use vmlane_port::{Budget, Frames, Streams};
 use vmlane_transport::{Server, SessionStats, VhostEnd};
 
@@ -39,6 +40,21 @@ pub trait Faults: Send + Sync {
 pub enum Provoked {
     Fault(Fault),
     Impairment(Impairment),
+}
+
+/// What is to happen to frames on their way to a NIC. The default: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Impairment {
+    /// Of 1000 frames, how many are lost.
+    pub loss: u16,
+    /// Of 1000 frames, how many are overtaken by later ones.
+    pub reorder: u16,
+    /// How long every frame takes.
+    pub delay: Duration,
+    /// Frames with more bytes are lost; 0: none.
+    pub longest: u32,
+    /// The same frames with the same seed are lost and overtaken again.
+    pub seed: u64,
 }
 
 /// A VM that is served.

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use vmlane_api::{Done, ErrorCode, Failure};
-use vmlane_daemon::extras::{Faults, Provoked, Target};
-use vmlane_device::pci::{FaultyDevice, PciDevice};
-use vmlane_port::wrap::{Fault, FaultyFrames, FaultyStreams, Impairment, Trigger};
+use vmlane_daemon::extras::{self, Faults, Provoked, Target};
+use vmlane_device::pci::PciDevice;
+use vmlane_faults::{FaultyDevice, FaultyFrames, FaultyStreams, Impairment, Trigger};
+use vmlane_port::wrap::Fault;
 use vmlane_port::{Frames, Streams};
 
 /// The longest stall on request.
@@ -97,16 +98,17 @@ impl OnRequest {
     }
 
     /// Loses, delays or reorders frames on their way to a VM's NIC.
-    fn impair(&self, vm: &Target<'_>, at: &str, impairment: Impairment) -> Result<Done, Failure> {
-        if impairment.loss > 1000 || impairment.reorder > 1000 {
+    fn impair(&self, vm: &Target<'_>, at: &str, wanted: extras::Impairment) -> Result<Done, Failure> {
+        let extras::Impairment { loss, reorder, delay, longest, seed } = wanted;
+        if loss > 1000 || reorder > 1000 {
             return Err(bad("loss and reorder are numbers of frames in 1000".into()));
         }
-        if impairment.delay > LONGEST_DELAY {
+        if delay > LONGEST_DELAY {
             return Err(bad(format!("frames may be delayed by {} s", LONGEST_DELAY.as_secs())));
         }
         let nic = at.strip_suffix("-port").and_then(|nic| find(&self.nics, vm.name, nic));
         let nic = nic.ok_or_else(|| bad(format!("vm {:?} has no {at:?}; known are nicN-port", vm.name)))?;
-        let impaired = nic.impair(impairment);
+        let impaired = nic.impair(Impairment { loss, reorder, delay, longest, seed });
         impaired.map_err(|error| Failure::internal(format!("memory for held frames: {error}")))?;
         Ok(Done {})
     }

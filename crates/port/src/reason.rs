@@ -44,7 +44,7 @@ pub enum DropReason {
     LinkDown,
     /// Receiver: no token for it, and no room where frames wait for tokens (traffic shaping).
     Shaped,
-    /// Receiver: lost on request ([`crate::wrap::Impairment`]).
+    /// Receiver: lost on request, by a laboratory's daemon (`faults::Impairment`).
     Impaired,
     /// Receiver: the interface of the uplink is down, or gone.
     UplinkDown,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vmlane_access::Peer;
 use vmlane_api::{Call, CaptureRequest, Captured, Done, Failure, Method, Pong};
-use vmlane_port::wrap::{Fault, Impairment};
+use vmlane_port::wrap::Fault;
 
 use super::{Daemon, Event};
 use crate::access::May;
@@ -12,7 +12,7 @@ use crate::captures::Sources;
 use crate::change;
 use crate::containment::release;
 use crate::control::{Answer, Answers, Lasting};
-use crate::extras::Provoked;
+use crate::extras::{Impairment, Provoked};
 use crate::host::Host;
 use crate::ovn::exchange::exchange;
 

@@ -6,15 +6,12 @@
 )]
 
 pub mod config;
-mod faulty;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Journal, Records, Unusable};
-
-pub use faulty::FaultyDevice;
 
 /// Number of PCI regions a function has: BAR 0 to 5, the ROM, the configuration space.
 pub const REGIONS: usize = 8;
@@ -60,7 +57,7 @@ impl Checkpoint<'_> {
 }
 
 /// A PCI function. One session thread calls it; nothing here may block on another VM. No method has a default: a function that
-/// wraps another one ([`FaultyDevice`]) would answer by it in place of that one.
+/// wraps another one (`faults::FaultyDevice`) would answer by it in place of that one.
 pub trait PciDevice: Send {
     /// The regions, in the order of [`REGIONS`]. Called whenever the VMM asks.
     fn region(&self, index: usize) -> Region;

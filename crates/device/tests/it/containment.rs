@@ -4,13 +4,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use vmlane_device::pci::{CONFIG_REGION, FaultyDevice, PciDevice};
+use vmlane_device::pci::{CONFIG_REGION, PciDevice};
 use vmlane_device::vmci::{Limits, VmciDevice};
+use vmlane_faults::{FaultyDevice, FaultyFrames, FaultyStreams, Trigger};
 use vmlane_guestsim::memory_port::Wire;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
 use vmlane_guestsim::nic::{DriverSpec, InlineFrames, NicDriver};
 use vmlane_guestsim::{Lines, PairSpec, Path, Pattern, Placement, vm};
-use vmlane_port::wrap::{Fault, FaultyFrames, FaultyStreams, Trigger};
+use vmlane_port::wrap::Fault;
 use vmlane_port::{Frames, PortId, Ticked};
 use vmlane_stream::Settings;
 use vmlane_testkit::wait_until;

@@ -4,15 +4,11 @@
 //! | --- | --- | --- |
 //! | [`CapturedFrames`] | what is attached to the switch | taps that look at every frame, while there is a capture |
 //! | [`CapturedStream`] | an end of a stream | taps that look at what it sends, while there is a capture |
-//! | [`FaultyFrames`] | what a device attaches to the switch | a panic, a stall ([`Fault`]); frames lost, late, out of order ([`Impairment`]) |
-//! | [`FaultyStreams`] | what devices hand to the workers of streams | a panic, a stall |
 
 mod captured_frames;
 mod captured_streams;
-mod faulty_frames;
-mod faulty_streams;
-mod impairment;
-mod trigger;
+mod fault;
+#[macro_use]
 mod wrapper;
 
 use std::os::fd::BorrowedFd;
@@ -25,12 +21,9 @@ use crate::{
 
 pub use captured_frames::{CapturedFrames, FrameTap, wall_clock};
 pub use captured_streams::{CapturedStream, PacketPayload, StreamEvent, StreamTap};
-pub use faulty_frames::FaultyFrames;
-pub use faulty_streams::FaultyStreams;
-pub use impairment::{FURTHEST, Impairment, MAX_HELD};
-pub use trigger::{Fault, Trigger};
+pub use fault::Fault;
 
-crate::wrapper! {
+wrapper! {
     /// What wraps a stream port, and has a method of its own where it adds something.
     pub trait StreamWrapper for dyn StreamPort;
     impl StreamPort {
@@ -54,7 +47,7 @@ crate::wrapper! {
     }
 }
 
-crate::wrapper! {
+wrapper! {
     /// The same of a frame port.
     pub trait FrameWrapper for dyn FramePort;
     impl FramePort {

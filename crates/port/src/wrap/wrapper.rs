@@ -3,7 +3,6 @@
 /// Declares the trait of what wraps something: it has every method of the listed traits, each of which asks the one inside
 /// unless the wrapper answers by itself. Whoever implements it has the listed traits. A method that is new in one of these is
 /// an error here until it is listed, and then is forwarded by all wrappers.
-#[macro_export]
 macro_rules! wrapper {
     (
         $(#[$doc:meta])*

@@ -4,11 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use vmlane_faults::{FaultyFrames, FaultyStreams, Impairment};
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
-use vmlane_port::wrap::{
-    CapturedFrames, CapturedStream, FaultyFrames, FaultyStreams, FrameTap, Impairment, PacketPayload,
-    StreamEvent, StreamTap,
-};
+use vmlane_port::wrap::{CapturedFrames, CapturedStream, FrameTap, PacketPayload, StreamEvent, StreamTap};
 use vmlane_port::{
     Budget, Bytes, ChecksumStatus, DropReason, End, Filter, FramePort, FramePortInfo, Frames, Glance, Layers,
     Notifications, Offload, PortFault, PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmlane_faults::{FURTHEST, FaultyFrames, Impairment, MAX_HELD};
 use vmlane_guestsim::memory_port::Wire;
 use vmlane_port::Frames;
-use vmlane_port::wrap::{FURTHEST, FaultyFrames, Impairment, MAX_HELD};
 
 use crate::common::{Bench, Guest, frame, mac};
 

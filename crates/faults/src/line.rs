@@ -10,12 +10,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use vmlane_mem::{MapRequest, MemoryMap, Spans, copy_spans, memfd};
-use vmlane_wire::ethernet::Tci;
-
-use crate::{
+use vmlane_port::{
     Aggregate, ChecksumStatus, DropReason, FramePort, Layers, MAX_FRAME, MAX_HEAD, PartialChecksum,
     PortStats, RxCapabilities, RxFrame,
 };
+use vmlane_wire::ethernet::Tci;
 
 /// Frames that a line holds, at most.
 pub const MAX_HELD: usize = 64;
@@ -121,7 +120,7 @@ impl Held {
 }
 
 /// The line to one port.
-pub(super) struct Line {
+pub(crate) struct Line {
     impairment: Impairment,
     dice: Dice,
     /// The next to be delivered first; those that may still be overtaken last.

@@ -3,32 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region, Survives};
 use vmlane_mem::MemoryMap;
-use vmlane_port::wrap::Trigger;
 
-use super::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region, Survives};
-
-vmlane_port::wrapper! {
-    /// What wraps a function, and has a method of its own where it adds something.
-    pub trait PciWrapper for dyn PciDevice;
-    impl PciDevice {
-        &mut self {
-            fn read(region: usize, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
-            fn write(region: usize, offset: u64, data: &[u8], posted: bool) -> Result<(), AccessError>;
-            fn memory(map: &MemoryMap);
-            fn unmap(start: u64, len: u64);
-            fn irqs_changed();
-            fn reset();
-            fn begin(number: u64);
-            fn survival() -> Option<&mut dyn Survives>;
-        }
-        &self {
-            fn region(index: usize) -> Region;
-            fn irq_counts() -> IrqCounts;
-            fn spin_hint() -> Duration;
-        }
-    }
-}
+use crate::trigger::Trigger;
 
 /// Wraps a function: its next register access goes wrong once `trigger` is armed. The access is carried out
 /// first, since a driver may spin for what it brings, and the fault is the session's to answer.
@@ -38,18 +16,19 @@ pub struct FaultyDevice {
 }
 
 impl FaultyDevice {
+    /// Nothing fails until `trigger` is armed.
     pub fn new(inner: Box<dyn PciDevice>, trigger: Arc<Trigger>) -> FaultyDevice {
         FaultyDevice { inner, trigger }
     }
 }
 
-impl PciWrapper for FaultyDevice {
-    fn inner(&self) -> &dyn PciDevice {
-        &*self.inner
+impl PciDevice for FaultyDevice {
+    fn region(&self, index: usize) -> Region {
+        self.inner.region(index)
     }
 
-    fn inner_mut(&mut self) -> &mut dyn PciDevice {
-        &mut *self.inner
+    fn irq_counts(&self) -> IrqCounts {
+        self.inner.irq_counts()
     }
 
     fn read(&mut self, region: usize, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
@@ -66,5 +45,33 @@ impl PciWrapper for FaultyDevice {
             self.trigger.fire();
         }
         written
+    }
+
+    fn memory(&mut self, map: &MemoryMap) {
+        self.inner.memory(map);
+    }
+
+    fn unmap(&mut self, start: u64, len: u64) {
+        self.inner.unmap(start, len);
+    }
+
+    fn irqs_changed(&mut self) {
+        self.inner.irqs_changed();
+    }
+
+    fn reset(&mut self) {
+        self.inner.reset();
+    }
+
+    fn begin(&mut self, number: u64) {
+        self.inner.begin(number);
+    }
+
+    fn spin_hint(&self) -> Duration {
+        self.inner.spin_hint()
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survives> {
+        self.inner.survival()
     }
 }

@@ -1,32 +1,9 @@
-//! A fault on request, for tests of containment.
+//! A fault that waits for its moment.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// What goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// A panic.
-    Panic,
-    /// The thread sleeps for so long.
-    Stall(Duration),
-    /// A system call that no code on this thread needs.
-    Trespass,
-}
-
-impl Fault {
-    /// Happens, here and now.
-    #[cold]
-    #[expect(clippy::panic, reason = "the panic is what was asked for")]
-    pub fn happen(self) {
-        match self {
-            Fault::Panic => panic!("injected on request"),
-            // statx(2): nothing that serves guests looks at files by name.
-            Fault::Trespass => drop(std::fs::metadata("/")),
-            Fault::Stall(time) => std::thread::sleep(time),
-        }
-    }
-}
+use vmlane_port::wrap::Fault;
 
 /// A fault that waits for the next call of what wraps a port or a device.
 #[derive(Debug, Default)]

@@ -1,10 +1,12 @@
 //! Streams whose ends fail on request, whatever devices they are of.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
-use super::StreamWrapper;
-use super::trigger::{Fault, Trigger};
-use crate::{Budget, PortFault, Resumed, Shutdown, Side, StreamEnd, StreamId, StreamPort, Streams};
+use parking_lot::Mutex;
+use vmlane_port::wrap::{Fault, StreamWrapper};
+use vmlane_port::{Budget, PortFault, Resumed, Shutdown, Side, StreamEnd, StreamId, StreamPort, Streams};
+
+use crate::trigger::Trigger;
 
 /// The workers as devices see them: each end that is joined is wrapped on its way. Whose it is, its [`Budget`] tells.
 pub struct FaultyStreams {
@@ -30,7 +32,7 @@ impl FaultyStreams {
 
     /// One for all ends of an owner.
     fn trigger(&self, owner: &Arc<Budget>) -> Arc<Trigger> {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owners = self.owners.lock();
         let budget = Arc::downgrade(owner);
         if let Some(known) = owners.iter().find(|known| known.budget.ptr_eq(&budget)) {
             return known.trigger.clone();

@@ -1,13 +1,15 @@
 //! A frame port that fails on request, or lies behind a bad line, whatever device it is of.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::FrameWrapper;
-use super::impairment::{Impairment, Line};
-use super::trigger::{Fault, Trigger};
-use crate::{FramePort, Frames, Glance, PortId, PortStats, Refused, RxFrame, Ticked};
+use parking_lot::Mutex;
+use vmlane_port::wrap::{Fault, FrameWrapper};
+use vmlane_port::{FramePort, Frames, Glance, PortId, PortStats, Refused, RxFrame, Ticked};
+
+use crate::line::{Impairment, Line};
+use crate::trigger::Trigger;
 
 /// The switch as one device sees it: what the device attaches is wrapped on its way.
 pub struct FaultyFrames {
@@ -29,17 +31,12 @@ struct NextLine(Mutex<Option<Option<Line>>>);
 
 impl NextLine {
     fn set(&self, line: Option<Line>) {
-        *lock(&self.0) = Some(line);
+        *self.0.lock() = Some(line);
     }
 
     fn take(&self) -> Option<Option<Line>> {
-        lock(&self.0).take()
+        self.0.lock().take()
     }
-}
-
-/// What these locks guard is replaced as a whole, so a panic leaves nothing half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn line(impairment: Impairment) -> io::Result<Option<Line>> {
@@ -54,7 +51,7 @@ impl FaultyFrames {
 
     /// The worker's next look at the port goes wrong. False if nothing is attached.
     pub fn arm(&self, fault: Fault) -> bool {
-        let attached = lock(&self.state).attached.is_some();
+        let attached = self.state.lock().attached.is_some();
         if attached {
             self.trigger.arm(fault);
         }
@@ -65,7 +62,7 @@ impl FaultyFrames {
     /// ends it. Fails if there is no memory for frames that are held.
     pub fn impair(&self, impairment: Impairment) -> io::Result<()> {
         let line = line(impairment)?;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.impairment = impairment;
         if let Some(port) = state.attached {
             self.next.set(line);
@@ -77,7 +74,7 @@ impl FaultyFrames {
 
 impl Frames for FaultyFrames {
     fn attach(&self, port: PortId, end: Box<dyn FramePort>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         // Without memory for a line the port works as it should.
         let line = line(state.impairment).ok().flatten();
         let (trigger, next, stats) = (self.trigger.clone(), self.next.clone(), self.inner.stats(port));
@@ -87,7 +84,7 @@ impl Frames for FaultyFrames {
     }
 
     fn detach(&self, port: PortId) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.attached = None;
         self.inner.detach(port);
     }
