@@ -13,7 +13,9 @@
 
 mod function;
 mod interrupts;
+pub mod message;
 mod ring;
+mod table;
 mod waker;
 
 use std::io;
@@ -36,11 +38,11 @@ use vmlane_port::role::{self, Role};
 use vmlane_transport::stats::{SessionStats, count};
 use vmlane_transport::{RingLines, Server, VhostEnd};
 use vmlane_wire::virtio::feature;
-use vmlane_wire::virtio_pcidev::{ACCESSES, INTERRUPTS, Message, Op};
 use zerocopy::FromBytes;
 
 use self::function::{Function, MAX_DATA};
 pub use self::interrupts::Messages;
+use self::message::{ACCESSES, INTERRUPTS, Message, Op};
 use self::ring::Ring;
 
 /// Accesses carried out before others may use the function.

@@ -11,7 +11,6 @@ pub mod route;
 pub mod vfio_user;
 pub mod vhost_user;
 pub mod virtio;
-pub mod virtio_pcidev;
 pub mod virtio_vsock;
 pub mod vmci;
 pub mod vmci_stream;

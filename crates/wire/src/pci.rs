@@ -21,7 +21,6 @@ pub mod offset {
     pub const CLASS: usize = 0x09;
     pub const CACHE_LINE: usize = 0x0c;
     pub const LATENCY: usize = 0x0d;
-    pub const HEADER_TYPE: usize = 0x0e;
     pub const BAR0: usize = 0x10;
     pub const SUBSYSTEM_VENDOR: usize = 0x2c;
     pub const SUBSYSTEM_ID: usize = 0x2e;
@@ -30,7 +29,6 @@ pub mod offset {
     pub const INTERRUPT_LINE: usize = 0x3c;
     pub const INTERRUPT_PIN: usize = 0x3d;
     pub const MIN_GRANT: usize = 0x3e;
-    pub const MAX_LATENCY: usize = 0x3f;
 }
 
 /// Bits of the command register.
@@ -52,7 +50,6 @@ pub mod status {
 pub mod bar {
     pub const IO: u32 = 1;
     pub const MEM64: u32 = 4;
-    pub const PREFETCH: u32 = 8;
 }
 
 /// The MSI capability of a function with 64-bit addresses and no per-vector masking.
@@ -143,27 +140,5 @@ impl MsixCapability {
     /// (BAR, offset) of the pending bits.
     pub fn pba(&self) -> (u8, u32) {
         ((self.pba.get() & 7) as u8, self.pba.get() & !7)
-    }
-}
-
-/// Bytes of one entry of the MSI-X table.
-pub const MSIX_ENTRY: usize = 16;
-
-/// One entry of the MSI-X table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct MsixEntry {
-    pub address: U64,
-    pub data: U32,
-    control: U32,
-}
-const _: () = assert!(size_of::<MsixEntry>() == MSIX_ENTRY);
-
-impl MsixEntry {
-    /// As after a reset: masked.
-    pub const RESET: MsixEntry = MsixEntry { address: U64::ZERO, data: U32::ZERO, control: U32::new(1) };
-
-    pub fn is_masked(&self) -> bool {
-        self.control.get() & 1 != 0
     }
 }

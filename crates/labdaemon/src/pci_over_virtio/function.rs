@@ -9,10 +9,10 @@ use std::sync::Arc;
 use vmlane_device::pci::{AccessError, CONFIG_REGION, PciDevice};
 use vmlane_mem::MemoryMap;
 use vmlane_wire::pci::{MsiCapability, MsixCapability, bar, command, offset};
-use vmlane_wire::virtio_pcidev::{Message, Op};
 use zerocopy::FromBytes;
 
 use super::interrupts::{Kind, Messages};
+use super::message::{Message, Op};
 
 /// Bytes of one access of the device; longer ones of the guest are carried out in such pieces.
 const PIECE: usize = 8;

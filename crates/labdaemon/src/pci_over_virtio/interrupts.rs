@@ -13,11 +13,11 @@ use vmlane_device::virtio::vhost::Lines as _;
 use vmlane_transport::RingLines;
 use vmlane_transport::irq::{pack, unpack};
 use vmlane_transport::stats::{SessionStats, count};
-use vmlane_wire::pci::{MSIX_ENTRY, MsixEntry};
-use vmlane_wire::virtio_pcidev::{INTERRUPTS, Message, Op};
 use zerocopy::IntoBytes;
 
+use super::message::{INTERRUPTS, Message, Op};
 use super::ring::Ring;
+use super::table::{MSIX_ENTRY, MsixEntry};
 use super::waker::Waker;
 
 /// After this time a guest that may sleep through calls is called again, unless it has looked meanwhile.

@@ -16,12 +16,12 @@ use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_guestsim::{Ram, signals};
 use vmlane_labdaemon::PciOverVirtio;
 use vmlane_labdaemon::pci_over_virtio::Messages;
+use vmlane_labdaemon::pci_over_virtio::message::{Message, Op};
 use vmlane_mem::MemoryMap;
 use vmlane_testkit::eventually;
 use vmlane_transport::{RingLines, SessionStats, vhost_user};
 use vmlane_wire::pci::offset;
 use vmlane_wire::virtio::feature;
-use vmlane_wire::virtio_pcidev::{Message, Op};
 use zerocopy::{FromBytes, IntoBytes};
 
 const FEATURES: u64 = feature::VERSION_1 | feature::EVENT_INDEX;
