@@ -14,7 +14,7 @@
 //! follow the rules of VMCI queue pairs: `docs/devices/vmci.md`, M1 to M8.
 
 use zerocopy::little_endian::{I32, U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// "VMLh", little-endian.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"VMLh");
@@ -37,7 +37,7 @@ pub const SWITCH: u8 = 1;
 pub const PORT_ANY: u32 = u32::MAX;
 
 /// What a process asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u16)]
 pub enum Op {
     /// A stream to (`cid`, `port`).
@@ -46,12 +46,6 @@ pub enum Op {
     Listen = 2,
     /// Datagrams to and from `port`.
     Datagram = 3,
-}
-
-impl Op {
-    pub fn from_wire(value: u16) -> Option<Op> {
-        [Op::Connect, Op::Listen, Op::Datagram].into_iter().find(|op| *op as u16 == value)
-    }
 }
 
 /// The first bytes of a connection to `host.sock`.
@@ -86,7 +80,7 @@ impl Request {
     /// What it asks for, if it is a request of this version.
     pub fn op(&self) -> Option<Op> {
         let ours = self.magic.get() == MAGIC && self.version.get() == VERSION;
-        ours.then(|| Op::from_wire(self.op.get())).flatten()
+        ours.then(|| Op::try_read_from_bytes(self.op.as_bytes()).ok()).flatten()
     }
 }
 

@@ -22,7 +22,7 @@
 //! Over the line the daemon sends [`Op::Call`] and [`Op::GivenUp`], the helper [`Op::Refuse`] and [`Op::Status`].
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// "VMLr", little-endian.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"VMLr");
@@ -32,7 +32,7 @@ pub const VERSION: u16 = 1;
 pub const MOST_TEXT: usize = 8192;
 
 /// What a record is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u16)]
 pub enum Op {
     /// The helper reports for work.
@@ -49,14 +49,6 @@ pub enum Op {
     Refuse = 6,
     /// How it stands with a peer: its name, `up` or another state, what is wrong (or nothing), then a name and a count per line.
     Status = 7,
-}
-
-impl Op {
-    pub fn from_wire(value: u16) -> Option<Op> {
-        [Op::Line, Op::Open, Op::Accept, Op::Call, Op::GivenUp, Op::Refuse, Op::Status]
-            .into_iter()
-            .find(|op| *op as u16 == value)
-    }
 }
 
 /// Why a stream does not come about.
@@ -137,7 +129,9 @@ impl Record {
     /// What it is about, if it is a record of this version.
     pub fn op(&self) -> Option<Op> {
         let ours = self.magic.get() == MAGIC && self.version.get() == VERSION;
-        ours.then(|| Op::from_wire(self.op.get())).flatten().filter(|_| self.len.get() as usize <= MOST_TEXT)
+        ours.then(|| Op::try_read_from_bytes(self.op.as_bytes()).ok())
+            .flatten()
+            .filter(|_| self.len.get() as usize <= MOST_TEXT)
     }
 
     /// Client and server.

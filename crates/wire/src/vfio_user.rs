@@ -5,7 +5,7 @@
 //! order" and both ends share one machine. Nothing in this file trusts a length it was told.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 mod payload;
 
@@ -18,64 +18,34 @@ pub const HEADER: usize = size_of::<Header>();
 pub const MAX_MESSAGE: usize = 64 * 1024 + HEADER;
 
 /// What a message asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
+#[repr(u16)]
 pub enum Command {
-    Version,
-    DmaMap,
-    DmaUnmap,
-    DeviceInfo,
-    RegionInfo,
-    RegionIoFds,
-    IrqInfo,
-    SetIrqs,
-    RegionRead,
-    RegionWrite,
-    DmaRead,
-    DmaWrite,
-    DeviceReset,
-    DirtyPages,
+    Version = 1,
+    DmaMap = 2,
+    DmaUnmap = 3,
+    DeviceInfo = 4,
+    RegionInfo = 5,
+    RegionIoFds = 6,
+    IrqInfo = 7,
+    SetIrqs = 8,
+    RegionRead = 9,
+    RegionWrite = 10,
+    DmaRead = 11,
+    DmaWrite = 12,
+    DeviceReset = 13,
+    DirtyPages = 14,
 }
 
 impl Command {
     /// The command with number `code`, if this protocol version has one.
     pub fn from_code(code: u16) -> Option<Command> {
-        Some(match code {
-            1 => Command::Version,
-            2 => Command::DmaMap,
-            3 => Command::DmaUnmap,
-            4 => Command::DeviceInfo,
-            5 => Command::RegionInfo,
-            6 => Command::RegionIoFds,
-            7 => Command::IrqInfo,
-            8 => Command::SetIrqs,
-            9 => Command::RegionRead,
-            10 => Command::RegionWrite,
-            11 => Command::DmaRead,
-            12 => Command::DmaWrite,
-            13 => Command::DeviceReset,
-            14 => Command::DirtyPages,
-            _ => return None,
-        })
+        Command::try_read_from_bytes(code.as_bytes()).ok()
     }
 
     /// The number on the wire.
     pub fn code(self) -> u16 {
-        match self {
-            Command::Version => 1,
-            Command::DmaMap => 2,
-            Command::DmaUnmap => 3,
-            Command::DeviceInfo => 4,
-            Command::RegionInfo => 5,
-            Command::RegionIoFds => 6,
-            Command::IrqInfo => 7,
-            Command::SetIrqs => 8,
-            Command::RegionRead => 9,
-            Command::RegionWrite => 10,
-            Command::DmaRead => 11,
-            Command::DmaWrite => 12,
-            Command::DeviceReset => 13,
-            Command::DirtyPages => 14,
-        }
+        self as u16
     }
 }
 

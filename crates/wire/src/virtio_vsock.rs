@@ -1,7 +1,7 @@
 //! Packets of virtio-vsock (virtio 1.2, section 5.10.6).
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Feature bit: SOCK_SEQPACKET.
 pub const SEQPACKET: u64 = 1 << 1;
@@ -71,12 +71,8 @@ impl Header {
             dst_port: self.src_port,
             kind: self.kind,
             op: op::RST.into(),
-            ..Header::zeroed()
+            ..Header::new_zeroed()
         }
-    }
-
-    fn zeroed() -> Header {
-        Header::read_from_bytes(&[0; HEADER]).unwrap_or_else(|_| unreachable!("the size is right"))
     }
 
     /// A packet without payload.
@@ -88,7 +84,7 @@ impl Header {
             dst_port: dst.1.into(),
             kind: kind.into(),
             op: op.into(),
-            ..Header::zeroed()
+            ..Header::new_zeroed()
         }
     }
 }

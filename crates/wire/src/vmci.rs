@@ -3,70 +3,40 @@
 //! Source: Linux `include/linux/vmw_vmci_defs.h` (values and layouts), `docs/devices/vmci.md`.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 pub const VENDOR_ID: u16 = 0x15ad;
 pub const DEVICE_ID: u16 = 0x0740;
 
 /// Register file: the same offsets in BAR 0 (ports) and at [`MMIO_OFFSET`] of BAR 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
+#[repr(u64)]
 pub enum Reg {
-    Status,
-    Control,
-    Icr,
-    Imr,
-    DataOut,
-    DataIn,
-    Caps,
-    ResultLow,
-    ResultHigh,
-    DataOutLow,
-    DataOutHigh,
-    DataInLow,
-    DataInHigh,
-    GuestPageShift,
+    Status = 0x00,
+    Control = 0x04,
+    Icr = 0x08,
+    Imr = 0x0c,
+    DataOut = 0x10,
+    DataIn = 0x14,
+    Caps = 0x18,
+    ResultLow = 0x1c,
+    ResultHigh = 0x20,
+    DataOutLow = 0x24,
+    DataOutHigh = 0x28,
+    DataInLow = 0x2c,
+    DataInHigh = 0x30,
+    GuestPageShift = 0x34,
 }
 
 impl Reg {
     /// The register at byte `offset` of the register file.
     pub fn at(offset: u64) -> Option<Reg> {
-        Some(match offset {
-            0x00 => Reg::Status,
-            0x04 => Reg::Control,
-            0x08 => Reg::Icr,
-            0x0c => Reg::Imr,
-            0x10 => Reg::DataOut,
-            0x14 => Reg::DataIn,
-            0x18 => Reg::Caps,
-            0x1c => Reg::ResultLow,
-            0x20 => Reg::ResultHigh,
-            0x24 => Reg::DataOutLow,
-            0x28 => Reg::DataOutHigh,
-            0x2c => Reg::DataInLow,
-            0x30 => Reg::DataInHigh,
-            0x34 => Reg::GuestPageShift,
-            _ => return None,
-        })
+        Reg::try_read_from_bytes(offset.as_bytes()).ok()
     }
 
     /// Byte offset in the register file.
     pub const fn offset(self) -> u64 {
-        match self {
-            Reg::Status => 0x00,
-            Reg::Control => 0x04,
-            Reg::Icr => 0x08,
-            Reg::Imr => 0x0c,
-            Reg::DataOut => 0x10,
-            Reg::DataIn => 0x14,
-            Reg::Caps => 0x18,
-            Reg::ResultLow => 0x1c,
-            Reg::ResultHigh => 0x20,
-            Reg::DataOutLow => 0x24,
-            Reg::DataOutHigh => 0x28,
-            Reg::DataInLow => 0x2c,
-            Reg::DataInHigh => 0x30,
-            Reg::GuestPageShift => 0x34,
-        }
+        self as u64
     }
 }
 
@@ -302,9 +272,6 @@ pub mod queue_header {
 
 /// Events: datagrams from {0, 0} to {cid, 0}.
 pub mod event {
-    pub const CTX_ID_UPDATE: u32 = 0;
-    pub const CTX_REMOVED: u32 = 1;
-    pub const QP_RESUMED: u32 = 2;
     pub const QP_PEER_ATTACH: u32 = 3;
     pub const QP_PEER_DETACH: u32 = 4;
     /// Events that can be subscribed to.

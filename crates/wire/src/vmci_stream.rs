@@ -3,7 +3,7 @@
 //! Source: Linux `net/vmw_vsock/vmci_transport.h`, `vmci_transport.c`; `docs/devices/vmci.md`.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned, transmute};
 
 use crate::vmci::{Handle, RawHandle};
 
@@ -19,7 +19,7 @@ pub const PROTO_QSTATE: u16 = 1;
 pub const SHUTDOWN_RECEIVE: u64 = 1;
 pub const SHUTDOWN_SEND: u64 = 2;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes)]
 #[repr(u8)]
 pub enum PacketType {
     Invalid = 0,
@@ -39,23 +39,7 @@ pub enum PacketType {
 
 impl PacketType {
     pub fn from_wire(value: u8) -> Option<PacketType> {
-        use PacketType::*;
-        const ALL: [PacketType; 13] = [
-            Invalid,
-            Request,
-            Negotiate,
-            Offer,
-            Attach,
-            Wrote,
-            Read,
-            Rst,
-            Shutdown,
-            WaitingWrite,
-            WaitingRead,
-            Request2,
-            Negotiate2,
-        ];
-        ALL.get(usize::from(value)).copied()
+        PacketType::try_read_from_bytes(&[value]).ok()
     }
 }
 

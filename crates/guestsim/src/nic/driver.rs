@@ -94,7 +94,7 @@ impl NicDriver {
         let (area, table, rss_at, spare) =
             (alloc(ram, EXTENDED_SIZE), alloc(ram, table_len), alloc(ram, 4096), alloc(ram, 4096));
         let mut driver = NicDriver {
-            shared: DriverShared::zeroed(),
+            shared: DriverShared::new_zeroed(),
             extended: None,
             tx_descs: tx.iter().map(tx_desc).collect(),
             rx_descs: rx.iter().map(rx_desc).collect(),
@@ -227,7 +227,7 @@ impl NicDriver {
 }
 
 fn tx_desc(ring: &TxRing) -> TxQueueDesc {
-    let mut desc = TxQueueDesc::zeroed();
+    let mut desc = TxQueueDesc::new_zeroed();
     desc.ring.set(ring.addresses[0]);
     desc.completions.set(ring.addresses[1]);
     desc.ring_size.set(ring.size().into());
@@ -237,7 +237,7 @@ fn tx_desc(ring: &TxRing) -> TxQueueDesc {
 
 fn rx_desc(rings: &RxRings) -> RxQueueDesc {
     let ([ring0, ring1, completions], shape) = (rings.addresses(), rings.shape());
-    let mut desc = RxQueueDesc::zeroed();
+    let mut desc = RxQueueDesc::new_zeroed();
     desc.rings[0].set(ring0);
     desc.rings[1].set(ring1);
     desc.completions.set(completions);

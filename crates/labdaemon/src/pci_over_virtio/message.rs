@@ -5,7 +5,7 @@
 //! header is in the byte order of the host that both ends share; data is little-endian.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// The virtqueue of accesses.
 pub const ACCESSES: u16 = 0;
@@ -29,7 +29,7 @@ pub struct Message {
 const _: () = assert!(size_of::<Message>() == 16);
 
 /// What a message says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Op {
     ConfigRead = 1,
@@ -49,8 +49,6 @@ impl Message {
     }
 
     pub fn op(&self) -> Option<Op> {
-        const OPS: [Op; 7] =
-            [Op::ConfigRead, Op::ConfigWrite, Op::Read, Op::Write, Op::Fill, Op::Line, Op::Message];
-        OPS.into_iter().find(|op| *op as u8 == self.op)
+        Op::try_read_from_bytes(&[self.op]).ok()
     }
 }

@@ -1,5 +1,7 @@
 //! Registers, commands and their results, revisions, capabilities, event bits.
 
+use zerocopy::{IntoBytes, TryFromBytes};
+
 /// PCI identity.
 pub const VENDOR_ID: u16 = 0x15ad;
 pub const DEVICE_ID: u16 = 0x07b0;
@@ -58,10 +60,6 @@ impl PageReg {
         }
     }
 }
-
-/// Words of capabilities.
-pub const CAPABILITY_WORDS: u8 = 8;
-pub const PASS_THROUGH_WORDS: u8 = 6;
 
 /// A register of BAR 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +141,6 @@ pub mod feature {
     pub const RSS: u64 = 1 << 1;
     pub const RX_VLAN: u64 = 1 << 2;
     pub const LRO: u64 = 1 << 3;
-    pub const RX_INNER: u64 = 1 << 4;
 }
 
 /// Bits of `rxMode`.
@@ -187,22 +184,20 @@ pub mod interrupt_type {
 macro_rules! commands {
     ($($(#[$meta:meta])* $name:ident = $code:literal since $since:literal,)*) => {
         /// What a driver writes to the command register.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Command { $($(#[$meta])* $name,)* }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
+        #[repr(u32)]
+        pub enum Command { $($(#[$meta])* $name = $code,)* }
 
         impl Command {
             /// All of them.
             pub const ALL: &'static [Command] = &[$(Command::$name,)*];
 
-            pub const fn from_code(code: u32) -> Option<Command> {
-                match code {
-                    $($code => Some(Command::$name),)*
-                    _ => None,
-                }
+            pub fn from_code(code: u32) -> Option<Command> {
+                Command::try_read_from_bytes(code.as_bytes()).ok()
             }
 
             pub const fn code(self) -> u32 {
-                match self { $(Command::$name => $code,)* }
+                self as u32
             }
 
             /// The revision that brought it.

@@ -257,13 +257,6 @@ impl Coalesce {
     }
 }
 
-/// The driver's half: all zero but for what a driver sets.
-impl DriverShared {
-    pub fn zeroed() -> DriverShared {
-        zerocopy::FromZeros::new_zeroed()
-    }
-}
-
 impl InterruptBlock {
     /// `count` indices, events on `event`, every level as the device sees fit, nothing fires yet.
     pub fn new(count: u8, event: u8, auto_mask: bool) -> InterruptBlock {
@@ -285,17 +278,5 @@ impl ExtendedInterruptBlock {
             levels: [8; 65],
             pad: [0; 3],
         }
-    }
-}
-
-impl TxQueueDesc {
-    pub fn zeroed() -> TxQueueDesc {
-        zerocopy::FromZeros::new_zeroed()
-    }
-}
-
-impl RxQueueDesc {
-    pub fn zeroed() -> RxQueueDesc {
-        zerocopy::FromZeros::new_zeroed()
     }
 }
