@@ -12,13 +12,9 @@
 //! file alone cannot add one.
 
 mod entry;
-#[cfg(test)]
-mod killed;
-#[cfg(test)]
-mod ordered;
 mod sums;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -9,8 +9,6 @@
 mod bytes;
 mod journal;
 mod mapping;
-#[cfg(test)]
-mod model;
 mod secret;
 mod shared_file;
 mod store;

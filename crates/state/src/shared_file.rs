@@ -1,5 +1,5 @@
 //! The file that a journal is in, as memory that outlives the process. In unit tests it is one that can be killed
-//! between any two stores, or that `loom` has: `model.rs`.
+//! between any two stores, or that `loom` has: `journal/tests/model.rs`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::FallocateFlags;
 
 #[cfg(test)]
-pub use crate::model::Window;
+pub use crate::journal::tests::model::Window;
 #[cfg(not(test))]
 pub use vmlane_mem::Window;
 

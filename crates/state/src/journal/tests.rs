@@ -1,3 +1,7 @@
+mod killed;
+pub mod model;
+mod ordered;
+
 use super::*;
 use crate::secret::Secret;
 

@@ -1,8 +1,8 @@
 //! A writer that is killed between any two words that it stores, in every kind of change: what the next daemon finds is
 //! what was valid before the change, or after it.
 
-use super::*;
-use crate::model::kill_after;
+use super::super::*;
+use super::model::kill_after;
 
 const HALF: usize = 4096;
 type Change = fn(&Journal);

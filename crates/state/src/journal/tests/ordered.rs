@@ -3,8 +3,8 @@
 
 use loom::thread;
 
-use super::*;
-use crate::model::{Writer, begin};
+use super::super::*;
+use super::model::{Writer, begin};
 
 const HALF: usize = 512;
 
