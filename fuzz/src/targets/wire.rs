@@ -1,13 +1,13 @@
 //! The layouts that guests, VMMs and host processes send, each by itself: what is read can be written again
 //! and is the same, what cannot be is nothing. The first byte says which.
 
+use vmlane_guestsim::nic::desc::{RxFields, TxFields, rx_desc, tx_completion, tx_desc};
 use vmlane_state::Reader;
 use vmlane_wire::ethernet::{Mac, Tci};
 use vmlane_wire::vmci::{DatagramHeader, DmaElement, DmaHeader, Handle, QueuePairAlloc, RawHandle, Reg};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use vmlane_wire::vmxnet3::desc::{
-    MAX_TX_LEN, OffloadMode, RssType, RxCompletion, RxDesc, RxLayers, TxCompletion, TxDesc,
-    completion_generation,
+    MAX_TX_LEN, OffloadMode, RssType, RxCompletion, RxDesc, RxLayers, TxDesc, completion_generation,
 };
 use vmlane_wire::vmxnet3::{regs, shared};
 use vmlane_wire::{host, vfio_user, vhost_user, virtio, virtio_vsock, vmci};
@@ -154,16 +154,16 @@ fn vsock(bytes: &[u8]) {
 fn transmit(bytes: &[u8]) {
     let desc = TxDesc::from_words(word(bytes, 0), word(bytes, 1));
     assert!((1..=MAX_TX_LEN).contains(&desc.len()) && desc.header() < 1024 && desc.mss_or_field() < 16384);
-    let mut same = TxDesc::new(desc.addr, desc.len())
+    let mut same = tx_desc(desc.addr, desc.len())
         .with_generation(desc.control() >> 14 & 1 != 0)
         .with_offload(desc.mode(), desc.header(), desc.mss_or_field());
     if desc.end() {
         same = same.with_end(desc.wants_completion());
     }
     for (set, with) in [
-        (desc.inner(), TxDesc::with_inner as fn(TxDesc) -> TxDesc),
-        (desc.outer_sum(), TxDesc::with_outer_sum),
-        (desc.unknown_type(), TxDesc::with_unknown_type),
+        (desc.inner(), TxFields::with_inner as fn(TxDesc) -> TxDesc),
+        (desc.outer_sum(), TxFields::with_outer_sum),
+        (desc.unknown_type(), TxFields::with_unknown_type),
     ] {
         same = if set { with(same) } else { same };
     }
@@ -179,11 +179,11 @@ fn transmit(bytes: &[u8]) {
 fn receive(bytes: &[u8]) {
     let (addr, control) = (word(bytes, 0), word(bytes, 1));
     let desc = RxDesc::from_words(addr, control);
-    let same = RxDesc::new(addr, desc.len(), desc.is_body(), control >> 31 & 1 != 0);
+    let same = rx_desc(addr, desc.len(), desc.is_body(), control >> 31 & 1 != 0);
     assert_eq!(same.control(), control & 0x8000_7fff);
     assert_eq!(desc.is_empty(), control & 0x3fff == 0);
     let [low, high] = [word(bytes, 2), word(bytes, 3)];
-    match TxCompletion::from_words(low, high) {
+    match tx_completion(low, high) {
         Some(done) => assert_eq!(done.words(completion_generation(high)), [low, high]),
         None => assert!(low > 0xfff || high << 1 != 0),
     }

@@ -3,8 +3,8 @@
 use vmlane_mem::Window;
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, feature, rx_mode};
 use vmlane_wire::vmxnet3::shared::{
-    DriverShared, EXTENDED_SIZE, ExtendedInterruptBlock, InterruptBlock, MAGIC, QUEUE_SIZE, RssBlock,
-    RxQueueDesc, TxQueueDesc, at,
+    DriverShared, EXTENDED_SIZE, ExtendedInterruptBlock, MAGIC, QUEUE_SIZE, RssBlock, RxQueueDesc,
+    TxQueueDesc, at,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -121,9 +121,18 @@ impl NicDriver {
         (0..).zip(&mut self.tx_descs).for_each(|(index, desc)| desc.vector = index);
         (first_rx..).zip(&mut self.rx_descs).for_each(|(index, desc)| desc.vector = index);
         let event = first_rx + rx;
-        self.shared.interrupts = InterruptBlock::new(event + 1, event, self.spec.auto_mask);
+        // Every level as the device sees fit, and nothing fires yet.
+        let auto_mask = self.spec.auto_mask.into();
+        let block = &mut self.shared.interrupts;
+        (block.auto_mask, block.event, block.count) = (auto_mask, event, event + 1);
+        block.levels.fill(8);
+        block.control.set(1);
         if self.spec.revision >= 6 && (tx > 8 || rx > 16) {
-            self.extended = Some(ExtendedInterruptBlock::new(event + 1, event, self.spec.auto_mask));
+            let mut block = ExtendedInterruptBlock::new_zeroed();
+            (block.auto_mask, block.event, block.count) = (auto_mask, event, event + 1);
+            block.levels.fill(8);
+            block.control.set(1);
+            self.extended = Some(block);
         }
     }
 

@@ -11,6 +11,7 @@
 //! | `session.rs` | a NIC that is open, frames to it |
 //! | `driver.rs` | probe, activation, reconfiguration as Linux does them |
 
+pub mod desc;
 mod driver;
 mod frames;
 mod machine;

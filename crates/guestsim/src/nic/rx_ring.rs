@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vmlane_mem::Window;
 use vmlane_wire::vmxnet3::desc::{CONTROL, RxCompletion, RxDesc, SIZE, completion_generation};
 
+use super::desc::{RxFields, rx_desc};
 use super::{alloc, window};
 use crate::ram::Ram;
 
@@ -111,7 +112,7 @@ impl Posted {
             .map(|(len, body)| {
                 let addr = if body { next } else { next + BEFORE as u64 };
                 next += stride((len, body)) as u64;
-                RxDesc::new(addr, len, body, false)
+                rx_desc(addr, len, body, false)
             })
             .collect();
         let bytes = slots.len() * SIZE;
@@ -122,7 +123,7 @@ impl Posted {
 
     fn post(&mut self) {
         let slot = self.slots[usize::from(self.fill)];
-        let desc = RxDesc::new(slot.addr, slot.len(), slot.is_body(), self.generation);
+        let desc = rx_desc(slot.addr, slot.len(), slot.is_body(), self.generation);
         self.window.store_u64(usize::from(self.fill) * SIZE, desc.addr);
         self.window.store_u64(usize::from(self.fill) * SIZE + CONTROL, desc.control());
         self.fill += 1;

@@ -7,6 +7,7 @@ use vmlane_mem::Window;
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, SIZE, TxCompletion, TxDesc, completion_generation};
 
+use super::desc::{TxFields, tx_completion, tx_desc};
 use super::{alloc, window};
 use crate::ram::Ram;
 
@@ -128,7 +129,7 @@ impl TxRing {
         }
         let first = (self.next, self.generation);
         for (at, &(addr, len)) in parts.iter().enumerate() {
-            let mut desc = TxDesc::new(addr, len);
+            let mut desc = tx_desc(addr, len);
             if at == 0 {
                 desc = request.first(desc);
             }
@@ -221,7 +222,7 @@ impl TxRing {
         if completion_generation(high) != self.completion_generation {
             return None;
         }
-        let completion = TxCompletion::from_words(self.completions.load_u64(at), high);
+        let completion = tx_completion(self.completions.load_u64(at), high);
         self.next_completion += 1;
         if self.next_completion == self.completion_size {
             self.next_completion = 0;

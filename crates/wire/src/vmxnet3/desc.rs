@@ -139,55 +139,6 @@ impl TxDesc {
         }
         Some(Tci(bits(self.control, TX_TCI, 16) as u16))
     }
-}
-
-/// The driver's half.
-impl TxDesc {
-    /// `len` bytes at `addr`, of generation 0. `len` is at most [`MAX_TX_LEN`].
-    pub const fn new(addr: u64, len: usize) -> TxDesc {
-        TxDesc { addr, control: len as u64 & 0x3fff }
-    }
-
-    const fn with(self, at: u32, value: u64) -> TxDesc {
-        TxDesc { control: self.control | value << at, ..self }
-    }
-
-    pub const fn with_generation(self, generation: bool) -> TxDesc {
-        self.with(TX_GEN, generation as u64)
-    }
-
-    pub const fn with_end(self, completion: bool) -> TxDesc {
-        self.with(TX_END, 1).with(TX_COMPLETE, completion as u64)
-    }
-
-    /// Mode, `hlen` and `msscof`.
-    pub const fn with_offload(self, mode: OffloadMode, header: u16, mss_or_field: u16) -> TxDesc {
-        let mode = match mode {
-            OffloadMode::None => 0,
-            OffloadMode::Encapsulated => 1,
-            OffloadMode::Checksum => 2,
-            OffloadMode::Segment => 3,
-        };
-        self.with(TX_MODE, mode)
-            .with(TX_HEADER, header as u64 & 0x3ff)
-            .with(TX_MSS, mss_or_field as u64 & 0x3fff)
-    }
-
-    pub const fn with_inner(self) -> TxDesc {
-        self.with(TX_INNER, 1)
-    }
-
-    pub const fn with_outer_sum(self) -> TxDesc {
-        self.with(TX_OUTER_SUM, 1)
-    }
-
-    pub const fn with_unknown_type(self) -> TxDesc {
-        self.with(TX_TYPE, 1)
-    }
-
-    pub const fn with_tag(self, tag: Tci) -> TxDesc {
-        self.with(TX_TAG, 1).with(TX_TCI, tag.0 as u64)
-    }
 
     /// The control word.
     pub const fn control(&self) -> u64 {
@@ -215,14 +166,6 @@ impl TxCompletion {
     #[inline]
     pub const fn words(self, generation: bool) -> [u64; 2] {
         [self.index as u64 & 0xfff, (generation as u64) << COMPLETION_GEN]
-    }
-
-    /// None if there are bits that must be 0.
-    pub const fn from_words(low: u64, high: u64) -> Option<TxCompletion> {
-        if low >> 12 != 0 || high << 1 != 0 {
-            return None;
-        }
-        Some(TxCompletion { index: low as u16 })
     }
 }
 
@@ -259,12 +202,6 @@ impl RxDesc {
         bits(self.control, RX_BODY, 1) != 0
     }
 
-    /// The driver's half: a buffer of less than 16384 bytes.
-    pub const fn new(addr: u64, len: usize, body: bool, generation: bool) -> RxDesc {
-        let control = len as u64 & 0x3fff | (body as u64) << RX_BODY | (generation as u64) << RX_GEN;
-        RxDesc { addr, control }
-    }
-
     pub const fn control(&self) -> u64 {
         self.control
     }
@@ -292,7 +229,6 @@ const RXC_RSS: u32 = 26;
 const RXC_UNCHECKED: u32 = 30;
 const RXC_HASH: u32 = 32;
 // Second word.
-const RXC_ERROR: u32 = 14;
 const RXC_TAGGED: u32 = 15;
 const RXC_TCI: u32 = 16;
 const RXC_MSS: u32 = 32;
@@ -384,99 +320,9 @@ impl RxCompletion {
     pub const fn words(self, generation: bool) -> [u64; 2] {
         [self.low, self.high | (generation as u64) << COMPLETION_GEN]
     }
-}
 
-/// The driver's half.
-impl RxCompletion {
     pub const fn from_words(low: u64, high: u64) -> RxCompletion {
         RxCompletion { low, high: high & !(1 << COMPLETION_GEN) }
-    }
-
-    pub const fn index(&self) -> u16 {
-        bits(self.low, 0, 12) as u16
-    }
-
-    /// Queue, queue + n or queue + 2n, of n receive queues.
-    pub const fn ring(&self) -> u16 {
-        bits(self.low, RXC_QUEUE, 10) as u16
-    }
-
-    pub const fn is_start(&self) -> bool {
-        bits(self.low, RXC_START, 1) != 0
-    }
-
-    pub const fn is_end(&self) -> bool {
-        bits(self.low, RXC_END, 1) != 0
-    }
-
-    pub const fn is_error(&self) -> bool {
-        bits(self.high, RXC_ERROR, 1) != 0
-    }
-
-    pub const fn len(&self) -> usize {
-        bits(self.high, 0, 14) as usize
-    }
-
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// `cnc`: the checksums were not checked.
-    pub const fn is_unchecked(&self) -> bool {
-        bits(self.low, RXC_UNCHECKED, 1) != 0
-    }
-
-    /// `tuc` and `ipc`, as they stand.
-    pub const fn good_bits(&self) -> (bool, bool) {
-        (bits(self.high, RXC_L4_GOOD, 1) != 0, bits(self.high, RXC_V4_GOOD, 1) != 0)
-    }
-
-    /// `good`: not unchecked and every bit that a driver wants is set.
-    pub const fn layers(&self) -> RxLayers {
-        let (l4, ip) = self.good_bits();
-        let v4 = bits(self.high, RXC_V4, 1) != 0;
-        RxLayers {
-            v4,
-            v6: bits(self.high, RXC_V6, 1) != 0,
-            tcp: bits(self.high, RXC_TCP, 1) != 0,
-            udp: bits(self.high, RXC_UDP, 1) != 0,
-            fragment: bits(self.high, RXC_FRAGMENT, 1) != 0,
-            good: !self.is_unchecked() && l4 && (ip || !v4),
-        }
-    }
-
-    pub const fn is_frame_good(&self) -> bool {
-        bits(self.high, RXC_FRAME_GOOD, 1) != 0
-    }
-
-    pub const fn tag(&self) -> Option<Tci> {
-        if bits(self.high, RXC_TAGGED, 1) == 0 {
-            return None;
-        }
-        Some(Tci(bits(self.high, RXC_TCI, 16) as u16))
-    }
-
-    /// Kind number and hash, of an ordinary completion.
-    pub const fn hash(&self) -> (u8, u32) {
-        (bits(self.low, RXC_RSS, 4) as u8, bits(self.low, RXC_HASH, 32) as u32)
-    }
-
-    /// Type, 3 or 4.
-    pub const fn kind(&self) -> u8 {
-        bits(self.high, RXC_TYPE, 7) as u8
-    }
-
-    /// Segments and their size, if this is the first completion of an aggregate.
-    pub const fn aggregate(&self) -> Option<(u8, u16)> {
-        if self.kind() as u64 != TYPE_LRO {
-            return None;
-        }
-        Some((bits(self.low, RXC_HASH, 8) as u8, bits(self.high, RXC_MSS, 16) as u16))
-    }
-
-    /// `csum`: of an ordinary completion, always 0.
-    pub const fn sum(&self) -> u16 {
-        bits(self.high, RXC_MSS, 16) as u16
     }
 }
 
@@ -486,18 +332,16 @@ mod tests {
 
     #[test]
     fn a_transmit_descriptor_has_its_fields_where_the_device_looks() {
-        let desc = TxDesc::new(0x1234_5678_9000, 66)
-            .with_end(true)
-            .with_generation(true)
-            .with_offload(OffloadMode::Segment, 54, 1448)
-            .with_tag(Tci(0x6005));
-        assert_eq!(desc.control() as u32, 66 | 1 << 14 | 1448 << 18);
-        assert_eq!((desc.control() >> 32) as u32, 54 | 3 << 10 | 1 << 12 | 1 << 13 | 1 << 15 | 0x6005 << 16);
-        let read = TxDesc::from_words(desc.addr, desc.control());
-        assert_eq!((read.len(), read.header(), read.mss_or_field()), (66, 54, 1448));
+        let low = 66 | 1 << 14 | 1448 << 18;
+        let high: u64 = 54 | 3 << 10 | 1 << 12 | 1 << 13 | 1 << 15 | 0x6005 << 16;
+        let read = TxDesc::from_words(0x1234_5678_9000, high << 32 | low);
+        assert_eq!((read.addr, read.len()), (0x1234_5678_9000, 66));
+        assert_eq!((read.header(), read.mss_or_field()), (54, 1448));
         assert!(read.end() && read.wants_completion() && !read.unknown_type() && !read.inner());
         assert_eq!((read.mode(), read.tag()), (OffloadMode::Segment, Some(Tci(0x6005))));
-        assert_eq!(TxDesc::new(0, MAX_TX_LEN).len(), 16384);
+        assert!(TxDesc::from_words(0, 1 << 16).unknown_type() && TxDesc::from_words(0, 1 << 17).inner());
+        assert!(TxDesc::from_words(0, 1 << 15).outer_sum());
+        assert_eq!(TxDesc::from_words(0, 0).len(), 16384);
     }
 
     #[test]
@@ -509,9 +353,13 @@ mod tests {
         assert_eq!((low >> 32) as u32, 0xdead_beef);
         assert_eq!(high as u32, 1514 | 1 << 15 | 7 << 16);
         assert_eq!((high >> 32) as u32, 1 << 16 | 1 << 18 | 1 << 19 | 1 << 21 | 1 << 23 | 3 << 24 | 1 << 31);
-        let unchecked = RxCompletion::of(RxLayers { v6: true, ..RxLayers::default() }, None);
-        assert!(unchecked.is_unchecked() && unchecked.good_bits() == (false, false));
-        let lro = done.lro(45, 1448);
-        assert_eq!((lro.kind(), lro.aggregate()), (4, Some((45, 1448))));
+        let [low, high] = RxCompletion::of(RxLayers { v6: true, ..RxLayers::default() }, None).words(false);
+        assert_eq!(
+            (low, high >> 32),
+            (1 << 30, 1 << 20 | 1 << 23 | 3 << 24),
+            "not checked, and neither sum good"
+        );
+        let [low, high] = done.lro(45, 1448).words(false);
+        assert_eq!((low >> 32, high >> 32 & 0xffff, high >> 56), (45, 1448, 4));
     }
 }

@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<BlockRef>() == 16);
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InterruptBlock {
-    auto_mask: u8,
+    pub auto_mask: u8,
     /// Interrupt indices in use.
     pub count: u8,
     /// Index of events.
@@ -53,7 +53,7 @@ pub struct InterruptBlock {
     /// Moderation of each index: 0 none, 7 the most, 8 as the device sees fit.
     pub levels: [u8; 25],
     /// Changes while frames flow: [`at::INTERRUPT_CONTROL`].
-    control: U32,
+    pub control: U32,
     reserved: [u8; 8],
 }
 const _: () = assert!(size_of::<InterruptBlock>() == 0x78 - 0x50);
@@ -69,11 +69,11 @@ impl InterruptBlock {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtendedInterruptBlock {
-    auto_mask: u8,
+    pub auto_mask: u8,
     pub count: u8,
     pub event: u8,
     reserved: u8,
-    control: U32,
+    pub control: U32,
     reserved2: [u8; 4],
     pub levels: [u8; 65],
     pad: [u8; 3],
@@ -254,29 +254,5 @@ impl Coalesce {
 
     pub fn new(mode: u32, parameters: [u32; 3]) -> Coalesce {
         Coalesce { mode: U32::new(mode), parameters: parameters.map(U32::new) }
-    }
-}
-
-impl InterruptBlock {
-    /// `count` indices, events on `event`, every level as the device sees fit, nothing fires yet.
-    pub fn new(count: u8, event: u8, auto_mask: bool) -> InterruptBlock {
-        let auto_mask = u8::from(auto_mask);
-        InterruptBlock { auto_mask, count, event, levels: [8; 25], control: U32::new(1), reserved: [0; 8] }
-    }
-}
-
-impl ExtendedInterruptBlock {
-    /// As [`InterruptBlock::new`].
-    pub fn new(count: u8, event: u8, auto_mask: bool) -> ExtendedInterruptBlock {
-        ExtendedInterruptBlock {
-            auto_mask: u8::from(auto_mask),
-            count,
-            event,
-            reserved: 0,
-            control: U32::new(1),
-            reserved2: [0; 4],
-            levels: [8; 65],
-            pad: [0; 3],
-        }
     }
 }

@@ -103,10 +103,12 @@ pub fn spoken_of(offload: Offload) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use vmlane_guestsim::nic::desc::{TxFields as _, tx_desc};
+
     use super::*;
 
     fn asking(mode: OffloadMode, header: u16, mss: u16) -> TxDesc {
-        TxDesc::new(0, 1).with_offload(mode, header, mss)
+        tx_desc(0, 1).with_offload(mode, header, mss)
     }
 
     #[test]
@@ -133,9 +135,9 @@ mod tests {
     fn cve_2015_8744_a_frame_shorter_than_its_header() {
         let rules = TxRules::new(1, 1500);
         for len in 1..HEADER {
-            assert_eq!(rules.check(&TxDesc::new(0, len), len), Err(DropReason::BadLength));
+            assert_eq!(rules.check(&tx_desc(0, len), len), Err(DropReason::BadLength));
         }
-        assert_eq!(rules.check(&TxDesc::new(0, 14), HEADER), Ok(Offload::None));
+        assert_eq!(rules.check(&tx_desc(0, 14), HEADER), Ok(Offload::None));
     }
 
     #[test]

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
+use vmlane_guestsim::nic::desc::{TxFields as _, rx_desc, tx_desc};
 use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, TxRequest};
 use vmlane_guestsim::{OneByOne, Placement};
 use vmlane_port::{ChecksumStatus, DropReason, FramePort, MAX_FRAME, Offload, WakeUp};
 use vmlane_stats::Counters as _;
-use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, RxDesc, SIZE, TxDesc, error};
+use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, SIZE, error};
 use vmlane_wire::vmxnet3::shared::at;
 
 use super::{Nic, TCP4, aggregate, frame, plain, tcp4};
@@ -54,7 +55,7 @@ fn check_rx_stopped(nic: &mut Nic) {
 #[test]
 fn cve_2016_6834_a_packet_without_end_stops_its_queue() {
     let mut nic = linux();
-    let raw = TxDesc::new(0x10_0000, 100);
+    let raw = tx_desc(0x10_0000, 100);
     nic.guest.tx[0].post_raw(raw.addr, raw.with_generation(true).control());
     check_tx_stopped(&mut nic, error::NO_END);
 }
@@ -63,7 +64,7 @@ fn cve_2016_6834_a_packet_without_end_stops_its_queue() {
 fn a_ring_that_is_one_packet_without_end() {
     let mut nic = Nic::new(&RingsSpec { tx: 40, ..RingsSpec::linux() });
     for _ in 0..40 {
-        nic.guest.tx[0].post_raw(0x10_0000, TxDesc::new(0, 100).with_generation(true).control());
+        nic.guest.tx[0].post_raw(0x10_0000, tx_desc(0, 100).with_generation(true).control());
     }
     check_tx_stopped(&mut nic, error::NO_END);
 }
@@ -72,7 +73,7 @@ fn a_ring_that_is_one_packet_without_end() {
 fn too_many_descriptors() {
     let mut nic = Nic::new(&RingsSpec { tx: 1024, ..RingsSpec::linux() });
     for _ in 0..1024 {
-        nic.guest.tx[0].post_raw(0x10_0000, TxDesc::new(0, 1).with_generation(true).control());
+        nic.guest.tx[0].post_raw(0x10_0000, tx_desc(0, 1).with_generation(true).control());
     }
     check_tx_stopped(&mut nic, error::TOO_MANY_DESCRIPTORS);
 }
@@ -88,7 +89,7 @@ fn many_descriptors_are_fine() {
 #[test]
 fn an_unknown_type() {
     let mut nic = linux();
-    let raw = TxDesc::new(0x10_0000, 100).with_end(true).with_unknown_type();
+    let raw = tx_desc(0x10_0000, 100).with_end(true).with_unknown_type();
     nic.guest.tx[0].post_raw(raw.addr, raw.with_generation(true).control());
     check_tx_stopped(&mut nic, error::UNKNOWN_TYPE);
 }
@@ -188,7 +189,7 @@ fn a_ring_full_of_bad_packets_does_not_hold_the_worker() {
 #[test]
 fn unfinished_frames_are_bounded() {
     let mut nic = Nic::new(&RingsSpec { tx: 1024, ..RingsSpec::linux() });
-    let raw = TxDesc::new(0x10_0000, 60).with_end(true);
+    let raw = tx_desc(0x10_0000, 60).with_end(true);
     let lent = (0..5000)
         .take_while(|at| {
             nic.guest.tx[0].post_raw(raw.addr, raw.with_generation((at / 1024) % 2 == 0).control());
@@ -203,7 +204,7 @@ fn small_heads_stop_the_queue() {
     for len in [0, 1, 127] {
         let (mut guest, setup) = Rings::unposted(&RingsSpec::linux());
         let addr = guest.rx[0].slot(0, 0).addr;
-        guest.rx[0].set_slot(0, 0, RxDesc::new(addr, len, false, false));
+        guest.rx[0].set_slot(0, 0, rx_desc(addr, len, false, false));
         guest.rx[0].fill();
         let mut nic = Nic::with(guest, setup);
         assert_eq!(nic.deliver(&frame(60), plain), Err(DropReason::BadReceiver));
@@ -215,7 +216,7 @@ fn small_heads_stop_the_queue() {
 fn buffers_outside_memory_stop_the_queue() {
     for (ring, len) in [(0, 60), (1, 9000)] {
         let (mut guest, setup) = Rings::unposted(&RingsSpec { mtu: 9000, ..RingsSpec::linux() });
-        guest.rx[0].set_slot(ring, 0, RxDesc::new(NOWHERE, 4000, ring == 1, false));
+        guest.rx[0].set_slot(ring, 0, rx_desc(NOWHERE, 4000, ring == 1, false));
         guest.rx[0].fill();
         let mut nic = Nic::with(guest, setup);
         assert_eq!(nic.deliver(&frame(len), plain), Err(DropReason::BadReceiver));
@@ -228,7 +229,7 @@ fn buffers_outside_memory_stop_the_queue() {
 fn an_empty_body_is_never_completed() {
     let (mut guest, setup) = Rings::unposted(&RingsSpec { mtu: 9000, ..RingsSpec::linux() });
     let addr = guest.rx[0].slot(1, 1).addr;
-    guest.rx[0].set_slot(1, 1, RxDesc::new(addr, 0, true, false));
+    guest.rx[0].set_slot(1, 1, rx_desc(addr, 0, true, false));
     guest.rx[0].fill();
     let mut nic = Nic::with(guest, setup);
     assert_eq!(nic.pass(&frame(5000), plain).buffers, 2);
@@ -241,7 +242,7 @@ fn cve_2020_16092_a_head_in_ring_1_carries_nothing() {
     let (mut guest, setup) = Rings::unposted(&RingsSpec { mtu: 9000, ..RingsSpec::linux() });
     for index in 0..32 {
         let slot = guest.rx[0].slot(1, index);
-        guest.rx[0].set_slot(1, index, RxDesc::new(slot.addr, BODY, false, false));
+        guest.rx[0].set_slot(1, index, rx_desc(slot.addr, BODY, false, false));
     }
     guest.rx[0].fill();
     let mut nic = Nic::with(guest, setup);
@@ -254,7 +255,7 @@ fn a_ring_of_bodies_alone_is_walked_once() {
     let (mut guest, setup) = Rings::unposted(&RingsSpec::linux());
     for index in 0..64 {
         let addr = guest.rx[0].slot(0, index).addr;
-        guest.rx[0].set_slot(0, index, RxDesc::new(addr, 1522, true, false));
+        guest.rx[0].set_slot(0, index, rx_desc(addr, 1522, true, false));
     }
     guest.rx[0].fill();
     let mut nic = Nic::with(guest, setup);
@@ -354,7 +355,7 @@ proptest! {
                     let addr = if wild { random.next() } else { from + random.next() % (to - from - 16384) };
                     let len = if wild { random.next() % 16384 } else { 128 + random.next() % 4000 };
                     let body = if wild { random.one_in(2) } else { ring == 1 || random.one_in(3) };
-                    let desc = RxDesc::new(addr, len as usize, body, lap % 2 == 0);
+                    let desc = rx_desc(addr, len as usize, body, lap % 2 == 0);
                     let window = nic.guest.rx[0].window(ring);
                     window.store_u64(index * SIZE, desc.addr);
                     window.store_u64(index * SIZE + CONTROL, desc.control());

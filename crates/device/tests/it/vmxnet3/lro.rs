@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use vmlane_device::vmxnet3::setup::Features;
 use vmlane_guestsim::OneByOne;
+use vmlane_guestsim::nic::desc::RxFields as _;
 use vmlane_guestsim::nic::{Received, Rings, RingsSpec, RxShape};
 use vmlane_port::{ChecksumStatus, DropReason, FramePort, RxFrame};
 

@@ -1,6 +1,7 @@
 //! Receive queues: which buffers a packet goes to, what its completions say.
 
 use vmlane_device::vmxnet3::setup::{Features, Rss};
+use vmlane_guestsim::nic::desc::RxFields as _;
 use vmlane_guestsim::nic::{RingsSpec, RxShape};
 use vmlane_port::{ChecksumStatus, DropReason, FramePort, Layers, Network, PartialChecksum, Transport};
 use vmlane_wire::ethernet::Tci;
