@@ -8,7 +8,7 @@
 
 mod builder;
 
-use vmlane_wire::pci::{MsiCapability, MsixCapability, command, offset};
+use vmlane_wire::pci::{command, offset};
 
 use super::{AccessError, CONFIG_REGION};
 
@@ -56,8 +56,6 @@ pub struct ConfigSpace {
     bytes: Vec<u8>,
     writable: Vec<u8>,
     initial: Vec<u8>,
-    msi: Option<usize>,
-    msix: Option<usize>,
 }
 
 impl ConfigSpace {
@@ -115,34 +113,7 @@ impl ConfigSpace {
 
     /// The guest lets the function read and write its memory.
     pub fn bus_master(&self) -> bool {
-        self.command() & command::BUS_MASTER != 0
-    }
-
-    /// Memory BARs answer.
-    pub fn memory_enabled(&self) -> bool {
-        self.command() & command::MEMORY != 0
-    }
-
-    /// I/O BARs answer.
-    pub fn io_enabled(&self) -> bool {
-        self.command() & command::IO != 0
-    }
-
-    /// The line interrupt may not be asserted.
-    pub fn intx_disabled(&self) -> bool {
-        self.command() & command::INTX_DISABLE != 0
-    }
-
-    pub fn msi_enabled(&self) -> bool {
-        self.msi.is_some_and(|at| self.word(at + 2) & MsiCapability::ENABLE != 0)
-    }
-
-    pub fn msix_enabled(&self) -> bool {
-        self.msix.is_some_and(|at| self.word(at + 2) & MsixCapability::ENABLE != 0)
-    }
-
-    fn command(&self) -> u16 {
-        self.word(offset::COMMAND)
+        self.word(offset::COMMAND) & command::BUS_MASTER != 0
     }
 
     fn word(&self, at: usize) -> u16 {

@@ -21,13 +21,8 @@ pub struct ConfigBuilder {
 
 impl ConfigBuilder {
     pub(super) fn new(vendor: u16, device: u16) -> ConfigBuilder {
-        let mut space = ConfigSpace {
-            bytes: vec![0; CONFIG_SIZE],
-            writable: vec![0; CONFIG_SIZE],
-            initial: Vec::new(),
-            msi: None,
-            msix: None,
-        };
+        let mut space =
+            ConfigSpace { bytes: vec![0; CONFIG_SIZE], writable: vec![0; CONFIG_SIZE], initial: Vec::new() };
         space.put(offset::VENDOR_ID, &vendor.to_le_bytes());
         space.put(offset::DEVICE_ID, &device.to_le_bytes());
         let command = command::IO
@@ -103,18 +98,16 @@ impl ConfigBuilder {
     }
 
     /// One 64-bit MSI message, its capability at `at`.
-    pub fn msi(mut self, at: usize) -> ConfigBuilder {
-        self.space.msi = Some(at);
+    pub fn msi(self, at: usize) -> ConfigBuilder {
         self.capability(at, MsiCapability::one().as_bytes(), MsiCapability::writable().as_bytes())
     }
 
     /// MSI-X, its capability at `at`.
-    pub fn msix(mut self, at: usize, msix: Msix) -> ConfigBuilder {
+    pub fn msix(self, at: usize, msix: Msix) -> ConfigBuilder {
         let Msix { vectors, table, pba } = msix;
         if !(1..=MsixCapability::MAX_VECTORS).contains(&vectors) {
             return self.fail(ConfigError::Vectors { vectors });
         }
-        self.space.msix = Some(at);
         let capability = MsixCapability::new(vectors, table, pba);
         self.capability(at, capability.as_bytes(), MsixCapability::writable().as_bytes())
     }
