@@ -437,31 +437,9 @@ fn raw(fd: impl AsFd) -> libc::c_int {
 /// Panics when a range is outside its list (a caller's bug, never a guest's doing).
 #[inline]
 pub fn copy_spans(to: &Spans, to_offset: usize, from: &Spans, from_offset: usize, len: usize) {
-    assert!(to.writable);
-    to.check(to_offset, len);
-    from.check(from_offset, len);
-    if len == 0 {
-        return;
-    }
-    if let (Some(to), Some(from)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) {
-        // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable.
-        unsafe { bulk::copy(to, from, len) };
-        return;
-    }
-    let mut target = Cursor::new(to, to_offset);
-    from.runs(from_offset, len, |mut source, mut left| {
-        while left > 0 {
-            let (at, room) = target.run();
-            let here = room.min(left);
-            // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable.
-            unsafe {
-                bulk::copy(at, source, here);
-                source = source.add(here);
-            }
-            target.advance(here);
-            left -= here;
-        }
-    });
+    // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable.
+    let copy = |to, from, len| unsafe { bulk::copy(to, from, len) };
+    copy_runs((to, to_offset), (from, from_offset), len, copy);
 }
 
 /// The same, and adds what was delivered to `sum`: bytes and sum agree whatever the guests do
@@ -474,6 +452,20 @@ pub fn copy_spans_summed(
     len: usize,
     sum: &mut Sum,
 ) {
+    // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable.
+    let copy = |to, from, len| unsafe { sum.copy(to, from, len) };
+    copy_runs((to, to_offset), (from, from_offset), len, copy);
+}
+
+/// Has `copy` copy every run of bytes that both lists have in one piece. It is given runs of as many bytes of live mappings as it
+/// is told, the target writable.
+#[inline]
+fn copy_runs(
+    (to, to_offset): (&Spans, usize),
+    (from, from_offset): (&Spans, usize),
+    len: usize,
+    mut copy: impl FnMut(*mut u8, *const u8, usize),
+) {
     assert!(to.writable);
     to.check(to_offset, len);
     from.check(from_offset, len);
@@ -481,19 +473,16 @@ pub fn copy_spans_summed(
         return;
     }
     if let (Some(to), Some(from)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) {
-        // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable.
-        return unsafe { sum.copy(to, from, len) };
+        return copy(to, from, len);
     }
     let mut target = Cursor::new(to, to_offset);
     from.runs(from_offset, len, |mut source, mut left| {
         while left > 0 {
             let (at, room) = target.run();
             let here = room.min(left);
-            // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable.
-            unsafe {
-                sum.copy(at, source, here);
-                source = source.add(here);
-            }
+            copy(at, source, here);
+            // SAFETY: the run has `left` bytes, and `here` is no more.
+            source = unsafe { source.add(here) };
             target.advance(here);
             left -= here;
         }
