@@ -43,6 +43,18 @@ pub enum Offload {
     },
 }
 
+impl Offload {
+    /// Header bytes that it speaks of.
+    #[inline]
+    pub fn spoken_of(self) -> usize {
+        match self {
+            Offload::None => 0,
+            Offload::Checksum { field, .. } => usize::from(field) + 2,
+            Offload::Segment { header, .. } | Offload::Tunnel { header, .. } => usize::from(header),
+        }
+    }
+}
+
 /// A frame that its source lends until it is told that it is finished.
 #[derive(Debug)]
 pub struct TxFrame<'a> {

@@ -71,8 +71,8 @@ impl Token {
     }
 }
 
-/// What a port can receive. May change at any time between two frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a port can receive; nothing by default. May change at any time between two frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RxCapabilities {
     /// Bytes of the longest frame without tag that is no aggregate (MTU + 14).
     pub frame: usize,
@@ -102,6 +102,18 @@ pub struct Refused {
     pub at: usize,
     /// Why. [`DropReason::NoBuffers`]: not now, later perhaps. Anything else: never.
     pub reason: DropReason,
+}
+
+/// [`FramePort::deliver`] where each frame is delivered for itself.
+#[inline]
+pub fn deliver_each(
+    frames: &[RxFrame<'_>],
+    mut deliver: impl FnMut(&RxFrame<'_>) -> Result<(), DropReason>,
+) -> Result<(), Refused> {
+    for (at, frame) in frames.iter().enumerate() {
+        deliver(frame).map_err(|reason| Refused { at, reason })?;
+    }
+    Ok(())
 }
 
 /// One end of a wire: a guest's NIC, an uplink. One worker owns it; the guest behind it changes its rings at any

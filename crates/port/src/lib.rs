@@ -21,6 +21,7 @@ mod fault;
 mod filter;
 mod frame;
 mod frame_port;
+mod lent;
 pub mod life_of_a_stream_port;
 mod log_limit;
 pub mod queue_pair;
@@ -43,8 +44,9 @@ pub use frame::{
 };
 pub use frame_port::{
     BURST, FramePort, FramePortInfo, Frames, Glance, Overhead, PortId, Refused, RxCapabilities, Sign, Ticked,
-    Token, WakeUp,
+    Token, WakeUp, deliver_each,
 };
+pub use lent::{LentFrame, LentFrames};
 pub use log_limit::LogLimit;
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};

@@ -143,7 +143,7 @@ impl VnetHeader {
 
     /// A super-frame of a kind that was agreed on.
     #[inline]
-    pub fn is_allowed(&self, tso4: bool, tso6: bool, uso: bool) -> bool {
+    pub(crate) fn is_allowed(&self, [tso4, tso6, uso]: [bool; 3]) -> bool {
         match self.kind & !ECN {
             TCP_V4 => tso4,
             TCP_V6 => tso6,

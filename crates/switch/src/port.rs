@@ -134,18 +134,6 @@ pub struct TxPart {
     pub luck: Luck,
 }
 
-/// Of a port that receives nothing.
-pub const NOTHING: RxCapabilities = RxCapabilities {
-    frame: 0,
-    aggregate: 0,
-    tso4: false,
-    tso6: false,
-    uso4: false,
-    uso6: false,
-    partial_sum: false,
-    partial_frame: false,
-};
-
 impl Port {
     pub fn new(of: Numbered, config: Config, stats: Arc<PortStats>, state: Arc<PortState>) -> Port {
         let Numbered { id, owner, group, remote, .. } = of;
@@ -162,7 +150,7 @@ impl Port {
             attachment: 0,
             access: Access::detached(&config),
             config,
-            capabilities: NOTHING,
+            capabilities: RxCapabilities::default(),
             stats,
             state,
             end: None,

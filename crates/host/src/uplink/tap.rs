@@ -15,8 +15,9 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats,
-    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, VnetHeader as Header, WakeUp,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, LentFrame, LentFrames, MAX_FRAME, MAX_HEAD,
+    PortStats, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, VnetHeader as Header, WakeUp,
+    deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
@@ -47,15 +48,6 @@ impl TapOptions {
     pub const MOST_QUEUES: u16 = 16;
 }
 
-/// A frame of the host.
-struct Slot {
-    head: [u8; MAX_HEAD],
-    head_len: usize,
-    spans: Spans,
-    offload: Offload,
-    verified: bool,
-}
-
 /// An attached TAP interface.
 pub struct Tap {
     name: String,
@@ -73,8 +65,7 @@ pub struct Tap {
     whole: Arc<AtomicBool>,
     capabilities: RxCapabilities,
     filter: Filter,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
+    lent: LentFrames,
     stats: Arc<PortStats>,
     /// Header, tag and edited first bytes of a frame on its way out.
     out: [u8; Header::SIZE + TAG + MAX_HEAD],
@@ -113,13 +104,6 @@ impl Tap {
         let map = MemoryMap::default()
             .map(MapRequest { guest: 0, len, offset: 0, fd, writable: true })
             .map_err(|error| memory(io::Error::other(error)))?;
-        let slot = |_| Slot {
-            head: [0; MAX_HEAD],
-            head_len: 0,
-            spans: Spans::new(map.clone(), true),
-            offload: Offload::None,
-            verified: false,
-        };
         Ok(Tap {
             name: options.name.clone(),
             queues,
@@ -130,8 +114,7 @@ impl Tap {
             whole: Arc::new(AtomicBool::new(true)),
             capabilities: capabilities(mtu, true),
             filter: Filter::open(),
-            slots: (0..LOOK_AHEAD).map(slot).collect(),
-            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            lent: LentFrames::new(map.clone(), true, LOOK_AHEAD),
             stats,
             out: [0; Header::SIZE + TAG + MAX_HEAD],
             complete: Spans::new(map, true),
@@ -161,11 +144,10 @@ impl Tap {
     }
 
     /// Reads one frame into a slot. None: none waits.
-    #[expect(clippy::indexing_slicing, reason = "the free list holds only numbers of slots")]
-    fn read(&mut self, number: u32) -> Option<Result<(), DropReason>> {
-        let slot = &mut self.slots[number as usize];
-        slot.spans.clear();
-        if slot.spans.push(u64::from(number) * ROOM as u64, ROOM).is_err() {
+    fn read(&mut self, number: u16) -> Option<Result<(), DropReason>> {
+        let (frame, ()) = self.lent.get_mut(number)?;
+        frame.spans.clear();
+        if frame.spans.push(u64::from(number) * ROOM as u64, ROOM).is_err() {
             return None;
         }
         let mut header = [0; Header::SIZE];
@@ -173,32 +155,28 @@ impl Tap {
         // An interface that is down or gone has no frames.
         let (at, bytes) = (self.next..self.next + count).find_map(|at| {
             let queue = self.queues.get(at % count)?;
-            slot.spans.read_from(queue, &mut header, 0).ok().map(|bytes| (at, bytes))
+            frame.spans.read_from(queue, &mut header, 0).ok().map(|bytes| (at, bytes))
         })?;
         self.next = (at + 1) % count;
         Some(
             bytes
                 .checked_sub(Header::SIZE)
                 .ok_or(DropReason::BadLength)
-                .and_then(|len| fill(slot, &header, len)),
+                .and_then(|len| fill(frame, &header, len)),
         )
     }
 
     /// The slot of the next frame of the host.
-    fn fetch_one(&mut self) -> Option<u32> {
+    fn fetch_one(&mut self) -> Option<u16> {
+        let number = self.lent.take()?;
         for _ in 0..MAX_SKIPS {
-            let number = *self.free.last()?;
-            match self.read(number)? {
-                Ok(()) => {
-                    self.free.pop();
-                    return Some(number);
-                }
-                Err(reason) => {
-                    let stats: &PortStats = &self.stats;
-                    stats.drop(reason);
-                }
+            match self.read(number) {
+                Some(Ok(())) => return Some(number),
+                Some(Err(reason)) => PortStats::drop(&self.stats, reason),
+                None => break,
             }
         }
+        self.lent.give_back(number);
         None
     }
 
@@ -281,18 +259,15 @@ pub(super) fn one_of(files: &[OwnedFd]) -> rustix::io::Result<OwnedFd> {
     Ok(any)
 }
 
-#[expect(clippy::indexing_slicing, reason = "`head_len` is at most `HEAD`")]
-fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), DropReason> {
+fn fill(frame: &mut LentFrame, header: &[u8; Header::SIZE], len: usize) -> Result<(), DropReason> {
     if !(HEADER..=MAX_FRAME).contains(&len) {
         return Err(DropReason::BadLength);
     }
-    slot.spans.shorten(ROOM - len);
-    // A header with all its options: what an offload may speak of is found in it.
-    slot.head_len = len.min(HEAD);
-    slot.spans.read(0, &mut slot.head[..slot.head_len]);
+    frame.spans.shorten(ROOM - len);
     let header = Header::from_bytes(header);
-    slot.offload = header.offload(&slot.head[..slot.head_len]).ok_or(DropReason::BadOffload)?;
-    slot.verified = header.is_verified();
+    // A header with all its options: what an offload may speak of is found in it.
+    frame.offload = header.offload(frame.keep_head(HEAD)).ok_or(DropReason::BadOffload)?;
+    frame.verified = header.is_verified();
     Ok(())
 }
 
@@ -302,10 +277,9 @@ fn capabilities(mtu: usize, whole: bool) -> RxCapabilities {
         aggregate: if whole { AGGREGATE } else { mtu + HEADER },
         tso4: whole,
         tso6: whole,
-        uso4: false,
-        uso6: false,
         partial_sum: whole,
         partial_frame: whole,
+        ..RxCapabilities::default()
     }
 }
 
@@ -314,23 +288,18 @@ impl FramePort for Tap {
         let mut count = 0;
         for place in tokens {
             let Some(number) = self.fetch_one() else { break };
-            *place = Token(number);
+            *place = Token(number.into());
             count += 1;
         }
         count
     }
 
-    #[expect(
-        clippy::indexing_slicing,
-        reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"
-    )]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        let Slot { head, head_len, spans, offload, verified } = &self.slots[token.0 as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None, verified: *verified }
+        self.lent.frame(token.0 as u16)
     }
 
     fn finish(&mut self, tokens: &[Token]) {
-        self.free.extend(tokens.iter().map(|token| token.0));
+        tokens.iter().for_each(|token| self.lent.give_back(token.0 as u16));
     }
 
     fn capabilities(&self) -> RxCapabilities {
@@ -342,10 +311,7 @@ impl FramePort for Tap {
     }
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
-        for (at, frame) in frames.iter().enumerate() {
-            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
-        }
-        Ok(())
+        deliver_each(frames, |frame| self.deliver_one(frame))
     }
 
     #[expect(clippy::indexing_slicing, reason = "`full` is the number of a queue")]

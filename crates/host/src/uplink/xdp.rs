@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vmlane_mem::{MapRequest, MemoryMap, Spans};
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, Offload, PortStats, Refused, RxCapabilities,
-    RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, LentFrame, LentFrames, PortStats, Refused,
+    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 
@@ -41,14 +41,12 @@ const MOST_CALLS: usize = 8;
 /// How soon an interface that is down is tried again.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// A received frame that is lent.
-struct Slot {
+/// Where a received frame lies that is lent.
+#[derive(Default)]
+struct Lies {
     queue: usize,
     /// Where its place begins in the queue's memory.
     place: u64,
-    head: [u8; HEAD],
-    head_len: usize,
-    spans: Spans,
 }
 
 /// A queue of the interface.
@@ -80,8 +78,7 @@ pub struct Xdp {
     mtu: Arc<AtomicUsize>,
     capabilities: RxCapabilities,
     filter: Filter,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
+    lent: LentFrames<Lies>,
     stats: Arc<PortStats>,
     /// Where a frame is sent from.
     out: Spans,
@@ -130,13 +127,6 @@ impl Xdp {
         let bases = (0..).map(|number| number * bytes);
         let queues =
             queues.into_iter().zip(bases).map(|(queue, base)| ServedQueue::new(queue, base, facts.chunk));
-        let slot = |_| Slot {
-            queue: 0,
-            place: 0,
-            head: [0; HEAD],
-            head_len: 0,
-            spans: Spans::new(map.clone(), true),
-        };
         let port = Xdp {
             queues: queues.collect(),
             any,
@@ -147,10 +137,9 @@ impl Xdp {
             mtu: Arc::new(AtomicUsize::new(facts.mtu)),
             capabilities: capabilities(facts.mtu),
             filter: Filter::open(),
-            slots: (0..LOOK_AHEAD).map(slot).collect(),
-            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            lent: LentFrames::new(map.clone(), true, LOOK_AHEAD),
             stats,
-            out: Spans::new(map.clone(), true),
+            out: Spans::new(map, true),
         };
         Ok((port, XdpHold { sockets, _program: link }))
     }
@@ -161,17 +150,15 @@ impl Xdp {
     }
 
     /// Lends the frame of a descriptor in the slot. False: there is no such frame.
-    #[expect(clippy::indexing_slicing, reason = "`head_len` is at most `HEAD`")]
-    fn lend(slot: &mut Slot, queue: usize, base: u64, chunk: u64, desc: Desc) -> bool {
+    fn lend((frame, lies): &mut (LentFrame, Lies), queue: usize, base: u64, chunk: u64, desc: Desc) -> bool {
         let len = desc.len as usize;
         let place = desc.addr & !(chunk - 1);
         let fits = place < RX_FRAMES * chunk && u64::from(desc.len) <= chunk - (desc.addr - place);
-        if !fits || len < HEADER || slot.spans.set(base + desc.addr, len).is_err() {
+        if !fits || len < HEADER || frame.spans.set(base + desc.addr, len).is_err() {
             return false;
         }
-        slot.head_len = len.min(HEAD);
-        slot.spans.read(0, &mut slot.head[..slot.head_len]);
-        (slot.queue, slot.place) = (queue, place);
+        frame.keep_head(HEAD);
+        *lies = Lies { queue, place };
         true
     }
 
@@ -180,21 +167,21 @@ impl Xdp {
         let chunk = self.chunk;
         let Some(queue) = self.queues.get_mut(at) else { return 0 };
         let mut count = 0;
-        while let (Some(to), Some(&number)) = (tokens.get_mut(count), self.free.last()) {
-            let (Some(desc), Some(slot)) = (queue.rings.rx.take(), self.slots.get_mut(number as usize))
-            else {
+        while let Some(to) = tokens.get_mut(count) {
+            let Some(number) = self.lent.take() else { break };
+            let (Some(slot), Some(desc)) = (self.lent.get_mut(number), queue.rings.rx.take()) else {
+                self.lent.give_back(number);
                 break;
             };
             if let Some(ahead) = queue.rings.rx.peek(AHEAD) {
-                slot.spans.prefetch(queue.base.wrapping_add(ahead.addr), LINES);
+                slot.0.spans.prefetch(queue.base.wrapping_add(ahead.addr), LINES);
             }
             if Xdp::lend(slot, at, queue.base, chunk, desc) {
-                self.free.pop();
-                *to = Token(number);
+                *to = Token(number.into());
                 count += 1;
             } else {
-                let stats: &PortStats = &self.stats;
-                stats.drop(DropReason::BadLength);
+                self.lent.give_back(number);
+                PortStats::drop(&self.stats, DropReason::BadLength);
                 queue.give_back(desc.addr & !(chunk - 1), chunk);
             }
         }
@@ -313,16 +300,8 @@ fn wake_rx(socket: impl AsFd) -> rustix::io::Result<()> {
 }
 
 fn capabilities(mtu: usize) -> RxCapabilities {
-    RxCapabilities {
-        frame: mtu + HEADER,
-        aggregate: mtu + HEADER,
-        tso4: false,
-        tso6: false,
-        uso4: false,
-        uso6: false,
-        partial_sum: false,
-        partial_frame: false,
-    }
+    let frame = mtu + HEADER;
+    RxCapabilities { frame, aggregate: frame, ..RxCapabilities::default() }
 }
 
 impl FramePort for Xdp {
@@ -337,22 +316,18 @@ impl FramePort for Xdp {
         count
     }
 
-    #[expect(
-        clippy::indexing_slicing,
-        reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"
-    )]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        let Slot { head, head_len, spans, .. } = &self.slots[token.0 as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: Offload::None, tag: None, verified: false }
+        self.lent.frame(token.0 as u16)
     }
 
     fn finish(&mut self, tokens: &[Token]) {
         for token in tokens {
-            let Some(&Slot { queue, place, .. }) = self.slots.get(token.0 as usize) else { continue };
-            if let Some(queue) = self.queues.get_mut(queue) {
-                queue.give_back(place, self.chunk);
+            let number = token.0 as u16;
+            let Some((_, Lies { queue, place })) = self.lent.get_mut(number) else { continue };
+            if let Some(queue) = self.queues.get_mut(*queue) {
+                queue.give_back(*place, self.chunk);
             }
-            self.free.push(token.0);
+            self.lent.give_back(number);
         }
     }
 
@@ -365,10 +340,7 @@ impl FramePort for Xdp {
     }
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
-        for (at, frame) in frames.iter().enumerate() {
-            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
-        }
-        Ok(())
+        deliver_each(frames, |frame| self.deliver_one(frame))
     }
 
     fn has_room(&mut self) -> bool {

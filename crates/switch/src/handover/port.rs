@@ -12,7 +12,6 @@ use vmlane_port::{
 use super::PLACES;
 use super::frame::{Done, HandedFrame};
 use super::state::Attachment;
-use crate::port::NOTHING;
 
 /// The end of a port that another worker owns: it sends the frames that were handed over. Frames *to* the port never
 /// come here: they are handed over to that worker.
@@ -119,7 +118,7 @@ impl FramePort for RemotePort {
     }
 
     fn capabilities(&self) -> RxCapabilities {
-        NOTHING
+        RxCapabilities::default()
     }
 
     fn filter(&self) -> &Filter {

@@ -4,29 +4,19 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vmlane_mem::Spans;
 use vmlane_port::{
-    BURST, DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, MAX_HEAD, Offload, Refused,
-    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
+    BURST, DropReason, Filter, FramePort, FramePortInfo, Glance, LentFrame, Refused, RxCapabilities, RxFrame,
+    Sign, Ticked, Token, TxFrame, WakeUp,
 };
 
-use super::ring::{Head, Position, Ring};
-use crate::port::NOTHING;
-
-/// A copy that is lent.
-struct Lent {
-    first: [u8; MAX_HEAD],
-    first_len: usize,
-    spans: Spans,
-    head: Head,
-}
+use super::ring::{Position, Ring};
 
 /// The end of a mirror's ring from which copies leave.
 pub struct MirrorPort {
     ring: Arc<Ring>,
     filter: Filter,
     /// Those that are lent come first; all of them are given back before others are lent.
-    lent: Vec<Lent>,
+    lent: Vec<LentFrame>,
     lent_count: usize,
     finished: usize,
     next: Position,
@@ -34,24 +24,12 @@ pub struct MirrorPort {
 
 impl MirrorPort {
     pub fn new(ring: Arc<Ring>) -> MirrorPort {
-        let empty = Head { len: 0, offload: Offload::None, tag: None };
-        let one = || Lent { first: [0; MAX_HEAD], first_len: 0, spans: ring.spans(), head: empty };
-        let lent = std::iter::repeat_with(one).take(BURST).collect();
+        let lent = std::iter::repeat_with(|| LentFrame::new(ring.spans())).take(BURST).collect();
         let filter = Filter::default();
         // Another port may have read before.
         let next = ring.first();
         MirrorPort { ring, filter, lent, lent_count: 0, finished: 0, next }
     }
-}
-
-/// Bytes of a frame that its headers may take.
-fn headers(head: &Head) -> usize {
-    let spoken_of = match head.offload {
-        Offload::None => 0,
-        Offload::Checksum { field, .. } => usize::from(field) + 2,
-        Offload::Segment { header, .. } | Offload::Tunnel { header, .. } => usize::from(header),
-    };
-    head.len.min(HEAD.max(spoken_of)).min(MAX_HEAD)
 }
 
 impl FramePort for MirrorPort {
@@ -62,10 +40,8 @@ impl FramePort for MirrorPort {
         for (number, (token, lent)) in tokens.iter_mut().zip(&mut self.lent).enumerate() {
             let Some((at, head)) = self.ring.read(&mut self.next) else { break };
             self.ring.lend(at, head.len, &mut lent.spans);
-            (lent.head, lent.first_len) = (head, headers(&head));
-            if let Some(first) = lent.first.get_mut(..lent.first_len) {
-                lent.spans.read(0, first);
-            }
+            (lent.offload, lent.tag) = (head.offload, head.tag);
+            lent.keep_head(head.offload.spoken_of());
             *token = Token(number as u32);
             self.lent_count = number + 1;
         }
@@ -77,14 +53,7 @@ impl FramePort for MirrorPort {
 
     #[expect(clippy::indexing_slicing, reason = "tokens are this port's own, one for each place")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        let Lent { first, first_len, spans, head } = &self.lent[token.0 as usize];
-        TxFrame {
-            head: first.get(..*first_len).unwrap_or_default(),
-            spans,
-            offload: head.offload,
-            tag: head.tag,
-            verified: false,
-        }
+        self.lent[token.0 as usize].frame()
     }
 
     fn finish(&mut self, tokens: &[Token]) {
@@ -96,7 +65,7 @@ impl FramePort for MirrorPort {
     }
 
     fn capabilities(&self) -> RxCapabilities {
-        NOTHING
+        RxCapabilities::default()
     }
 
     fn filter(&self) -> &Filter {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use vmlane_mem::Spans;
 use vmlane_port::{
     DropReason, Filter, FramePort, FramePortInfo, Glance, Overhead, PortStats, QueueTurns, Refused,
-    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
+    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
@@ -373,10 +373,7 @@ impl FramePort for NetPort {
 
     #[inline]
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
-        for (at, frame) in frames.iter().enumerate() {
-            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
-        }
-        Ok(())
+        deliver_each(frames, |frame| self.deliver_one(frame))
     }
 
     fn has_room(&mut self) -> bool {

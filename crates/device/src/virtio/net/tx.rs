@@ -1,7 +1,7 @@
 //! One transmit ring: frames are gathered from chains, lent, and completed in ring order.
 
-use vmlane_mem::{MemoryMap, Spans, lines_ahead};
-use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, TxFrame, VnetHeader};
+use vmlane_mem::{MemoryMap, lines_ahead};
+use vmlane_port::{DropReason, LentFrame, LentFrames, MAX_FRAME, Overhead, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
 use super::rx::{LONG_HEADER, behind_own_line};
@@ -31,17 +31,6 @@ impl TxRules {
     }
 }
 
-/// A lent frame. The slot that was last in use is used next: its memory is warm.
-#[derive(Debug)]
-struct Slot {
-    head: [u8; MAX_HEAD],
-    head_len: usize,
-    spans: Spans,
-    offload: Offload,
-    /// Which frame of the ring it is, counted from the first ever.
-    number: u64,
-}
-
 /// A chain that was taken and is not completed.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
@@ -56,8 +45,8 @@ pub struct TxQueue {
     /// Number of the virtqueue.
     pub ring: usize,
     memory: MemoryMap,
-    slots: Vec<Slot>,
-    free: Vec<u16>,
+    /// Each with which frame of the ring it is, counted from the first ever.
+    lent: LentFrames<u64>,
     /// Chains from the first that is not completed on; frame n is at n modulo their number.
     pending: Box<[Option<Pending>]>,
     first: u64,
@@ -77,8 +66,7 @@ impl TxQueue {
             queue,
             ring,
             memory: memory.clone(),
-            slots: Vec::with_capacity(LOOK_AHEAD),
-            free: Vec::with_capacity(LOOK_AHEAD),
+            lent: LentFrames::new(memory.clone(), false, LOOK_AHEAD),
             pending,
             first: 0,
             next: 0,
@@ -122,31 +110,31 @@ impl TxQueue {
                     return Err(broken);
                 }
             };
-            let Some(number) = self.free_slot() else { return Ok(None) };
+            let Some(slot) = self.lent.take() else { return Ok(None) };
             self.queue.next = taken.next();
-            let Some(slot) = self.slots.get_mut(usize::from(number)) else { return Ok(None) };
-            let near = &slot.spans;
+            let Some((frame, number)) = self.lent.get_mut(slot) else { return Ok(None) };
+            let near = &frame.spans;
             self.queue.look_ahead(taken.next(), |addr, len| {
                 let (addr, len) = behind_own_line((addr, len as usize), rules.header);
                 near.prefetch(addr, lines_ahead(addr, len));
             });
-            slot.number = self.next;
+            *number = self.next;
             *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
             self.next += 1;
             let segments = match &single {
                 Some((_, segment)) => std::slice::from_ref(segment),
                 None => &self.segments,
             };
-            match gather(segments, slot, &self.memory, rules) {
+            match gather(segments, frame, &self.memory, rules) {
                 Ok(()) => {
                     // One is the header's.
-                    self.overhead.add(segments.len().saturating_sub(1 + slot.spans.pieces()));
-                    return Ok(Some(number));
+                    self.overhead.add(segments.len().saturating_sub(1 + frame.spans.pieces()));
+                    return Ok(Some(slot));
                 }
                 Err(reason) => {
                     self.overhead.add(1 + segments.len());
                     stats.drop(reason);
-                    self.finish(number);
+                    self.finish(slot);
                     self.skipped = true;
                 }
             }
@@ -162,44 +150,17 @@ impl TxQueue {
     }
 
     #[inline]
-    fn free_slot(&mut self) -> Option<u16> {
-        if let Some(slot) = self.free.pop() {
-            return Some(slot);
-        }
-        let slot = self.slots.len();
-        if slot == LOOK_AHEAD {
-            return None;
-        }
-        self.slots.push(Slot {
-            head: [0; MAX_HEAD],
-            head_len: 0,
-            spans: Spans::new(self.memory.clone(), false),
-            offload: Offload::None,
-            number: 0,
-        });
-        Some(slot as u16)
-    }
-
-    #[inline]
-    #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `gather` its length")]
     pub fn frame(&self, slot: u16) -> TxFrame<'_> {
-        let slot = &self.slots[usize::from(slot)];
-        TxFrame {
-            head: &slot.head[..slot.head_len],
-            spans: &slot.spans,
-            offload: slot.offload,
-            tag: None,
-            verified: false,
-        }
+        self.lent.frame(slot)
     }
 
     #[inline]
     pub fn finish(&mut self, slot: u16) {
-        let Some(lent) = self.slots.get(usize::from(slot)) else { return };
-        if let Some(pending) = Self::at(&mut self.pending, lent.number) {
+        let Some((_, number)) = self.lent.get_mut(slot) else { return };
+        if let Some(pending) = Self::at(&mut self.pending, *number) {
             pending.finished = true;
         }
-        self.free.push(slot);
+        self.lent.give_back(slot);
     }
 
     /// Completes what can be completed in ring order. True if the driver wants to be told.
@@ -235,11 +196,11 @@ impl Drop for TxQueue {
 #[inline]
 fn gather(
     segments: &[Segment],
-    slot: &mut Slot,
+    frame: &mut LentFrame,
     memory: &MemoryMap,
     rules: &TxRules,
 ) -> Result<(), DropReason> {
-    slot.spans.clear();
+    frame.spans.clear();
     let mut header = [0; LONG_HEADER];
     let mut words = None;
     let mut have = 0;
@@ -251,7 +212,7 @@ fn gather(
         let bytes = segment.len as usize;
         let here = bytes.min(rules.header - have);
         if have == 0 && bytes >= LONG_HEADER {
-            words = slot.spans.near_words(segment.addr);
+            words = frame.spans.near_words(segment.addr);
         }
         if words.is_some() {
             have += here;
@@ -267,7 +228,7 @@ fn gather(
         }
         if rest > 0 {
             let addr = segment.addr.checked_add(here as u64).ok_or(DropReason::BadAddress)?;
-            slot.spans.push(addr, rest).map_err(|_| DropReason::BadAddress)?;
+            frame.spans.push(addr, rest).map_err(|_| DropReason::BadAddress)?;
         }
     }
     if have < rules.header || len < HEADER {
@@ -283,16 +244,5 @@ fn gather(
     if !header.is_segmented() && len > rules.frame {
         return Err(DropReason::BadLength);
     }
-    slot.head_len = len.min(HEAD.max(header.spoken_of().min(MAX_HEAD)));
-    let head = slot.head.get_mut(..slot.head_len).ok_or(DropReason::BadLength)?;
-    slot.spans.read(0, head);
-    if header.is_plain() {
-        slot.offload = Offload::None;
-        return Ok(());
-    }
-    let allowed =
-        rules.checksum && (!header.is_segmented() || header.is_allowed(rules.tso4, rules.tso6, rules.uso));
-    let offload = header.offload(head).filter(|_| allowed);
-    slot.offload = offload.ok_or(DropReason::BadOffload)?;
-    Ok(())
+    frame.keep_offload(&header, rules.checksum, [rules.tso4, rules.tso6, rules.uso])
 }

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
     DropReason, Filter, FramePort, FramePortInfo, Glance, MAX_FRAME, Overhead, PortStats, QueueTurns,
-    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
+    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -335,10 +335,7 @@ impl FramePort for NicPort {
 
     #[inline]
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
-        for (at, frame) in frames.iter().enumerate() {
-            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
-        }
-        Ok(())
+        deliver_each(frames, |frame| self.deliver_one(frame))
     }
 
     fn has_room(&mut self) -> bool {

@@ -91,16 +91,6 @@ impl TxRules {
     }
 }
 
-/// Header bytes that an offload speaks of.
-#[inline]
-pub fn spoken_of(offload: Offload) -> usize {
-    match offload {
-        Offload::None => 0,
-        Offload::Checksum { field, .. } => usize::from(field) + 2,
-        Offload::Segment { header, .. } | Offload::Tunnel { header, .. } => usize::from(header),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use vmlane_guestsim::nic::desc::{TxFields as _, tx_desc};

@@ -1,14 +1,13 @@
 //! One transmit queue: frames are gathered from descriptors, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans, Window};
-use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, Sign, TxFrame};
-use vmlane_wire::ethernet::Tci;
+use vmlane_port::{DropReason, LentFrame, LentFrames, MAX_FRAME, Overhead, PortStats, Sign, TxFrame};
 use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
 use super::checkpoint;
 use super::counters;
 use super::moderation::LineId;
-use super::offload::{TxRules, spoken_of};
+use super::offload::TxRules;
 use super::order::Order;
 use super::place::Place;
 use super::ring::{CompletionRing, TxCommands};
@@ -20,18 +19,6 @@ const LOOK_AHEAD: usize = 256;
 const MAX_DESCRIPTORS: usize = 256;
 /// Frames that are left out in one look, at most; less if they are of many descriptors.
 const MAX_SKIPS: usize = 64;
-
-/// A lent frame. The slot that was last in use is used next: its memory is warm.
-#[derive(Debug)]
-struct Slot {
-    head: [u8; MAX_HEAD],
-    head_len: usize,
-    spans: Spans,
-    offload: Offload,
-    tag: Option<Tci>,
-    /// Which frame of the queue it is, counted from the first ever.
-    number: u64,
-}
 
 /// Where a frame ends, and how long it is.
 struct Extent {
@@ -50,9 +37,8 @@ pub struct Stopped(pub u32);
 pub struct TxQueue {
     commands: TxCommands,
     completions: CompletionRing,
-    memory: MemoryMap,
-    slots: Vec<Slot>,
-    free: Vec<u16>,
+    /// Each with which frame of the queue it is, counted from the first ever.
+    lent: LentFrames<u64>,
     order: Order,
     /// Behind the last frame that is completed: the next daemon begins here.
     done: Place,
@@ -70,9 +56,7 @@ impl TxQueue {
         TxQueue {
             commands: TxCommands::new(setup.commands),
             completions: CompletionRing::new(setup.completions),
-            memory: memory.clone(),
-            slots: Vec::with_capacity(LOOK_AHEAD),
-            free: Vec::with_capacity(LOOK_AHEAD),
+            lent: LentFrames::new(memory.clone(), false, LOOK_AHEAD),
             order,
             done: Place::default(),
             stopped: false,
@@ -116,17 +100,17 @@ impl TxQueue {
             if self.order.is_full() {
                 break;
             }
-            let Some(number) = self.free_slot() else { break };
-            let Some(slot) = self.slots.get_mut(usize::from(number)) else { break };
-            slot.spans.clear();
-            slot.spans.prefetch(self.commands.look_ahead(), 1);
+            let Some(slot) = self.lent.take() else { break };
+            let Some((frame, number)) = self.lent.get_mut(slot) else { break };
+            frame.spans.clear();
+            frame.spans.prefetch(self.commands.look_ahead(), 1);
             let first = TxDesc::from_words(addr, control);
             let mut lent = Ok(());
-            let extent = match gather(&self.commands, first, &mut slot.spans, &mut lent) {
+            let extent = match gather(&self.commands, first, &mut frame.spans, &mut lent) {
                 Ok(extent) => extent,
                 Err(stopped) => {
                     self.stopped = true;
-                    self.free.push(number);
+                    self.lent.give_back(slot);
                     stats.drop(DropReason::BadDescriptor);
                     return Err(stopped);
                 }
@@ -134,18 +118,18 @@ impl TxQueue {
             let Extent { end, wants_completion, len, descriptors } = extent;
             looked += descriptors;
             self.commands.head = self.commands.next(end);
-            slot.number = self.order.push(end.index, wants_completion);
-            match lent.and_then(|()| fill(slot, &first, len, rules)) {
-                Ok(offload) => {
-                    self.overhead.add(descriptors.saturating_sub(1 + slot.spans.pieces()));
-                    counters::sent(counters, &slot.head, len, offload);
-                    return Ok(Some(number));
+            *number = self.order.push(end.index, wants_completion);
+            match lent.and_then(|()| fill(frame, &first, len, rules)) {
+                Ok(()) => {
+                    self.overhead.add(descriptors.saturating_sub(1 + frame.spans.pieces()));
+                    counters::sent(counters, frame.frame().head, len, frame.offload);
+                    return Ok(Some(slot));
                 }
                 Err(reason) => {
                     self.overhead.add(descriptors);
                     stats.drop(reason);
                     counters::tx_error(counters);
-                    self.finish(number);
+                    self.finish(slot);
                 }
             }
         }
@@ -153,43 +137,15 @@ impl TxQueue {
     }
 
     #[inline]
-    fn free_slot(&mut self) -> Option<u16> {
-        if let Some(slot) = self.free.pop() {
-            return Some(slot);
-        }
-        let slot = self.slots.len();
-        if slot == LOOK_AHEAD {
-            return None;
-        }
-        self.slots.push(Slot {
-            head: [0; MAX_HEAD],
-            head_len: 0,
-            spans: Spans::new(self.memory.clone(), false),
-            offload: Offload::None,
-            tag: None,
-            number: 0,
-        });
-        Some(slot as u16)
-    }
-
-    #[inline]
-    #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `fill` its length")]
     pub fn frame(&self, slot: u16) -> TxFrame<'_> {
-        let slot = &self.slots[usize::from(slot)];
-        TxFrame {
-            head: &slot.head[..slot.head_len],
-            spans: &slot.spans,
-            offload: slot.offload,
-            tag: slot.tag,
-            verified: false,
-        }
+        self.lent.frame(slot)
     }
 
     #[inline]
     pub fn finish(&mut self, slot: u16) {
-        if let Some(lent) = self.slots.get(usize::from(slot)) {
-            self.order.finish(lent.number);
-            self.free.push(slot);
+        if let Some((_, number)) = self.lent.get_mut(slot) {
+            self.order.finish(*number);
+            self.lent.give_back(slot);
         }
     }
 
@@ -263,14 +219,11 @@ fn gather(
     Err(Stopped(error::TOO_MANY_DESCRIPTORS))
 }
 
-/// Checks the offload, which it returns, and takes the private copy of the first bytes.
+/// Checks the offload, and takes the private copy of the first bytes.
 #[inline]
-fn fill(slot: &mut Slot, first: &TxDesc, len: usize, rules: &TxRules) -> Result<Offload, DropReason> {
-    let offload = rules.check(first, len)?;
-    slot.offload = offload;
-    slot.tag = first.tag();
-    slot.head_len = len.min(HEAD.max(spoken_of(offload)));
-    let head = slot.head.get_mut(..slot.head_len).ok_or(DropReason::BadOffload)?;
-    slot.spans.read(0, head);
-    Ok(offload)
+fn fill(frame: &mut LentFrame, first: &TxDesc, len: usize, rules: &TxRules) -> Result<(), DropReason> {
+    frame.offload = rules.check(first, len)?;
+    frame.tag = first.tag();
+    frame.keep_head(frame.offload.spoken_of());
+    Ok(())
 }

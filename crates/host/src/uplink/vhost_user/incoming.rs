@@ -1,7 +1,7 @@
 //! Frames from the peer: lent where the peer wrote them, in as many buffers as it merged for each.
 
 use vmlane_mem::{MemoryMap, Spans, lines_ahead};
-use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, Overhead, PortStats, TxFrame, VnetHeader};
+use vmlane_port::{DropReason, LentFrame, MAX_FRAME, Overhead, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet;
 use vmlane_wire::virtio::net_feature::{GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_USO4};
 
@@ -20,10 +20,7 @@ const NEAR: u16 = 8;
 
 /// A lent frame.
 struct Slot {
-    head: [u8; MAX_HEAD],
-    head_len: usize,
-    spans: Spans,
-    offload: Offload,
+    frame: LentFrame,
     buffers: Vec<u16>,
 }
 
@@ -52,10 +49,7 @@ impl Incoming {
     pub fn new(mut ring: Ring, buffers: Buffers, map: &MemoryMap, features: u64) -> Incoming {
         (0..RING).for_each(|id| ring.post(id, BUFFER as u32, true));
         let slot = |_| Slot {
-            head: [0; MAX_HEAD],
-            head_len: 0,
-            spans: Spans::new(map.clone(), false),
-            offload: Offload::None,
+            frame: LentFrame::new(Spans::new(map.clone(), false)),
             buffers: Vec::with_capacity(MOST_BUFFERS),
         };
         Incoming {
@@ -110,7 +104,7 @@ impl Incoming {
             return Ok(Look::Nothing);
         }
         let slot = &mut slots[number as usize];
-        slot.spans.clear();
+        slot.frame.spans.clear();
         slot.buffers.clear();
         let mut next = first;
         for at in 0..count {
@@ -122,20 +116,19 @@ impl Incoming {
             slot.buffers.push(next.id);
             let (addr, len) = (buffers.address(next.id) + before as u64, next.len as usize - before);
             // All of it is memory of this port's own.
-            if len > 0 && slot.spans.push(addr, len).is_err() {
+            if len > 0 && slot.frame.spans.push(addr, len).is_err() {
                 return Err(Broken::Fault);
             }
         }
         let header = VnetHeader::from_words(low, high as u16);
-        Ok(fill(slot, header, *features).err().map_or(Look::Frame, Look::Invalid))
+        Ok(fill(&mut slot.frame, header, *features).err().map_or(Look::Frame, Look::Invalid))
     }
 
     /// The frame of a slot.
     #[inline]
-    #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `fill` its length")]
+    #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot")]
     pub fn frame(&self, number: u32) -> TxFrame<'_> {
-        let Slot { head, head_len, spans, offload, .. } = &self.slots[number as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None, verified: false }
+        self.slots[number as usize].frame.frame()
     }
 
     /// The frame is done with: its buffers are available again with the next publication.
@@ -165,21 +158,11 @@ fn checked(used: Used, least: usize) -> Result<Used, Broken> {
 
 /// Takes the private copy of the first bytes, and checks the offload.
 #[inline]
-fn fill(slot: &mut Slot, header: VnetHeader, features: u64) -> Result<(), DropReason> {
-    let len = slot.spans.len();
+fn fill(frame: &mut LentFrame, header: VnetHeader, features: u64) -> Result<(), DropReason> {
+    let len = frame.spans.len();
     if !(ethernet::HEADER..=MAX_FRAME).contains(&len) {
         return Err(DropReason::BadLength);
     }
-    slot.head_len = len.min(HEAD.max(header.spoken_of().min(MAX_HEAD)));
-    let head = slot.head.get_mut(..slot.head_len).ok_or(DropReason::BadLength)?;
-    slot.spans.read(0, head);
-    slot.offload = if header.is_plain() {
-        Offload::None
-    } else {
-        let has = |feature| features & feature != 0;
-        let whole = || header.is_allowed(has(GUEST_TSO4), has(GUEST_TSO6), has(GUEST_USO4));
-        let allowed = has(GUEST_CSUM) && (!header.is_segmented() || whole());
-        header.offload(head).filter(|_| allowed).ok_or(DropReason::BadOffload)?
-    };
-    Ok(())
+    let has = |feature| features & feature != 0;
+    frame.keep_offload(&header, has(GUEST_CSUM), [GUEST_TSO4, GUEST_TSO6, GUEST_USO4].map(has))
 }

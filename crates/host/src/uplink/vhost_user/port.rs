@@ -10,7 +10,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use vmlane_port::{
     DropReason, Filter, FramePort, FramePortInfo, Glance, PortStats, Refused, RxCapabilities, RxFrame, Sign,
-    Ticked, Token, TxFrame, WakeUp,
+    Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_transport::{EventFd, EventFdOwner};
 use vmlane_wire::ethernet::{HEADER, TAG};
@@ -242,10 +242,7 @@ impl FramePort for VhostUserPort {
 
     #[inline]
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
-        for (at, frame) in frames.iter().enumerate() {
-            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
-        }
-        Ok(())
+        deliver_each(frames, |frame| self.deliver_one(frame))
     }
 
     fn has_room(&mut self) -> bool {
