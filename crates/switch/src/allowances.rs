@@ -2,6 +2,8 @@
 //!
 //! A round costs what the owners cost that have something to do in it or are in debt, not what there are.
 
+use crate::place_of;
+
 /// What the ports of one owner may still send in this round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
@@ -52,10 +54,7 @@ pub struct Allowances {
 impl Allowances {
     /// There is an owner of this number.
     pub fn add(&mut self, owner: u16) {
-        let least = usize::from(owner) + 1;
-        if self.accounts.len() < least {
-            self.accounts.resize(least, Account::default());
-        }
+        place_of(&mut self.accounts, owner);
     }
 
     /// A round begins: every owner may send so much, less its debts.

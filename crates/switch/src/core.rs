@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use tracing::error;
 use vmlane_mem::{MemoryMap, Spans};
-use vmlane_port::wrap::FrameTap;
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
 use vmlane_worker::{Doorbells, Heartbeat, Interval};
 
@@ -24,6 +23,7 @@ use crate::pending::{Claim, Held, PendingFrame};
 use crate::port::Port;
 use crate::ports::Ports;
 use crate::price::{PIECE_COST, REBUILD};
+use crate::queue::Change;
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec, Settings};
 use crate::stats::WorkerStats;
@@ -177,8 +177,35 @@ impl Core {
     }
 
     /// Changes a port's configuration in place. `shaper`: None if it stays shaped as it is.
-    pub fn update(&mut self, id: PortId, spec: &PortSpec, group: u16, shaper: Option<Box<Shaper>>) {
-        let Some(slot) = self.slot(id) else { return };
+    /// Carries out what is asked about a port.
+    pub fn change(&mut self, slot: Slot, change: Change) {
+        match change {
+            Change::Update { spec, group, shaper } => self.update(slot, &spec, group, shaper),
+            Change::Remove => self.remove(slot),
+            Change::Attach(end) => self.attach(slot, end),
+            Change::Detach => self.detach(slot),
+            Change::Refresh => self.refresh(slot),
+            Change::Tap(taps) => {
+                if let Some(port) = self.ports.get_mut(slot) {
+                    port.set_taps(taps);
+                }
+            }
+            Change::Shut(shut) => self.shut(slot, shut),
+            Change::Carrier(up) => self.set_carrier(slot, up),
+            Change::Announce => self.announce(slot),
+            Change::Copy(copies) => {
+                if let Some(port) = self.ports.get_mut(slot) {
+                    port.set_copies(copies);
+                }
+            }
+            Change::Retire => self.retire(slot),
+            Change::Adopt => self.adopt_remote(slot),
+            Change::Fault => self.fault(slot),
+            Change::Move(step) => self.move_port(slot, step),
+        }
+    }
+
+    pub fn update(&mut self, slot: Slot, spec: &PortSpec, group: u16, shaper: Option<Box<Shaper>>) {
         self.drop_pending_between(slot);
         self.fdb.forget(slot);
         let now = self.now;
@@ -203,10 +230,11 @@ impl Core {
         self.announce(slot);
     }
 
-    pub fn remove(&mut self, id: PortId) {
-        let Some(slot) = self.slot(id) else { return };
+    pub fn remove(&mut self, slot: Slot) {
         self.detach(slot);
-        self.ports.remove(id);
+        if let Some(port) = self.ports.get(slot) {
+            self.ports.remove(port.id);
+        }
         // Also what a team has kept there.
         self.fdb.forget(slot);
         self.rebuild();
@@ -273,13 +301,6 @@ impl Core {
             self.fdb.forget(slot);
         }
         self.rebuild();
-    }
-
-    /// Has `taps`, and no others, look at what goes through a port.
-    pub fn set_taps(&mut self, slot: Slot, taps: Vec<Arc<dyn FrameTap>>) {
-        if let Some(port) = self.ports.get_mut(slot) {
-            port.set_taps(taps);
-        }
     }
 
     /// Puts the learned addresses into `list`, as far as it has room.

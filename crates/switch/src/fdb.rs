@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vmlane_port::DropReason;
 use vmlane_wire::ethernet::Mac;
 
-use crate::Slot;
+use crate::{Slot, place_of};
 
 /// Of an entry that is free.
 const FREE: Slot = Slot::MAX;
@@ -424,13 +424,11 @@ impl LearnedTable {
                 None => return false,
             },
         };
-        if self.shares.len() <= usize::from(slot) {
-            self.shares.resize(usize::from(slot) + 1, 0);
-        }
-        if self.shares[usize::from(slot)] >= if uplink { UPLINK_SHARE } else { VM_SHARE } {
+        let share = place_of(&mut self.shares, slot);
+        if *share >= if uplink { UPLINK_SHARE } else { VM_SHARE } {
             return false;
         }
-        self.shares[usize::from(slot)] += 1;
+        *share += 1;
         let entry = &mut self.entries[set.start + way];
         if entry.slot != FREE {
             self.shares[usize::from(entry.slot)] -= 1;

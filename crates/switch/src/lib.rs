@@ -69,6 +69,17 @@ mod worker;
 /// The place of a port in the worker's table.
 type Slot = u16;
 
+/// The place of number `at` in a table, which is made long enough for it.
+#[inline]
+fn place_of<T: Default>(table: &mut Vec<T>, at: u16) -> &mut T {
+    let at = usize::from(at);
+    if table.len() <= at {
+        table.resize_with(at + 1, T::default);
+    }
+    #[expect(clippy::indexing_slicing, reason = "made long enough just above")]
+    &mut table[at]
+}
+
 /// What the switch does to a frame's first bytes, by itself.
 #[doc(hidden)]
 pub mod heads {

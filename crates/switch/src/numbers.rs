@@ -7,8 +7,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use vmlane_port::PortId;
 
-use crate::Slot;
 use crate::spec::PortSpec;
+use crate::{Slot, place_of};
 
 /// How many ports a switch can have. [`Slot::MAX`] is no port's.
 pub const MOST_PORTS: usize = Slot::MAX as usize;
@@ -69,12 +69,7 @@ impl Names {
             None => {
                 let number = self.free.take()?;
                 self.numbers.insert(name.to_owned(), number);
-                if self.uses.len() <= number.into() {
-                    self.uses.resize(usize::from(number) + 1, Default::default());
-                }
-                if let Some(of) = self.uses.get_mut(usize::from(number)) {
-                    *of = (name.to_owned(), 0);
-                }
+                *place_of(&mut self.uses, number) = (name.to_owned(), 0);
                 number
             }
         };

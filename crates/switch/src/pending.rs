@@ -13,7 +13,7 @@ use vmlane_port::Token;
 use vmlane_port::fair::may_take;
 use vmlane_wire::ethernet::Tci;
 
-use crate::Slot;
+use crate::{Slot, place_of};
 pub use queue::PendingQueue;
 
 /// A frame that waits for a receiver's buffers.
@@ -71,12 +71,7 @@ impl OfSender {
 
 impl Held {
     fn of(&mut self, sender: Slot) -> &mut OfSender {
-        let at = usize::from(sender);
-        if self.senders.len() <= at {
-            self.senders.resize_with(at + 1, OfSender::default);
-        }
-        #[expect(clippy::indexing_slicing, reason = "made long enough just above")]
-        &mut self.senders[at]
+        place_of(&mut self.senders, sender)
     }
 
     /// What is attached to `sender` lends so many frames at once.
@@ -114,11 +109,7 @@ impl Held {
     pub fn take(&mut self, sender: Slot, owner: u16, now: Instant) -> bool {
         let of = self.of(sender);
         let alone = !of.sends_to_others(now) && of.total < of.places;
-        let at = usize::from(owner);
-        if of.by_owner.len() <= at {
-            of.by_owner.resize(at + 1, 0);
-        }
-        let Some(own) = of.by_owner.get_mut(at) else { return false };
+        let own = place_of(&mut of.by_owner, owner);
         let may = alone || may_take(usize::from(*own), of.total, of.places);
         if may {
             *own += 1;
@@ -145,11 +136,7 @@ impl Held {
         for (sender, owner) in waiting {
             let of = self.of(sender);
             of.total += 1;
-            let at = usize::from(owner);
-            if of.by_owner.len() <= at {
-                of.by_owner.resize(at + 1, 0);
-            }
-            of.by_owner.get_mut(at).into_iter().for_each(|own| *own += 1);
+            *place_of(&mut of.by_owner, owner) += 1;
         }
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use vmlane_port::PortId;
 use vmlane_worker::Source;
 
-use crate::Slot;
 use crate::allowances::{Allowance, Allowances};
 use crate::fdb::key;
 use crate::port::Port;
 use crate::team::{Change, Choice, TeamSpec, TeamState, Teams};
 use crate::turns::Turns;
+use crate::{Slot, place_of};
 
 /// The attached ports of one isolation group.
 #[derive(Default)]
@@ -113,9 +113,7 @@ impl Ports {
 
     /// Adds a port.
     pub fn add(&mut self, slot: Slot, port: Box<Port>) {
-        if self.slots.len() <= usize::from(slot) {
-            self.slots.resize_with(usize::from(slot) + 1, || None);
-        }
+        place_of(&mut self.slots, slot);
         self.allowances.add(port.owner);
         self.by_id.insert(port.id, slot);
         self.put(slot, port);
@@ -141,13 +139,9 @@ impl Ports {
         }
         self.groups.clear();
         for &(slot, port) in &attached {
-            if self.groups.len() <= usize::from(port.group) {
-                self.groups.resize_with(usize::from(port.group) + 1, Group::default);
-            }
-            if let Some(group) = self.groups.get_mut(usize::from(port.group)) {
-                group.members.push(slot);
-                group.mirrored |= port.access.mirror;
-            }
+            let group = place_of(&mut self.groups, port.group);
+            group.members.push(slot);
+            group.mirrored |= port.access.mirror;
         }
         let vms = || attached.iter().filter(|(_, port)| !port.config.uplink);
         let is_own = |port: &Port| port.access.effective == port.config.mac;

@@ -42,78 +42,47 @@ pub enum Request {
         /// None: it is not shaped.
         shaper: Option<Box<Shaper>>,
     },
+    /// About a port, if there is one.
+    Of(PortId, Change),
+    /// The teams that there are from now on.
+    Teams(Vec<(TeamSpec, Arc<TeamState>)>),
+    /// What was asked before is done when this is, and what the worker let go of is on its way back to its owner.
+    Barrier,
+    /// Tells the learned addresses of all ports, for which there is room.
+    Learned(Arc<Mutex<Vec<LearnedAddress>>>),
+}
+
+/// What is asked about one port.
+pub enum Change {
     Update {
-        id: PortId,
         spec: PortSpec,
         /// The number of its isolation group.
         group: u16,
         /// None: it stays shaped as it is.
         shaper: Option<Box<Shaper>>,
     },
-    Remove {
-        id: PortId,
-    },
-    Attach {
-        id: PortId,
-        end: Box<dyn FramePort>,
-    },
-    Detach {
-        id: PortId,
-    },
-    Refresh {
-        id: PortId,
-    },
+    Remove,
+    Attach(Box<dyn FramePort>),
+    Detach,
+    Refresh,
     /// What looks at the port's frames from now on.
-    Tap {
-        id: PortId,
-        taps: Vec<Arc<dyn FrameTap>>,
-    },
+    Tap(Vec<Arc<dyn FrameTap>>),
     /// Nothing may be attached from now on, or something may again.
-    Shut {
-        id: PortId,
-        shut: bool,
-    },
+    Shut(bool),
     /// The interface behind an uplink's port has a link, or has none.
-    Carrier {
-        id: PortId,
-        up: bool,
-    },
+    Carrier(bool),
     /// The network is to hear where the port's address is.
-    Announce {
-        id: PortId,
-    },
-    /// The teams that there are from now on.
-    Teams {
-        teams: Vec<(TeamSpec, Arc<TeamState>)>,
-    },
+    Announce,
     /// The port is a mirror's, and its frames go there from now on.
-    Copy {
-        id: PortId,
-        copies: Copies,
-    },
+    Copy(Copies),
     /// What is attached is about to be dropped: other workers are to let go of it.
-    Retire {
-        id: PortId,
-    },
+    Retire,
     /// What is attached to a port of another worker has changed.
-    Adopt {
-        id: PortId,
-    },
+    Adopt,
     /// Another worker failed with what is attached to a port of this one.
-    Fault {
-        id: PortId,
-    },
+    Fault,
     /// The port goes to another worker.
-    Move {
-        id: PortId,
-        step: Step,
-    },
-    /// What was asked before is done when this is, and what the worker let go of is on its way back to its owner.
-    Barrier,
-    /// Tells the learned addresses of all ports; `into` has room for them.
-    Learned {
-        into: Arc<Mutex<Vec<LearnedAddress>>>,
-    },
+    Move(Step),
 }
 
 impl Request {
@@ -121,21 +90,8 @@ impl Request {
     pub fn port(&self) -> PortId {
         match *self {
             Request::Add { of, .. } => of.id,
-            Request::Update { id, .. }
-            | Request::Remove { id }
-            | Request::Attach { id, .. }
-            | Request::Detach { id }
-            | Request::Refresh { id }
-            | Request::Tap { id, .. }
-            | Request::Carrier { id, .. }
-            | Request::Announce { id }
-            | Request::Copy { id, .. }
-            | Request::Retire { id }
-            | Request::Adopt { id }
-            | Request::Fault { id }
-            | Request::Move { id, .. }
-            | Request::Shut { id, .. } => id,
-            Request::Teams { .. } | Request::Barrier | Request::Learned { .. } => PortId(0),
+            Request::Of(id, _) => id,
+            Request::Teams(_) | Request::Barrier | Request::Learned(_) => PortId(0),
         }
     }
 
@@ -144,9 +100,9 @@ impl Request {
         match self {
             // A port's own memory is much of it: this is about what it takes (see the row of rings that stop and start in
             // `daemon/tests/neighbours`).
-            Request::Attach { .. } => 8,
-            Request::Detach { .. } => 2,
-            Request::Refresh { .. } => 1,
+            Request::Of(_, Change::Attach(_)) => 8,
+            Request::Of(_, Change::Detach) => 2,
+            Request::Of(_, Change::Refresh) => 1,
             _ => 0,
         }
     }

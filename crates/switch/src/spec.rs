@@ -7,9 +7,10 @@ use vmlane_port::{Filter, PortId, PortStats, VlanSet};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 /// Who tags frames (VMware's three modes of a port group).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum VlanMode {
     /// External switch tagging: the port has no VLAN. Untagged and priority-tagged frames only.
+    #[default]
     Untagged,
     /// Virtual switch tagging: the guest sends and receives untagged frames, the switch puts them into
     /// this VLAN (1 to 4094).
@@ -99,7 +100,7 @@ impl Traffic {
 }
 
 /// A port as the operator wants it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PortSpec {
     /// `VM/NIC`, or a name without a slash. Ports with the same part before the slash have one owner, and share
     /// its part of the worker's time.
@@ -183,17 +184,7 @@ pub struct Settings {
 impl PortSpec {
     /// An ordinary port in the group of all others.
     pub fn plain(name: &str, mac: Mac) -> PortSpec {
-        PortSpec {
-            name: name.into(),
-            group: "default".into(),
-            mac,
-            vlan: VlanMode::Untagged,
-            policy: Policy::default(),
-            traffic: Traffic::default(),
-            uplink: false,
-            direct: false,
-            notify: false,
-        }
+        PortSpec { name: name.into(), group: "default".into(), mac, ..PortSpec::default() }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::handover::{Links, MOST_WORKERS};
 use crate::mirror::Mirrors;
 use crate::numbers::{Numbers, PortNumbers, SwitchFull};
 use crate::port::{Numbered, PortState};
-use crate::queue::{Command, Request, Requests};
+use crate::queue::{Change, Command, Request, Requests};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec, PortView, Settings, Shape};
 use crate::stats::WorkerStats;
@@ -239,8 +239,8 @@ impl Switch {
         let Entry { spec, numbers: own, .. } = self.ports.lock().remove(&id)?;
         let worker = self.owner(id);
         self.retire(id);
-        self.ask(worker, Request::Remove { id });
-        self.ask_others(worker, || Request::Remove { id });
+        self.ask(worker, Request::Of(id, Change::Remove));
+        self.ask_others(worker, || Request::Of(id, Change::Remove));
         let mut numbers = self.numbers.lock();
         numbers.count(worker, -1);
         self.moved.write().remove(&id);
@@ -278,7 +278,7 @@ impl Switch {
         let Changed { before, left, group, down } = change;
         let differs = before.traffic.shape != shape;
         let shaper = || differs.then(|| Box::new(Shaper::new(shape, down, Instant::now())));
-        self.ask_all(|_| Request::Update { id, spec: spec.clone(), group, shaper: shaper() });
+        self.ask_all(|_| Request::Of(id, Change::Update { spec: spec.clone(), group, shaper: shaper() }));
         // No worker uses it any more.
         self.numbers.lock().leave_group(left);
         self.place_known_taps(&taps, &name);
@@ -306,7 +306,7 @@ impl Switch {
             known => return known.is_some(),
         };
         let shaper = || Some(Box::new(Shaper::new(spec.traffic.shape, !up, Instant::now())));
-        self.ask_all(|_| Request::Update { id, spec: spec.clone(), group, shaper: shaper() });
+        self.ask_all(|_| Request::Of(id, Change::Update { spec: spec.clone(), group, shaper: shaper() }));
         true
     }
 
@@ -326,7 +326,7 @@ impl Switch {
             };
             teams.push((spec, state));
         }
-        self.ask_all(|_| Request::Teams { teams: teams.clone() });
+        self.ask_all(|_| Request::Teams(teams.clone()));
     }
 
     /// All teams.
@@ -342,7 +342,7 @@ impl Switch {
     /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one; of one that is in no team, the
     /// network behind it is told of all VMs when it has one again. Ports begin with one.
     pub fn set_carrier(&self, id: PortId, up: bool) {
-        self.ask_all(|_| Request::Carrier { id, up });
+        self.ask_all(|_| Request::Of(id, Change::Carrier(up)));
     }
 
     /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that come, until
@@ -392,7 +392,7 @@ impl Switch {
         });
         of_port.iter().for_each(|tap| tap.placed(port.map(|(_, vlan)| vlan)));
         if let Some((id, _)) = port {
-            self.ask_owner(id, Request::Tap { id, taps: of_port });
+            self.ask_owner(id, Change::Tap(of_port));
         }
     }
 
@@ -403,7 +403,7 @@ impl Switch {
         if shut {
             self.retire(id);
         }
-        self.ask_port(id, Request::Shut { id, shut });
+        self.ask_port(id, Change::Shut(shut));
     }
 
     /// The workers' heartbeats; they serve [`PortId`]s.
@@ -434,7 +434,7 @@ impl Switch {
     /// Every address that was learned behind a port: up to 256 of a VM's, 8192 in all.
     pub fn learned(&self) -> Vec<LearnedAddress> {
         let into = Arc::new(Mutex::new(Vec::with_capacity(MOST_LEARNED)));
-        self.ask(0, Request::Learned { into: into.clone() });
+        self.ask(0, Request::Learned(into.clone()));
         std::mem::take(&mut *into.lock())
     }
 
@@ -502,8 +502,8 @@ impl Switch {
     }
 
     /// Asks the worker whose port it is.
-    pub(crate) fn ask_owner(&self, id: PortId, request: Request) {
-        self.ask(self.owner(id), request);
+    pub(crate) fn ask_owner(&self, id: PortId, change: Change) {
+        self.ask(self.owner(id), Request::Of(id, change));
     }
 
     /// What is attached to a port is about to be dropped: when this returns, the frames of it that other workers had are
@@ -511,15 +511,15 @@ impl Switch {
     fn retire(&self, id: PortId) {
         if self.workers.len() > 1 {
             let worker = self.owner(id);
-            self.ask(worker, Request::Retire { id });
+            self.ask(worker, Request::Of(id, Change::Retire));
             self.ask_others(worker, || Request::Barrier);
         }
     }
 
     /// The same for what changes what is attached; when this returns, the other workers know.
-    fn ask_port(&self, id: PortId, request: Request) {
+    fn ask_port(&self, id: PortId, change: Change) {
         let worker = self.owner(id);
-        self.ask(worker, request);
+        self.ask(worker, Request::Of(id, change));
         // Its worker has told them, so this comes behind it.
         self.ask_others(worker, || Request::Barrier);
     }
@@ -538,18 +538,18 @@ impl Frames for Switch {
     fn attach(&self, id: PortId, end: Box<dyn FramePort>) {
         let _here = self.whose.read_recursive();
         self.retire(id);
-        self.ask_port(id, Request::Attach { id, end });
+        self.ask_port(id, Change::Attach(end));
     }
 
     fn detach(&self, id: PortId) {
         let _here = self.whose.read_recursive();
         self.retire(id);
-        self.ask_port(id, Request::Detach { id });
+        self.ask_port(id, Change::Detach);
     }
 
     fn refresh(&self, id: PortId) {
         let _here = self.whose.read_recursive();
-        self.ask_port(id, Request::Refresh { id });
+        self.ask_port(id, Change::Refresh);
     }
 
     fn kick(&self, id: PortId) {
@@ -560,7 +560,7 @@ impl Frames for Switch {
 
     fn announce(&self, id: PortId) {
         // Each worker looks after its own uplinks.
-        self.ask_all(|_| Request::Announce { id });
+        self.ask_all(|_| Request::Of(id, Change::Announce));
     }
 
     fn stats(&self, id: PortId) -> Arc<PortStats> {

@@ -28,9 +28,9 @@ use tracing::{info, warn};
 use vmlane_port::PortId;
 use vmlane_wire::ethernet::Mac;
 
-use crate::Slot;
 use crate::ingress::Checked;
 use crate::port::Port;
+use crate::{Slot, place_of};
 
 pub use self::choice::{Change, Choice};
 pub use self::spec::{
@@ -231,12 +231,7 @@ impl Teams {
     }
 
     fn of_mut(&mut self, slot: Slot) -> &mut OfSlot {
-        let at = usize::from(slot);
-        if self.slots.len() <= at {
-            self.slots.resize(at + 1, OfSlot::default());
-        }
-        #[expect(clippy::indexing_slicing, reason = "made long enough just above")]
-        &mut self.slots[at]
+        place_of(&mut self.slots, slot)
     }
 
     /// The interface behind a port has a link, or has none. True: it had none until now.

@@ -100,71 +100,14 @@ impl SwitchEngine {
                 port.shape(shaper, core.now);
                 core.add(of.slot, port);
             }
-            Request::Update { id, spec, group, shaper } => core.update(id, &spec, group, shaper),
-            Request::Remove { id } => core.remove(id),
-            Request::Attach { id, end } => {
+            Request::Of(id, change) => {
                 if let Some(slot) = core.slot(id) {
-                    core.attach(slot, end);
+                    core.change(slot, change);
                 }
             }
-            Request::Detach { id } => {
-                if let Some(slot) = core.slot(id) {
-                    core.detach(slot);
-                }
-            }
-            Request::Learned { into } => core.tell_learned(&mut into.lock()),
-            Request::Shut { id, shut } => {
-                if let Some(slot) = core.slot(id) {
-                    core.shut(slot, shut);
-                }
-            }
-            Request::Tap { id, taps } => {
-                if let Some(slot) = core.slot(id) {
-                    core.set_taps(slot, taps);
-                }
-            }
-            Request::Carrier { id, up } => {
-                if let Some(slot) = core.slot(id) {
-                    core.set_carrier(slot, up);
-                }
-            }
-            Request::Announce { id } => {
-                if let Some(slot) = core.slot(id) {
-                    core.announce(slot);
-                }
-            }
-            Request::Teams { teams } => core.set_teams(teams),
-            Request::Copy { id, copies } => {
-                if let Some(port) = core.slot(id).and_then(|slot| core.ports.get_mut(slot)) {
-                    port.set_copies(copies);
-                }
-            }
-            Request::Adopt { id } => {
-                if let Some(slot) = core.slot(id) {
-                    core.adopt_remote(slot);
-                }
-            }
-            Request::Fault { id } => {
-                if let Some(slot) = core.slot(id) {
-                    core.fault(slot);
-                }
-            }
-            Request::Retire { id } => {
-                if let Some(slot) = core.slot(id) {
-                    core.retire(slot);
-                }
-            }
-            Request::Move { id, step } => {
-                if let Some(slot) = core.slot(id) {
-                    core.move_port(slot, step);
-                }
-            }
+            Request::Learned(into) => core.tell_learned(&mut into.lock()),
+            Request::Teams(teams) => core.set_teams(teams),
             Request::Barrier => core.send_handed(),
-            Request::Refresh { id } => {
-                if let Some(slot) = core.slot(id) {
-                    core.refresh(slot);
-                }
-            }
         }
     }
 

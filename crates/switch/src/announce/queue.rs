@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_wire::ethernet::Mac;
 
-use crate::Slot;
+use crate::{Slot, place_of};
 
 /// Frames that may wait.
 const MOST: usize = 4096;
@@ -46,13 +46,8 @@ impl Announcements {
 
     /// The addresses of the port at a slot are to be announced.
     pub fn add_port(&mut self, slot: Slot) {
-        let at = usize::from(slot);
-        if self.slots.len() <= at {
-            self.slots.resize(at + 1, OfSlot::default());
-        }
-        if let Some(of) = self.slots.get_mut(at)
-            && !std::mem::replace(&mut of.waits, true)
-        {
+        let of = place_of(&mut self.slots, slot);
+        if !std::mem::replace(&mut of.waits, true) {
             self.ports.push_back(slot);
         }
     }

@@ -14,8 +14,8 @@ use super::frame::{Done, HandedFrame, Room};
 use super::lender::Lender;
 use super::words::{self, Entry, Reader, Writer};
 use super::{MOST_WORKERS, PLACES};
-use crate::Slot;
 use crate::queue::{Command, Request, Requests};
+use crate::{Slot, place_of};
 
 const _: () = assert!(MOST_WORKERS <= u64::BITS as usize);
 
@@ -51,11 +51,7 @@ impl Places {
     /// Takes one for a frame of `owner`, if it may have one.
     #[inline]
     fn take(&mut self, owner: u16) -> bool {
-        let at = usize::from(owner);
-        if self.of_owners.len() <= at {
-            self.of_owners.resize(at + 1, 0);
-        }
-        let Some(own) = self.of_owners.get_mut(at) else { return false };
+        let own = place_of(&mut self.of_owners, owner);
         let may = may_take(*own, self.used, PLACES);
         if may {
             *own += 1;

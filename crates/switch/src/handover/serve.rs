@@ -13,7 +13,7 @@ use super::state::Attachment;
 use crate::Slot;
 use crate::core::Core;
 use crate::port::Port;
-use crate::queue::Request;
+use crate::queue::{Change, Request};
 
 /// Workers, a bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Core {
         let (id, state) = (port.id, port.state.clone());
         for worker in self.links.others() {
             if state.remote.is_to_be_told(worker) {
-                self.links.ask(worker, Request::Adopt { id });
+                self.links.ask(worker, Request::Of(id, Change::Adopt));
             }
         }
     }
@@ -121,7 +121,7 @@ impl Core {
             && let Some(worker) = port.remote
         {
             let id = port.id;
-            self.links.ask(worker, Request::Fault { id });
+            self.links.ask(worker, Request::Of(id, Change::Fault));
         }
     }
 

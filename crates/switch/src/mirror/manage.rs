@@ -5,31 +5,20 @@ use std::sync::Arc;
 
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{Frames, PortStats};
-use vmlane_wire::ethernet::Mac;
 
 use super::list::Mirror;
 use super::port::MirrorPort;
 use super::ring::Ring;
 use super::tap::MirrorTap;
 use super::{Copies, MirrorSpec, MirrorView};
-use crate::queue::Request;
-use crate::spec::{Policy, PortSpec, Traffic, VlanMode};
+use crate::queue::Change;
+use crate::spec::PortSpec;
 use crate::switch::Switch;
 
 /// A mirror's own port. No VM, uplink or group has such a name.
 fn port_spec(mirror: &MirrorSpec) -> PortSpec {
     let name = format!("mirror {}", mirror.name);
-    PortSpec {
-        name: name.clone(),
-        group: name,
-        mac: Mac::default(),
-        vlan: VlanMode::Untagged,
-        policy: Policy::default(),
-        traffic: Traffic::default(),
-        uplink: false,
-        direct: false,
-        notify: false,
-    }
+    PortSpec { name: name.clone(), group: name, ..PortSpec::default() }
 }
 
 impl Switch {
@@ -118,6 +107,6 @@ impl Switch {
             self.attach(mirror.id, Box::new(MirrorPort::new(mirror.ring.clone())));
         }
         let copies = Copies { to, vlan: mirror.spec.vlan, parts: mirror.parts() };
-        self.ask_owner(mirror.id, Request::Copy { id: mirror.id, copies });
+        self.ask_owner(mirror.id, Change::Copy(copies));
     }
 }

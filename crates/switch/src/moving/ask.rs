@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vmlane_port::PortId;
 
-use crate::queue::{Leaving, Request, Step};
+use crate::queue::{Change, Leaving, Request, Step};
 use crate::switch::Switch;
 
 /// How often it is looked whether nothing of the port is on the way.
@@ -43,7 +43,7 @@ impl Move {
     /// call. `Some`: that is the end; true if the port is the other worker's.
     pub fn advance(&mut self, switch: &Switch) -> Option<bool> {
         let &mut Move { id, from, to, .. } = self;
-        let step = |step| Request::Move { id, step };
+        let step = |step| Request::Of(id, Change::Move(step));
         match &self.stage {
             Stage::Nothing => {
                 // When its own worker holds it, no other one hands a frame over to it any more.
@@ -90,7 +90,7 @@ impl Move {
         let id = self.id;
         self.looks = self.looks.saturating_sub(1);
         if self.looks == 0 {
-            switch.ask_all(|_| Request::Move { id, step: Step::Resume });
+            switch.ask_all(|_| Request::Of(id, Change::Move(Step::Resume)));
             self.stage = Stage::GiveUp;
             return;
         }
@@ -98,7 +98,7 @@ impl Move {
             switch.pause(PAUSE);
         }
         let settled = Arc::default();
-        switch.ask(self.from, Request::Move { id, step: Step::Settled(Arc::clone(&settled)) });
+        switch.ask(self.from, Request::Of(id, Change::Move(Step::Settled(Arc::clone(&settled)))));
         self.stage = Stage::OwnerSettled(settled);
     }
 }

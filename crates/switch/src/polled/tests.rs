@@ -175,7 +175,8 @@ fn a_port_that_is_taken_away_while_it_is_not_polled_leaves_nothing_behind() {
     let mut crowd = Crowd::new(Glance::Announces, true);
     crowd.quiet();
     crowd.guest(5).ring();
-    crowd.core.remove(PortId(5));
+    let slot = crowd.core.slot(PortId(5)).unwrap();
+    crowd.core.remove(slot);
     assert!(crowd.guest(5).dropped());
     crowd.core.poll_doorbells();
     crowd.core.detach(6);

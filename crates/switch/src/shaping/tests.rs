@@ -88,7 +88,8 @@ impl Bench {
 
     fn reshape(&mut self, end: &End, shape: Shape) {
         let shaper = Box::new(Shaper::new(shape, false, self.now));
-        self.core.update(end.id, &spec(end.id.0, shape), 0, Some(shaper));
+        let slot = self.core.slot(end.id).unwrap();
+        self.core.update(slot, &spec(end.id.0, shape), 0, Some(shaper));
     }
 
     /// Time passes; the worker looks once, and again as long as frames move.
@@ -374,7 +375,8 @@ fn a_link_that_is_down_lets_nothing_through_and_up_again_everything() {
     assert_eq!(send(&mut bench), (40, 40));
     let set = |bench: &mut Bench, down| {
         let shaper = Box::new(Shaper::new(Shape::default(), down, bench.now));
-        bench.core.update(b.id, &spec(b.id.0, Shape::default()), 0, Some(shaper));
+        let slot = bench.core.slot(b.id).unwrap();
+        bench.core.update(slot, &spec(b.id.0, Shape::default()), 0, Some(shaper));
     };
     set(&mut bench, true);
     assert_eq!(send(&mut bench), (0, 0));

@@ -6,6 +6,7 @@ use vmlane_wire::ethernet::Mac;
 
 use super::*;
 use crate::port::Numbered;
+use crate::queue::Change;
 use crate::shaping::Shaper;
 use crate::spec::{PortSpec, Rate, Shape};
 use crate::team::{MemberState, TeamMember, TeamPolicy, TeamSpec, TeamState};
@@ -37,7 +38,7 @@ impl Bench {
         let spec = PortSpec::plain(&format!("port-{number}"), mac(number));
         let of = Numbered::nth(number.into());
         self.request(Request::Add { of, spec, stats: Arc::default(), state: Arc::default(), shaper });
-        self.request(Request::Attach { id, end });
+        self.request(Request::Of(id, Change::Attach(end)));
         wire
     }
 
@@ -168,7 +169,7 @@ fn a_team_lets_the_worker_sleep_while_its_links_are_as_they_were() {
         notify: false,
     };
     let state = Arc::new(TeamState::new(&spec, Arc::default()));
-    bench.request(Request::Teams { teams: vec![(spec, state.clone())] });
+    bench.request(Request::Teams(vec![(spec, state.clone())]));
     assert!(bench.sleeps());
     assert_eq!(state.members()[0], MemberState::Active);
     // The end of the first one fails outside of a round.
