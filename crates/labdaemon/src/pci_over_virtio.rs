@@ -35,7 +35,7 @@ use vmlane_device::virtio::vhost::{Lines as _, Setup, VhostDevice};
 use vmlane_mem::MemoryMap;
 use vmlane_port::LogLimit;
 use vmlane_port::role::{self, Role};
-use vmlane_transport::stats::{SessionStats, count};
+use vmlane_transport::SessionStats;
 use vmlane_transport::{RingLines, Server, VhostEnd};
 use vmlane_wire::virtio::feature;
 use zerocopy::FromBytes;
@@ -235,7 +235,7 @@ impl Served {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(error) => {
-                    count(&shared.stats.errors);
+                    shared.stats.counts.errors.inc();
                     self.ring = None;
                     shared.lines.fail(ACCESSES.into());
                     if let Some(held_back) = self.log.allow() {
@@ -275,14 +275,14 @@ impl Served {
     /// The access of the chain at hand; returns the bytes of the answer. None: it made no sense.
     fn carry_out(&mut self, shared: &Shared) -> Option<usize> {
         let Served { function, ring: Some(ring), buffer, log, .. } = self else { return None };
-        count(&shared.stats.messages);
+        shared.stats.counts.messages.inc();
         let have = ring.copy_out(buffer).ok()?;
         let (message, data) = Message::read_from_prefix(buffer.get(..have)?).ok()?;
         let (size, sent) = (usize::try_from(message.size.get()).ok()?, data.len());
         let data = buffer.get_mut(size_of::<Message>()..)?;
         let is_read = matches!(message.op(), Some(Op::ConfigRead | Op::Read));
-        let counter = if is_read { &shared.stats.reads } else { &shared.stats.writes };
-        count(counter);
+        let counter = if is_read { &shared.stats.counts.reads } else { &shared.stats.counts.writes };
+        counter.inc();
         let fits = match message.op() {
             Some(Op::Fill) => sent > 0,
             _ if is_read => size <= ring.room(),
@@ -290,19 +290,19 @@ impl Served {
         };
         let data = data.get_mut(..size).filter(|_| fits);
         let Some(data) = data else {
-            count(&shared.stats.errors);
+            shared.stats.counts.errors.inc();
             return None;
         };
         match message.op() {
             Some(Op::Fill) => data.fill(data.first().copied().unwrap_or_default()),
             _ if is_read => data.fill(0xff),
-            _ => count(&shared.stats.posted_writes),
+            _ => shared.stats.counts.posted_writes.inc(),
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| function.access(&message, data)));
         match outcome {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                count(&shared.stats.errors);
+                shared.stats.counts.errors.inc();
                 // As on a bus where no function answers.
                 data.fill(0xff);
                 if let Some(held_back) = log.allow() {
@@ -310,14 +310,14 @@ impl Served {
                 }
             }
             Err(_) => {
-                count(&shared.stats.errors);
-                count(&shared.stats.panics);
+                shared.stats.counts.errors.inc();
+                shared.stats.counts.panics.inc();
                 data.fill(0xff);
                 if let Some(held_back) = log.allow() {
                     tracing::error!(held_back, "fault in device code; device reset");
                 }
                 if catch_unwind(AssertUnwindSafe(|| function.reset())).is_err() {
-                    count(&shared.stats.panics);
+                    shared.stats.counts.panics.inc();
                 }
             }
         }

@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use vmlane_device::irq::{Interrupts, IrqMode};
 
 use crate::event_fd::{EventFd, NotEventFd, Owner};
-use crate::stats::{SessionStats, count};
+use crate::stats::SessionStats;
 
 /// A kind of interrupt that a VMM connects on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +193,7 @@ impl IrqSet {
     fn signal(&self, group: &Group, vector: usize) -> bool {
         let Some(Some(fd)) = group.fds.get(vector) else { return false };
         fd.raise();
-        count(&self.stats.irqs_raised);
+        self.stats.counts.irqs_raised.inc();
         true
     }
 }

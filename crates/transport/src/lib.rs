@@ -10,6 +10,7 @@
 )]
 
 mod event_fd;
+mod fds;
 mod handle;
 pub mod irq;
 pub mod listener;

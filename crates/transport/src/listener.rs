@@ -30,7 +30,7 @@ use vmlane_state::Scope;
 
 use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
-use crate::stats::{SessionStats, count};
+use crate::stats::SessionStats;
 use crate::vfio_user::{Prepared, Session, refuse};
 use crate::vhost_user::{self, RingLines};
 use vmlane_port::LogLimit;
@@ -438,7 +438,7 @@ impl Acceptor {
             match rustix::net::accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
                     if let Err(stranger) = self.admit(&stream) {
-                        count(&self.stats.refused_peers);
+                        self.stats.counts.refused_peers.inc();
                         drop(stream);
                         if let Some(held_back) = strangers.allow() {
                             tracing::warn!(held_back, "{stranger} is not the VM's owner and was refused");
@@ -447,7 +447,7 @@ impl Acceptor {
                     }
                     if let Err(stream) = self.offer(stream.into()) {
                         // Before closing it, so that a VMM that sees it closed finds it counted.
-                        count(&self.stats.refused);
+                        self.stats.counts.refused.inc();
                         let pid =
                             Peer::of(&stream).ok().and_then(|peer| u32::try_from(peer.pid).ok()).unwrap_or(0);
                         *self.turned_away.lock() = Some((Instant::now(), pid));

@@ -3,39 +3,46 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
+use vmlane_stats::{Counter, Counters as _, counters};
 
-/// Counters of one device, over all its sessions, only ever incremented; and the bound of its memory. Many fields: one for
-/// each thing that `vmlane stats` tells.
+/// What `vmlane stats` tells of one device's sessions, and the bounds of its memory.
 #[derive(Debug, Default)]
 pub struct SessionStats {
-    /// Connections served, the present one included.
-    pub sessions: AtomicU64,
-    /// Connections turned away because another VMM was being served.
-    pub refused: AtomicU64,
-    /// Connections closed because their process was not the owner's, root's or the daemon's user's.
-    pub refused_peers: AtomicU64,
-    pub messages: AtomicU64,
-    pub reads: AtomicU64,
-    pub writes: AtomicU64,
-    /// Writes (counted in `writes` too) whose sender asked for no reply.
-    pub posted_writes: AtomicU64,
-    /// Requests answered with an error, or that would have been had an answer been wanted.
-    pub errors: AtomicU64,
-    /// Faults in device code that were contained.
-    pub panics: AtomicU64,
-    pub resets: AtomicU64,
-    pub dma_maps: AtomicU64,
-    pub dma_unmaps: AtomicU64,
-    /// Interrupts delivered to a connected vector.
-    pub irqs_raised: AtomicU64,
-    /// Streams that could not be understood any further.
-    pub protocol_errors: AtomicU64,
-    /// Descriptors closed because no message wanted them.
-    pub surplus_fds: AtomicU64,
+    pub counts: SessionCounts,
     /// Memory regions mapped now (a gauge), and how often there would have been too many.
     pub regions: AtomicU64,
-    pub refused_regions: AtomicU64,
+    pub refused_regions: Counter,
     pub memory: MemoryBound,
+}
+
+counters! {
+    /// Counters of one device, over all its sessions.
+    pub struct SessionCounts {
+        /// Connections served, the present one included.
+        sessions,
+        /// Connections turned away because another VMM was being served.
+        refused,
+        /// Connections closed because their process was not the owner's, root's or the daemon's user's.
+        refused_peers,
+        messages,
+        reads,
+        writes,
+        /// Writes (counted in `writes` too) whose sender asked for no reply.
+        posted_writes,
+        /// Requests answered with an error, or that would have been had an answer been wanted.
+        errors,
+        /// Faults in device code that were contained.
+        panics,
+        resets,
+        dma_maps,
+        dma_unmaps,
+        /// Interrupts delivered to a connected vector.
+        irqs_raised,
+        /// Streams that could not be understood any further.
+        protocol_errors,
+        /// Descriptors closed because no message wanted them.
+        surplus_fds,
+    }
 }
 
 /// How much guest memory a device may map.
@@ -43,12 +50,12 @@ pub struct SessionStats {
 pub struct MemoryBound {
     limit: AtomicU64,
     used: AtomicU64,
-    refused: AtomicU64,
+    refused: Counter,
 }
 
 impl Default for MemoryBound {
     fn default() -> MemoryBound {
-        MemoryBound { limit: u64::MAX.into(), used: 0.into(), refused: 0.into() }
+        MemoryBound { limit: u64::MAX.into(), used: 0.into(), refused: Counter::default() }
     }
 }
 
@@ -61,14 +68,14 @@ impl MemoryBound {
     /// Bytes mapped now, bytes that may be, and how often a VMM wanted more.
     pub fn usage(&self) -> (u64, u64, u64) {
         let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        (load(&self.used), load(&self.limit), load(&self.refused))
+        (load(&self.used), load(&self.limit), self.refused.get())
     }
 
     /// `map` with one region more, within the limit.
     pub(crate) fn map(&self, map: &MemoryMap, request: MapRequest) -> Result<MemoryMap, MapError> {
         let mapped = map.map_within(request, self.limit.load(Ordering::Relaxed));
         if let Err(MapError::TooLarge { .. }) = mapped {
-            count(&self.refused);
+            self.refused.inc();
         }
         mapped
     }
@@ -82,38 +89,16 @@ impl MemoryBound {
 impl SessionStats {
     /// Memory regions mapped now, and how often the VMM wanted more than it may have.
     pub fn regions(&self) -> (u64, u64) {
-        (self.regions.load(Ordering::Relaxed), self.refused_regions.load(Ordering::Relaxed))
+        (self.regions.load(Ordering::Relaxed), self.refused_regions.get())
     }
 
     /// Faults in device code that were contained.
     pub fn panics(&self) -> u64 {
-        self.panics.load(Ordering::Relaxed)
+        self.counts.panics.get()
     }
 
     /// Name and value of every counter.
-    pub fn snapshot(&self) -> [(&'static str, u64); 15] {
-        [
-            ("sessions", &self.sessions),
-            ("refused", &self.refused),
-            ("refused_peers", &self.refused_peers),
-            ("messages", &self.messages),
-            ("reads", &self.reads),
-            ("writes", &self.writes),
-            ("posted_writes", &self.posted_writes),
-            ("errors", &self.errors),
-            ("panics", &self.panics),
-            ("resets", &self.resets),
-            ("dma_maps", &self.dma_maps),
-            ("dma_unmaps", &self.dma_unmaps),
-            ("irqs_raised", &self.irqs_raised),
-            ("protocol_errors", &self.protocol_errors),
-            ("surplus_fds", &self.surplus_fds),
-        ]
-        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
+    pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+        self.counts.snapshot()
     }
-}
-
-/// One more. Relaxed: counters order nothing.
-pub fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
 }

@@ -25,7 +25,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -43,7 +42,7 @@ pub use request::MAX_ACCESS;
 use crate::event_fd::is_event_fd;
 pub use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
-use crate::stats::{SessionStats, count};
+use crate::stats::SessionStats;
 use checkpoint::{Done, Keep};
 use inbox::{Inbox, Message, Received};
 use mail::{Letter, Mail};
@@ -110,11 +109,22 @@ impl<'d> Session<'d> {
         let mail = Mail::create()?;
         scope.remove_all("s/");
         let keep = Keep::begin(scope, &stream, &mail, files(device))?;
-        count(&stats.sessions);
+        stats.counts.sessions.inc();
         let handle = SessionHandle::new(stream);
-        Ok(Session {
-            requests: Requests::new(device, irqs, stats, scope.clone(), handle.memory().clone()),
+        let requests = Requests::new(device, irqs, stats, scope.clone(), handle.memory().clone());
+        Ok(Session::begin(handle, requests, mail, keep, None))
+    }
+
+    fn begin(
+        handle: SessionHandle,
+        requests: Requests<'d>,
+        mail: Mail,
+        keep: Keep,
+        unfinished: Option<Unfinished>,
+    ) -> Session<'d> {
+        Session {
             handle,
+            requests,
             mail,
             keep,
             inbox: Inbox::new(),
@@ -124,8 +134,8 @@ impl<'d> Session<'d> {
             scratch: vec![0; MAX_MESSAGE].into(),
             held: 0,
             wary: true,
-            unfinished: None,
-        })
+            unfinished,
+        }
     }
 
     /// A previous daemon's VMM, with whatever it had asked. A device that cannot take over is reset.
@@ -135,7 +145,7 @@ impl<'d> Session<'d> {
         irqs: Arc<IrqSet>,
         stats: Arc<SessionStats>,
     ) -> Session<'d> {
-        count(&stats.sessions);
+        stats.counts.sessions.inc();
         device.memory(&prepared.map);
         let mut prepared = prepared;
         let found = &mut prepared;
@@ -161,20 +171,7 @@ impl<'d> Session<'d> {
         let mut requests = Requests::new(device, irqs, stats, keep.scope.clone(), handle.memory().clone());
         requests.map = map;
         requests.note_map();
-        Session {
-            handle,
-            requests,
-            mail,
-            keep,
-            inbox: Inbox::new(),
-            reply: Reply::new(),
-            waiter: Waiter::default(),
-            log: LogLimit::default(),
-            scratch: vec![0; MAX_MESSAGE].into(),
-            held: 0,
-            wary: true,
-            unfinished: Some(Unfinished { done, inbound }),
-        }
+        Session::begin(handle, requests, mail, keep, Some(Unfinished { done, inbound }))
     }
 
     /// Sends the answer that a previous daemon owed, and goes on where it was. The VMM may take any time to
@@ -212,7 +209,7 @@ impl<'d> Session<'d> {
         }
         let end = self.serve();
         if let SessionEnd::Broken(_) = end {
-            count(&self.requests.stats.protocol_errors);
+            self.requests.stats.counts.protocol_errors.inc();
         }
         let lost = self.requests.map.poisoned();
         self.detach();
@@ -279,7 +276,7 @@ impl<'d> Session<'d> {
             hold(&self.requests, &mut self.held, number, fds);
         }
         if self.inbox.surplus != surplus {
-            self.requests.stats.surplus_fds.fetch_add(self.inbox.surplus - surplus, Ordering::Relaxed);
+            self.requests.stats.counts.surplus_fds.add(self.inbox.surplus - surplus);
         }
         received
     }
@@ -292,11 +289,11 @@ impl<'d> Session<'d> {
     }
 
     fn answer(&mut self, request: &Header, outcome: Outcome, plain: bool) -> Result<(), Errno> {
-        count(&self.requests.stats.messages);
+        self.requests.stats.counts.messages.inc();
         let errno = match outcome {
             Outcome::Done => None,
             Outcome::Refused(error) => {
-                count(&self.requests.stats.errors);
+                self.requests.stats.counts.errors.inc();
                 if let Some(held_back) = self.log.allow() {
                     let command = request.command.get();
                     tracing::debug!(command, %error, held_back, "request refused");
@@ -304,7 +301,7 @@ impl<'d> Session<'d> {
                 Some(error.errno())
             }
             Outcome::Panicked(panic) => {
-                count(&self.requests.stats.errors);
+                self.requests.stats.counts.errors.inc();
                 self.contain(&*panic, "a request");
                 Some(Errno::IO)
             }
@@ -338,7 +335,7 @@ impl<'d> Session<'d> {
 
     /// After a fault in device code: the device is reset and continues with the same memory.
     fn contain(&mut self, panic: &(dyn Any + Send), during: &str) {
-        count(&self.requests.stats.panics);
+        self.requests.stats.counts.panics.inc();
         if let Some(held_back) = self.log.allow() {
             let what = panic_text(panic);
             tracing::error!(during, what, held_back, "fault in device code; device reset");
@@ -417,7 +414,7 @@ fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, number: u64, message
 /// Runs device code whose failure must not keep the rest from happening.
 fn guarded(stats: &SessionStats, work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        count(&stats.panics);
+        stats.counts.panics.inc();
     }
 }
 

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::virtio::vhost::Lines as _;
 use vmlane_transport::RingLines;
+use vmlane_transport::SessionStats;
 use vmlane_transport::irq::{pack, unpack};
-use vmlane_transport::stats::{SessionStats, count};
 use zerocopy::IntoBytes;
 
 use super::message::{INTERRUPTS, Message, Op};
@@ -233,7 +233,7 @@ impl Messages {
         match post(running, &bytes) {
             Ok(Some(tell)) => {
                 vector.pending = false;
-                count(&self.stats.irqs_raised);
+                self.stats.counts.irqs_raised.inc();
                 if tell {
                     self.lines.call(INTERRUPTS.into());
                     if self.lines.may_lose_calls() && called.replace((Instant::now(), 0)).is_none() {
@@ -247,7 +247,7 @@ impl Messages {
                 false
             }
             Err(error) => {
-                count(&self.stats.errors);
+                self.stats.counts.errors.inc();
                 tracing::debug!(%error, "interrupts of a function: the virtqueue stands still");
                 *ring = None;
                 self.lines.fail(INTERRUPTS.into());

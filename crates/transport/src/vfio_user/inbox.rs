@@ -4,18 +4,16 @@
 //! kernel ends a read at the first chunk that carried descriptors, so those belong to the last
 //! message *begun* in that read; they wait beside it until it is complete.
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::RecvFlags;
 use vmlane_wire::vfio_user::{HEADER, Header, MAX_MESSAGE, split};
 
 use super::mail::Mail;
-
 /// Descriptors one message may carry; QEMU refuses servers that announce more than 16.
-pub const MAX_FDS: usize = 16;
+pub use crate::fds::MAX_FDS;
+use crate::fds::receive;
 
 /// A stream that cannot be followed any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,29 +143,18 @@ impl Inbox {
     ) -> Result<Received, Errno> {
         self.make_room(mail);
 
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let room = &mut mail.inbound_mut()[self.end..];
         let len = room.len().min(most);
-        let got = loop {
-            match recvmsg(&socket, &mut [IoSliceMut::new(&mut room[..len])], &mut control, flags) {
-                Ok(got) => break got.bytes,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if !wait => return Ok(Received::Nothing),
-                Err(Errno::CONNRESET) => return Ok(Received::Closed),
-                Err(error) => return Err(error),
-            }
-        };
-        if got == 0 {
-            return Ok(Received::Closed);
+        let mut fds = Vec::new();
+        match receive(socket, &mut room[..len], flags, |fd| fds.push(fd)) {
+            Ok(0) | Err(Errno::CONNRESET) => return Ok(Received::Closed),
+            Err(Errno::AGAIN) if !wait => return Ok(Received::Nothing),
+            got => self.end += got?,
         }
-        self.end += got;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                let owner = self.last_begun(mail);
-                self.keep(owner, fds);
-            }
+        if !fds.is_empty() {
+            let owner = self.last_begun(mail);
+            self.keep(owner, fds);
         }
         Ok(Received::Bytes)
     }
@@ -244,7 +231,7 @@ impl Inbox {
         self.position + (last - self.start) as u64
     }
 
-    fn keep(&mut self, owner: u64, fds: impl Iterator<Item = OwnedFd>) {
+    fn keep(&mut self, owner: u64, fds: impl IntoIterator<Item = OwnedFd>) {
         if self.fds.last().is_none_or(|(position, _)| *position != owner) {
             self.fds.push((owner, Vec::new()));
         }
@@ -282,22 +269,8 @@ pub struct Sight {
 /// Waits for bytes and looks at them without taking them. Call with nothing pending.
 #[expect(clippy::indexing_slicing, reason = "`at` stays below `bytes`, which were read into the buffer")]
 pub fn peek(socket: impl AsFd, scratch: &mut [u8]) -> Result<Sight, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
-    let bytes = loop {
-        match recvmsg(&socket, &mut [IoSliceMut::new(scratch)], &mut control, flags) {
-            Ok(got) => break got.bytes,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    };
     let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(more) = message {
-            fds.extend(more);
-        }
-    }
+    let bytes = receive(socket, scratch, RecvFlags::PEEK, |fd| fds.push(fd))?;
     // The read ends with what brought the descriptors: they belong to its last message.
     let (mut at, mut before) = (0, 0);
     while let Some(size) = message_at(&scratch[at..bytes]).filter(|size| at + size < bytes) {

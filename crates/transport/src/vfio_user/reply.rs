@@ -1,15 +1,14 @@
 //! The answering half of a session: one answer at a time, one system call each.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use rustix::net::{SendFlags, send};
 use vmlane_wire::vfio_user::{HEADER, Header};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::mail::{Letter, Mail};
+use crate::fds;
 
 /// An answer being put together; its buffer is used again for the next one.
 pub struct Reply {
@@ -68,27 +67,13 @@ impl Reply {
     /// Sends the answer, which lies in the mail as `letter`.
     pub fn send(&mut self, socket: impl AsFd, mail: &mut Mail, letter: Letter) -> Result<(), Errno> {
         let Some(fd) = self.fd.take() else { return mail.send(socket, letter) };
-        send_with(&socket, &self.bytes, &fd)?;
+        // Only messages of a few bytes have one: they go in one piece.
+        fds::send(&socket, &self.bytes, &fd)?;
         mail.sent(letter)
     }
 
     /// Sends the answer of a session that has no mail.
     pub fn send_plain(&self, socket: impl AsFd) -> Result<(), Errno> {
         send(socket, &self.bytes, SendFlags::NOSIGNAL).map(drop)
-    }
-}
-
-/// With a descriptor, which only messages of a few bytes have: they go in one piece.
-fn send_with(socket: impl AsFd, bytes: &[u8], fd: &OwnedFd) -> Result<(), Errno> {
-    let fds = [fd.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    loop {
-        match sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
     }
 }

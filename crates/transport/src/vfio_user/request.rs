@@ -25,7 +25,7 @@ use super::reply::Reply;
 use super::set_irqs::{set_irqs, vectors};
 use crate::handle::MemoryWatch;
 use crate::irq::IrqSet;
-use crate::stats::{SessionStats, count};
+use crate::stats::SessionStats;
 
 /// Most bytes one register access may move; announced to the VMM.
 pub const MAX_ACCESS: usize = 4096;
@@ -109,7 +109,7 @@ impl<'d> Requests<'d> {
                 Ok(())
             }
             Command::DeviceReset => {
-                count(&self.stats.resets);
+                self.stats.counts.resets.inc();
                 self.device.reset();
                 Ok(())
             }
@@ -121,7 +121,7 @@ impl<'d> Requests<'d> {
     }
 
     fn region_read(&mut self, payload: &[u8], reply: &mut Reply) -> Result<(), RequestError> {
-        count(&self.stats.reads);
+        self.stats.counts.reads.inc();
         let (access, _) = fixed::<RegionAccess>(payload)?;
         let (region, len) = self.checked(access, |extent| extent.readable)?;
         reply.put(access);
@@ -130,9 +130,9 @@ impl<'d> Requests<'d> {
     }
 
     fn region_write(&mut self, payload: &[u8], posted: bool, reply: &mut Reply) -> Result<(), RequestError> {
-        count(&self.stats.writes);
+        self.stats.counts.writes.inc();
         if posted {
-            count(&self.stats.posted_writes);
+            self.stats.counts.posted_writes.inc();
         }
         let (access, data) = fixed::<RegionAccess>(payload)?;
         let (region, len) = self.checked(access, |extent| extent.writable)?;
@@ -165,7 +165,7 @@ impl<'d> Requests<'d> {
 
     fn dma_map(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<(), RequestError> {
         let (map, _) = fixed::<DmaMap>(payload)?;
-        count(&self.stats.dma_maps);
+        self.stats.counts.dma_maps.inc();
         // ROMs, shadowed pieces below 1 MiB and the device's own BARs come without a file. They hold
         // nothing a driver would use; refusing them would only make the VMM complain.
         let Some(fd) = fds.into_iter().next() else { return Ok(()) };
@@ -178,7 +178,7 @@ impl<'d> Requests<'d> {
         let kept = fd.try_clone();
         let mapped = self.stats.memory.map(&self.map, MapRequest { guest, len, offset, fd, writable });
         if matches!(mapped, Err(MapError::TooMany)) {
-            count(&self.stats.refused_regions);
+            self.stats.refused_regions.inc();
         }
         self.map = mapped?;
         self.note_map();
@@ -199,7 +199,7 @@ impl<'d> Requests<'d> {
 
     fn dma_unmap(&mut self, payload: &[u8], reply: &mut Reply) -> Result<(), RequestError> {
         let (unmap, _) = fixed::<DmaUnmap>(payload)?;
-        count(&self.stats.dma_unmaps);
+        self.stats.counts.dma_unmaps.inc();
         let (mut start, mut len) = (unmap.address.get(), unmap.size.get());
         let rest = match unmap.flags.get() {
             0 => self.map.unmap(start, len)?,

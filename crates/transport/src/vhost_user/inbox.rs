@@ -1,11 +1,9 @@
 //! Whole messages off a stream socket, with their descriptors.
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::RecvFlags;
 use vmlane_wire::vhost_user::{HEADER, Header, MAX_FDS, MAX_PAYLOAD};
 use zerocopy::FromBytes;
 
@@ -65,31 +63,12 @@ fn fill(
 ) -> Result<usize, StreamError> {
     let mut have = 0;
     while have < to.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = match recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut to[have..])],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        ) {
-            Ok(got) => got.bytes,
-            Err(Errno::INTR) => continue,
-            Err(Errno::CONNRESET) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = message {
-                for fd in received {
-                    // One byte at a time, each with descriptors, must not pile them up.
-                    if fds.len() < MAX_FDS { fds.push(fd) } else { *surplus += 1 }
-                }
-            }
+        // One byte at a time, each with descriptors, must not pile them up.
+        let keep = |fd| if fds.len() < MAX_FDS { fds.push(fd) } else { *surplus += 1 };
+        match crate::fds::receive(socket, &mut to[have..], RecvFlags::empty(), keep) {
+            Ok(0) | Err(Errno::CONNRESET) => break,
+            got => have += got?,
         }
-        if got == 0 {
-            break;
-        }
-        have += got;
     }
     Ok(have)
 }

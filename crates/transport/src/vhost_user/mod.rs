@@ -14,15 +14,14 @@ mod request;
 mod rings;
 mod shared;
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_wire::vhost_user::request::SET_LOG_BASE;
 use vmlane_wire::vhost_user::{HEADER, Header, protocol};
@@ -31,8 +30,9 @@ use zerocopy::IntoBytes;
 use self::inbox::{Message, StreamError, receive};
 pub use self::lines::RingLines;
 use self::request::{Answer, Requests};
+use crate::fds;
 use crate::handle::SessionHandle;
-use crate::stats::{SessionStats, count};
+use crate::stats::SessionStats;
 use vmlane_port::LogLimit;
 
 /// Why a session ended.
@@ -64,7 +64,7 @@ impl<'d> Session<'d> {
         stats: Arc<SessionStats>,
     ) -> io::Result<Session<'d>> {
         stream.set_nonblocking(false)?;
-        count(&stats.sessions);
+        stats.counts.sessions.inc();
         let handle = SessionHandle::new(stream);
         let requests = Requests::new(device, lines, stats.clone(), handle.memory().clone());
         Ok(Session { handle, requests, stats, log: LogLimit::default() })
@@ -80,10 +80,10 @@ impl<'d> Session<'d> {
         let end = self.serve();
         let lost = self.requests.memory_lost();
         if let SessionEnd::Broken(_) = end {
-            count(&self.stats.protocol_errors);
+            self.stats.counts.protocol_errors.inc();
         }
         if catch_unwind(AssertUnwindSafe(|| self.requests.leave())).is_err() {
-            count(&self.stats.panics);
+            self.stats.counts.panics.inc();
         }
         match end {
             _ if self.handle.is_stopped() => SessionEnd::Stopped,
@@ -99,8 +99,8 @@ impl<'d> Session<'d> {
                 Ok(None) => return SessionEnd::Closed,
                 Err(error) => return error.into(),
             };
-            count(&self.stats.messages);
-            self.stats.surplus_fds.fetch_add(message.surplus, std::sync::atomic::Ordering::Relaxed);
+            self.stats.counts.messages.inc();
+            self.stats.counts.surplus_fds.add(message.surplus);
             let header = message.header;
             let answer = self.dispatch(message);
             if let Err(error) = self.answer(&header, answer) {
@@ -121,20 +121,20 @@ impl<'d> Session<'d> {
         match catch_unwind(AssertUnwindSafe(|| self.requests.handle(message))) {
             Ok(Ok(answer)) => Some(answer),
             Ok(Err(error)) => {
-                count(&self.stats.errors);
+                self.stats.counts.errors.inc();
                 if let Some(held_back) = self.log.allow() {
                     tracing::debug!(request = code, %error, held_back, "request refused");
                 }
                 None
             }
             Err(_) => {
-                count(&self.stats.errors);
-                count(&self.stats.panics);
+                self.stats.counts.errors.inc();
+                self.stats.counts.panics.inc();
                 if let Some(held_back) = self.log.allow() {
                     tracing::error!(request = code, held_back, "fault in device code; device stopped");
                 }
                 if catch_unwind(AssertUnwindSafe(|| self.requests.stop())).is_err() {
-                    count(&self.stats.panics);
+                    self.stats.counts.panics.inc();
                 }
                 None
             }
@@ -162,17 +162,7 @@ impl<'d> Session<'d> {
     #[expect(clippy::indexing_slicing, reason = "no more is sent than there is")]
     fn send_with(&self, code: u32, payload: &[u8], file: &OwnedFd) -> Result<(), Errno> {
         let bytes = [Header::reply(code, payload.len()).as_bytes(), payload].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [file.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        let sent = loop {
-            let stream = self.handle.stream();
-            match sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
-                Err(Errno::INTR) => {}
-                sent => break sent?,
-            }
-        };
+        let sent = fds::send(self.handle.stream(), &bytes, file)?;
         self.write(&bytes[sent..])
     }
 

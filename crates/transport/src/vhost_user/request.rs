@@ -21,7 +21,7 @@ use super::memory::{MAX_SLOTS, Memory};
 use super::rings::Ring;
 use super::shared::{self, Inflight};
 use crate::handle::MemoryWatch;
-use crate::stats::{SessionStats, count};
+use crate::stats::SessionStats;
 
 /// Protocol features on offer.
 const PROTOCOL: u64 = protocol::MULTI_QUEUE
@@ -228,7 +228,7 @@ impl<'d> Requests<'d> {
     }
 
     fn reset(&mut self) -> Result<Answer, RequestError> {
-        count(&self.stats.resets);
+        self.stats.counts.resets.inc();
         self.device.stop();
         self.status = 0;
         self.records().for_each(|record| record.forget());
@@ -259,7 +259,7 @@ impl<'d> Requests<'d> {
         for fd in fds {
             let (region, behind) = fixed::<MemoryRegion>(rest)?;
             rest = behind;
-            count(&self.stats.dma_maps);
+            self.stats.counts.dma_maps.inc();
             memory = memory.with(region, fd, &self.stats.memory)?;
         }
         self.change(|this| this.memory = memory);
@@ -269,7 +269,7 @@ impl<'d> Requests<'d> {
     fn add_memory(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
         let (one, _) = fixed::<OneRegion>(payload)?;
         let fd = only(fds)?;
-        count(&self.stats.dma_maps);
+        self.stats.counts.dma_maps.inc();
         let memory = self.memory.with(&one.region, fd, &self.stats.memory)?;
         self.change(|this| this.memory = memory);
         Ok(Answer::Done)
@@ -277,7 +277,7 @@ impl<'d> Requests<'d> {
 
     fn remove_memory(&mut self, payload: &[u8]) -> Result<Answer, RequestError> {
         let (one, _) = fixed::<OneRegion>(payload)?;
-        count(&self.stats.dma_unmaps);
+        self.stats.counts.dma_unmaps.inc();
         let memory = self.memory.without(&one.region);
         let guest = one.region.guest.get();
         let memory = memory.ok_or(RequestError::Field { name: "memory region", value: guest })?;

@@ -96,7 +96,7 @@ fn vmms_come_and_go_and_a_second_one_is_turned_away() {
     assert_eq!(offered.server.turned_away(), None);
     assert_eq!(Client::connect(&path).unwrap_err().errno(), EBUSY);
     assert_eq!(offered.server.turned_away(), Some(std::process::id()));
-    let refused = || offered.stats.refused.load(std::sync::atomic::Ordering::Relaxed);
+    let refused = || offered.stats.counts.refused.get();
     assert_eq!(refused(), 1);
     assert_eq!(first.read_u32(2, 0x100).unwrap(), 1);
     assert!(offered.server.connected());

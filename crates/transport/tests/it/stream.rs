@@ -213,7 +213,7 @@ fn a_stream_that_makes_no_sense_ends_with_the_reason() {
         f.vmm.send(sized(size).as_bytes(), &[]).unwrap();
         let end = f.session.join().unwrap().to_string();
         assert!(end.contains(&reason), "{size}: {end}");
-        assert_eq!(f.stats.protocol_errors.load(std::sync::atomic::Ordering::Relaxed), 1);
+        assert_eq!(f.stats.counts.protocol_errors.get(), 1);
     }
     let mut f = Fixture::start();
     let whole = read_request(&mut f, 0);
@@ -252,7 +252,7 @@ proptest! {
         let _ = f.vmm.stream().write_all(&bytes);
         let panics = f.stats.clone();
         f.close();
-        prop_assert_eq!(panics.panics.load(std::sync::atomic::Ordering::Relaxed), 0);
+        prop_assert_eq!(panics.panics(), 0);
     }
 
     /// Well-framed messages with random content, cut at random: the session answers to the end.
