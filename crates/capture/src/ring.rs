@@ -22,6 +22,8 @@ use vmlane_port::MAX_FRAME;
 use vmlane_wire::ethernet::TAG;
 use vmlane_wire::virtio_vsock;
 use vmlane_wire::vmci::MAX_DATAGRAM_PAYLOAD;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the header in front of what passed a `vsock:` point (LINKTYPE_VSOCK).
 pub const VSOCK_HEADER: usize = 32;
@@ -37,7 +39,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"vmlanecp");
 const VERSION: u64 = 2;
 const PAGE: usize = 4096;
 const CELL: usize = 64;
-const HEADER: usize = 32;
+const HEADER: usize = size_of::<Header>();
 
 /// Words of page 0.
 mod word {
@@ -96,6 +98,22 @@ impl Kind {
 /// Flags of a record. Below them, two bits are its kind.
 const IN: u8 = 4;
 const PARTIAL_CHECKSUM: u8 = 8;
+
+/// What a record begins with.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    time: U64,
+    len: U32,
+    kept: U32,
+    lost: U32,
+    point: U16,
+    gso: U16,
+    dropped: u8,
+    flags: u8,
+    reserved: [u8; 6],
+}
+const _: () = assert!(HEADER == 32);
 
 /// What is known about a record beside its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,7 +306,6 @@ impl Ring {
     /// The record is complete: `mark`, and `kept` bytes of data that were written.
     #[inline]
     pub(crate) fn publish(&self, slot: Slot, mark: &Mark, kept: usize) {
-        let mut header = [0; HEADER];
         let mut lost = 0;
         if let Some(counts) = self.points.get(usize::from(mark.point)) {
             if counts.since.load(Ordering::Relaxed) > 0 {
@@ -300,24 +317,18 @@ impl Ring {
         let flags = mark.kind as u8
             | if mark.direction == Direction::In { IN } else { 0 }
             | if mark.partial_checksum { PARTIAL_CHECKSUM } else { 0 };
-        let words: [&[u8]; 8] = [
-            &mark.time.to_le_bytes(),
-            &mark.len.to_le_bytes(),
-            &(kept as u32).to_le_bytes(),
-            &lost.to_le_bytes(),
-            &mark.point.to_le_bytes(),
-            &mark.gso.to_le_bytes(),
-            &[mark.dropped],
-            &[flags],
-        ];
-        let mut at = 0;
-        for bytes in words {
-            if let Some(to) = header.get_mut(at..at + bytes.len()) {
-                to.copy_from_slice(bytes);
-            }
-            at += bytes.len();
-        }
-        self.write_raw(slot, 0, &header);
+        let header = Header {
+            time: mark.time.into(),
+            len: mark.len.into(),
+            kept: (kept as u32).into(),
+            lost: lost.into(),
+            point: mark.point.into(),
+            gso: mark.gso.into(),
+            dropped: mark.dropped,
+            flags,
+            reserved: [0; 6],
+        };
+        self.write_raw(slot, 0, header.as_bytes());
         self.window.store_u64(self.layout.mark(slot.0), slot.0 + 1);
     }
 
@@ -388,31 +399,28 @@ impl Reader {
         if self.window.load_u64(self.layout.mark(self.at)) != self.at + 1 {
             return Ok(None);
         }
-        let mut header = [0; HEADER];
-        self.read(0, &mut header);
-        let [a, b, c, d, e, f, g, h, rest @ ..] = header;
-        let time = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-        let [a, b, c, d, e, f, g, h, i, j, k, l, point, point2, gso, gso2, dropped, flags, ..] = rest;
-        let kept = u32::from_le_bytes([e, f, g, h]) as usize;
-        let point = u16::from_le_bytes([point, point2]);
+        let mut header = Header::new_zeroed();
+        self.read(0, header.as_mut_bytes());
+        let Header { time, len, kept, lost, point, gso, dropped, flags, .. } = header;
+        let (kept, point) = (kept.get() as usize, point.get());
         if kept > MAX_RECORD || usize::from(point) >= self.points {
             return Err(RingError::Form("an impossible record"));
         }
         let mark = Mark {
-            time,
-            len: u32::from_le_bytes([a, b, c, d]),
+            time: time.get(),
+            len: len.get(),
             point,
             kind: *Kind::ALL.get(usize::from(flags & 3)).unwrap_or(&Kind::Frame),
             direction: if flags & IN != 0 { Direction::In } else { Direction::Out },
             dropped,
             partial_checksum: flags & PARTIAL_CHECKSUM != 0,
-            gso: u16::from_le_bytes([gso, gso2]),
+            gso: gso.get(),
         };
         let mut data = vec![0; kept];
         self.read(HEADER, &mut data);
         self.at += Layout::cells_of(kept);
         self.window.store_u64(READ, self.at);
-        Ok(Some(Record { mark, lost: u32::from_le_bytes([i, j, k, l]), data }))
+        Ok(Some(Record { mark, lost: lost.get(), data }))
     }
 
     fn read(&self, at: usize, out: &mut [u8]) {
