@@ -11,13 +11,11 @@ use vmlane_api::{Client, CounterList, Stats, call};
 
 use crate::factors::{Factors, Moderation, Peer, Tool};
 use crate::host::Cpu;
-use crate::pins::Pins;
 use crate::plan::Plan;
 use crate::rows::{Counters, Row};
 use crate::steps::{Boot, Step, shaper};
 use crate::synchronized_start::{StartGroup, StartMethod};
 use crate::tool;
-use crate::topology::Topology;
 use vmlane_lab::test_host;
 use vmlane_lab::{Device, Guest, Lab, Running};
 use vmlane_lab::{GuestStatus, Status};
@@ -45,8 +43,6 @@ pub struct Bench {
     dead: Vec<String>,
     /// What the cards were last told.
     moderated: Option<Moderation>,
-    /// Where they run, or why they are not pinned; none if that was not asked for.
-    pins: Option<Result<Pins, String>>,
 }
 
 /// Ends with its owner.
@@ -70,8 +66,7 @@ struct Flow {
 }
 
 impl Bench {
-    pub fn new(lab: Lab, boot: &Boot, program: &Path, pins: Option<&Topology>) -> Result<Bench> {
-        let pins = pins.map(|topology| Pins::choose(topology, &boot.like));
+    pub fn new(lab: Lab, boot: &Boot, program: &Path) -> Result<Bench> {
         let status = lab.status()?;
         let spec = boot.spec("");
         let host_networks = (0..test_host::count(spec.uplinks)).map(|host| spec.host_networks(host));
@@ -86,13 +81,11 @@ impl Bench {
             hosts: BTreeMap::new(),
             dead: Vec::new(),
             moderated: None,
-            pins,
         };
         for guest in &bench.status.guests {
             bench.set_guest(&guest.name)?;
         }
         bench.set_hosts()?;
-        bench.pin()?;
         Ok(bench)
     }
 
@@ -117,13 +110,6 @@ impl Bench {
             self.lab.guest(&guest.name).sh(&line).context("the moderation of interrupts")?;
         }
         Ok(())
-    }
-
-    fn pin(&self) -> Result<()> {
-        match &self.pins {
-            Some(Ok(pins)) => pins.apply(&self.lab, &self.status),
-            _ => Ok(()),
-        }
     }
 
     pub fn down(self) -> Result<()> {
@@ -170,11 +156,6 @@ impl Bench {
         row.setup.qemu = self.status.qemu_version.clone();
         let release = self.status.guests.first().and_then(|guest| guest.release.clone());
         row.setup.guest_kernel = release.unwrap_or_default();
-        match &self.pins {
-            Some(Ok(pins)) => row.setup.pinned = pins.to_string(),
-            Some(Err(why)) => row.setup.pinned.clone_from(why),
-            None => {}
-        }
     }
 
     /// One run.
@@ -195,8 +176,7 @@ impl Bench {
             commands.extend(of.into_iter().map(|argv| (self.lab.guest(&flow.guest), argv)));
         }
         let more = MORE_PATIENCE * commands.len() as u32;
-        let patience =
-            Duration::from_secs_f64(2.0 * (plan.seconds_for(factors) + plan.warmup)) + PATIENCE + more;
+        let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
         let processes = self.processes();
         let method = if factors.tool == Tool::Vmlane { StartMethod::Barrier } else { StartMethod::Script };
         // The log of the guest that died says more than that of its peer.
@@ -384,7 +364,7 @@ impl Bench {
         if self.moderated.is_some() {
             self.status.guests.iter().try_for_each(|guest| self.tell_moderation(guest))?;
         }
-        self.pin()
+        Ok(())
     }
 }
 

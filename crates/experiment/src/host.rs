@@ -106,13 +106,6 @@ impl Processes {
     }
 }
 
-/// CPUs that were in use, and that were taken away, for so long.
-pub fn watch(period: Duration) -> (f64, f64) {
-    let before = cpu::sample();
-    std::thread::sleep(period);
-    cpu::between(before, cpu::sample()).map_or((0.0, 0.0), |machine| (machine.busy(), machine.steal))
-}
-
 /// The processor's name; with family and model where it has no number.
 pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -121,7 +114,7 @@ pub fn cpu_model() -> String {
 
 /// The processor's name of a `/proc/cpuinfo`. Hypervisors give names that are those of all of a maker's processors ("AMD
 /// EPYC"): one without a number gets family and model, by which results of two machines can be told apart.
-pub(crate) fn cpu_name(cpuinfo: &str) -> Option<String> {
+fn cpu_name(cpuinfo: &str) -> Option<String> {
     let name = value_of(cpuinfo, "model name")?;
     let numbers = value_of(cpuinfo, "cpu family").zip(value_of(cpuinfo, "model"));
     let is_vague = !name.bytes().any(|byte| byte.is_ascii_digit());
@@ -147,7 +140,7 @@ pub fn kernel() -> String {
 }
 
 /// The value of `KEY: VALUE`.
-pub(crate) fn value_of(text: &str, key: &str) -> Option<String> {
+fn value_of(text: &str, key: &str) -> Option<String> {
     let line = text.lines().find(|line| line.split(':').next().is_some_and(|k| k.trim() == key))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }

@@ -19,15 +19,10 @@
 //! | `units.rs` | numbers as people read them |
 //! | `figure.rs`, `png.rs` | charts, as SVG and as PNG |
 //! | `report.rs` | the page |
-//! | `topology.rs`, `pins.rs` | the machine's cores, and which of them runs what |
-//! | `machine.rs` | what a machine is, and what stands in the way of figures to quote |
-//! | `paper.rs` | all plans as the papers ran them |
 //! | `side_by_side.rs` | the results of several machines on one page |
 //! | `stop.rs` | a signal ends a sweep at its next run |
 //!
 //! [`figure`] and [`report`] draw from the rows alone.
-
-#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "below directories of the tests' own"))]
 
 mod bench;
 pub mod data;
@@ -35,9 +30,6 @@ pub mod factors;
 pub mod figure;
 mod foot;
 pub mod host;
-pub mod machine;
-pub mod paper;
-pub mod pins;
 pub mod plan;
 mod png;
 pub mod repeats;
@@ -51,7 +43,6 @@ pub mod summary;
 mod synchronized_start;
 pub mod table;
 pub mod tool;
-pub mod topology;
 pub mod units;
 mod words;
 

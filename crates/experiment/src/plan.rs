@@ -4,6 +4,7 @@
 //! text of the plan travels in the rows, so that drawing needs nothing else.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Deserialize;
@@ -12,10 +13,16 @@ use toml::{Spanned, Value};
 use vmlane_bench::confidence::LEAST_RUNS;
 
 use crate::factors::{Factors, NAMES};
+use crate::run::OVERHEAD;
+use crate::steps::Boot;
 
 /// No plan makes more runs than this.
 const MOST_RUNS: usize = 100_000;
 const LONGEST: f64 = 3600.0;
+
+/// Seconds that a lab takes to come and go beside its runs, and each of its guests.
+const BOOT: f64 = 15.0;
+const GUEST: f64 = 1.0;
 
 /// A plan, checked.
 #[derive(Clone, Debug)]
@@ -34,8 +41,6 @@ pub struct Plan {
     /// When it is measured more often.
     pub repeats: Option<Repeats>,
     pub seconds: f64,
-    /// The same for runs with several sessions or VMs that send; none is as `seconds`. Plans do not say it.
-    pub several_seconds: Option<f64>,
     pub warmup: f64,
     /// Milliseconds between the first and the last session's start that a run may have.
     pub max_skew_ms: f64,
@@ -227,7 +232,6 @@ impl Plan {
                 slice.and_then(|q| q.warmup.as_ref()).or(raw.warmup.as_ref()),
                 0.3,
             )?,
-            several_seconds: None,
             // A thin slice shows that a plan works, not what it measures.
             repeats: reader.repeats(&raw)?.filter(|_| slice.is_none()),
             max_skew_ms: reader.time("max_skew_ms", raw.max_skew_ms.as_ref(), 50.0)?,
@@ -283,10 +287,13 @@ impl Plan {
         self.combinations.len().saturating_mul(most as usize)
     }
 
-    /// How long a run of a combination measures.
-    pub fn seconds_for(&self, factors: &Factors) -> f64 {
-        let several = factors.sessions > 1 || factors.guests > 2 || factors.nics > 1;
-        self.several_seconds.filter(|_| several).unwrap_or(self.seconds)
+    /// About how long the least runs take, with the boots of their labs.
+    pub fn time(&self) -> Duration {
+        let of_boot = |boot: &Boot| {
+            let runs = boot.steps.len() as f64 * (self.seconds + self.warmup + OVERHEAD);
+            BOOT + GUEST * f64::from(boot.like.guests) + runs
+        };
+        Duration::from_secs_f64(self.boots().iter().map(of_boot).sum())
     }
 
     /// Figures and claims may only speak of factors that there are.

@@ -18,7 +18,6 @@ use crate::plan::Plan;
 use crate::repeats::Made;
 use crate::rows::{PlanSource, Row, VERSION, Writer};
 use crate::steps::{Boot, Step};
-use crate::topology::Topology;
 use vmlane_lab::Lab;
 
 /// Failures in a row after which a combination's other runs are not tried.
@@ -26,7 +25,7 @@ const GIVE_UP: u32 = 3;
 /// How often a run with too much skew is repeated.
 const REPEATS: u32 = 3;
 /// What a run takes beyond its length, until some were made: its clients start and report.
-const OVERHEAD: f64 = 1.5;
+pub(crate) const OVERHEAD: f64 = 1.5;
 
 /// What an experiment reports while it runs.
 pub enum News<'a> {
@@ -49,8 +48,6 @@ pub struct Runner<'a> {
     pub program: &'a Path,
     /// Of the labs.
     pub name: &'a str,
-    /// Where vCPUs and workers run; none leaves that to the kernel.
-    pub pins: Option<&'a Topology>,
     /// Set from outside: no more runs.
     pub stop: &'a AtomicBool,
 }
@@ -219,7 +216,7 @@ impl Runner<'_> {
         let lab = lab.with_context(|| {
             format!("the lab of {} guests with {:?} did not come up", spec.guests, spec.devices)
         })?;
-        Bench::new(lab, boot, self.program, self.pins)
+        Bench::new(lab, boot, self.program)
     }
 
     /// A row with everything that is known before the run.
@@ -245,7 +242,7 @@ impl Runner<'_> {
             commit: host::commit(self.program),
             pinned: "nothing".into(),
             plan: plan.name.clone(),
-            seconds: plan.seconds_for(factors),
+            seconds: plan.seconds,
             warmup_seconds: plan.warmup,
             runs: plan.runs,
             most_runs: plan.repeats.map_or(0, |repeats| repeats.most),
@@ -260,7 +257,7 @@ impl Course<'_, '_> {
         self.number += 1;
         let (made, left) = (self.number - 1, self.of - self.number + 1);
         let each = match made {
-            0..3 => plan.seconds_for(&step.factors) + plan.warmup + OVERHEAD,
+            0..3 => plan.seconds + plan.warmup + OVERHEAD,
             _ => self.begin.elapsed().as_secs_f64() / made as f64,
         };
         let left = Some(Duration::from_secs_f64(each * left as f64));

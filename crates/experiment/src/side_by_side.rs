@@ -9,7 +9,6 @@ use anyhow::{Context, Result, ensure};
 
 use crate::data::Data;
 use crate::figure::escape;
-use crate::machine::{Described, Finding};
 use crate::plan::Plan;
 use crate::report::{FIGURES, FILE, begin, named, panels, pictures, plan_of, said_by, save, tables, write};
 use crate::rows::{self, Row};
@@ -28,20 +27,18 @@ type Fact<'f> = (&'f str, &'f dyn Fn(&Side) -> String);
 /// What one machine measured.
 #[derive(Clone, Debug)]
 pub struct Side {
-    /// None where `lab paper` did not make the directory.
-    about: Option<Described>,
     /// By the plan's name.
     results: BTreeMap<String, Vec<Row>>,
 }
 
 impl Side {
-    /// Reads the directory of an experiment, or of several, as `lab paper` makes it.
+    /// Reads the directory of an experiment, or one that has a directory for each of several.
     ///
     /// # Errors
-    /// There are no rows, or a file is none of ours.
+    /// There are no rows, or they cannot be read.
     pub fn read(dir: &Path) -> Result<Side> {
         let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
-        let mut side = Side { about: Described::of(dir)?, results: BTreeMap::new() };
+        let mut side = Side { results: BTreeMap::new() };
         for dir in entries.flatten().map(|entry| entry.path()).chain([dir.to_owned()]) {
             if dir.join(rows::FILE).is_file() {
                 let rows = rows::read(&dir)?;
@@ -150,24 +147,12 @@ fn top(sides: &[Side], experiments: &[Experiment]) -> String {
         let rows = || side.results.values().flatten();
         format!("{}, {} failed", rows().count(), rows().filter(|row| row.failed.is_some()).count())
     };
-    let of = |side: &Side, of: fn(&Described) -> String| side.about.as_ref().map_or("not known".into(), of);
     let row = |side: &Side, of: fn(&Row) -> String| side.first().map_or(String::new(), of);
-    let facts: [Fact<'_>; 10] = [
-        ("Machine", &|side| match &side.about {
-            Some(about) => about.machine.name(),
-            None => row(side, |row| format!("{}, {} CPUs", row.setup.cpu_model, row.setup.cpus)),
-        }),
-        ("Microcode", &|side| of(side, |about| about.machine.microcode.clone())),
-        ("System", &|side| of(side, |about| about.machine.system.clone())),
+    let facts: [Fact<'_>; 4] = [
+        ("Machine", &|side| row(side, |row| format!("{}, {} CPUs", row.setup.cpu_model, row.setup.cpus))),
         ("Kernel", &|side| row(side, |row| row.setup.host_kernel.clone())),
-        ("Governor", &|side| {
-            of(side, |about| format!("{} {}", about.machine.scaling_driver, about.machine.governor))
-        }),
-        ("Turbo", &|side| of(side, |about| on_off(about.machine.turbo))),
-        ("Cores serve two threads", &|side| of(side, |about| on_off(about.machine.smt))),
         ("vmlane", &|side| row(side, |row| crate::report::version(&row.setup))),
         ("Runs", &counts),
-        ("Found", &|side| of(side, |about| found(&about.findings))),
     ];
     for (name, fact) in facts {
         let _ = write!(page, "<tr><td class=\"text\">{name}</td>");
@@ -179,22 +164,6 @@ fn top(sides: &[Side], experiments: &[Experiment]) -> String {
     let names: Vec<String> = experiments.iter().map(|experiment| escape(&experiment.plan.name)).collect();
     let _ = writeln!(page, "</tbody></table></div>\n<p>Experiments: {}.</p>", names.join(", "));
     page
-}
-
-fn on_off(state: Option<bool>) -> String {
-    match state {
-        Some(true) => "on".into(),
-        Some(false) => "off".into(),
-        None => "not known".into(),
-    }
-}
-
-fn found(findings: &[Finding]) -> String {
-    let texts: Vec<String> = findings
-        .iter()
-        .map(|finding| format!("{}{}", finding.seen, if finding.serious { " (serious)" } else { "" }))
-        .collect();
-    if texts.is_empty() { "nothing".into() } else { texts.join("; ") }
 }
 
 /// The rows of one machine.

@@ -70,7 +70,7 @@ fn vmlane(factors: &Factors, plan: &Plan, host: &str) -> Vec<String> {
     let mut argv: Vec<String> =
         ["vmlane", "bench", factors.test.name(), "--json", "--to", &to].map(str::to_owned).to_vec();
     let mut add = |option: &str, value: String| argv.extend([option.to_owned(), value]);
-    add("-l", plan.seconds_for(factors).to_string());
+    add("-l", plan.seconds.to_string());
     add("--warmup", plan.warmup.to_string());
     add("-n", factors.sessions.to_string());
     if factors.test.is_transactional() {
@@ -94,7 +94,7 @@ fn netperf(factors: &Factors, plan: &Plan, host: &str) -> Vec<String> {
         _ => "TCP_STREAM",
     };
     // It has no warm-up; whole seconds only.
-    let seconds = plan.seconds_for(factors).ceil().max(1.0).to_string();
+    let seconds = plan.seconds.ceil().max(1.0).to_string();
     let family = if factors.ip == 6 { "-6" } else { "-4" };
     let mut argv: Vec<String> = ["netperf", family, "-H", host, "-t", test, "-l", &seconds, "-P", "0", "--"]
         .map(str::to_owned)
@@ -120,7 +120,7 @@ fn iperf3(factors: &Factors, plan: &Plan, host: &str, place: usize) -> Vec<Strin
     argv.push((IPERF3_PORT + place).to_string());
     let mut add = |option: &str, value: String| argv.extend([option.to_owned(), value]);
     // Whole seconds only.
-    add("-t", plan.seconds_for(factors).ceil().max(1.0).to_string());
+    add("-t", plan.seconds.ceil().max(1.0).to_string());
     add("-O", plan.warmup.ceil().to_string());
     add("-P", factors.sessions.to_string());
     add("-l", factors.message.to_string());

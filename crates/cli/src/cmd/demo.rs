@@ -52,7 +52,7 @@ impl Args {
         let name = format!("demo-{}", std::process::id());
         let (stop, mut screen) = (stop::on_signals()?, Screen::new("demo"));
         eprintln!("demo: booting two VMs");
-        let runner = Runner { plan: &plan, program: &program, name: &name, pins: None, stop: stop.flag() };
+        let runner = Runner { plan: &plan, program: &program, name: &name, stop: stop.flag() };
         let rows = runner.run(&mut file, &[], &mut |news| screen.show(news))?;
         screen.clear();
         let failed = rows.iter().filter(|row| row.failed.is_some()).count();

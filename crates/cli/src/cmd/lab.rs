@@ -10,8 +10,6 @@ use vmlane_lab::device::DeviceFor;
 use vmlane_lab::test_host;
 use vmlane_lab::{Forward, Lab, LabSpec, Machine, agent, child, supervisor};
 
-#[path = "lab_paper.rs"]
-mod paper;
 #[path = "lab_run.rs"]
 mod run;
 #[path = "lab_show.rs"]
@@ -148,7 +146,6 @@ enum Command {
         all: bool,
     },
     Run(run::Args),
-    Paper(paper::Args),
     Draw(run::Draw),
     /// The agent, in a guest
     #[command(hide = true)]
@@ -277,7 +274,6 @@ impl Args {
             }
             Command::Down { lab, all } => down(lab, all)?,
             Command::Run(run) => return run.run(),
-            Command::Paper(paper) => return paper.run(),
             Command::Draw(draw) => draw.run()?,
             Command::Agent => agent::run()?,
             Command::Supervise => supervisor::run()?,

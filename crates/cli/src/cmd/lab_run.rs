@@ -53,7 +53,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn seconds(text: &str) -> Result<f64, String> {
+fn seconds(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.05..=3600.0).contains(value));
     value.ok_or_else(|| format!("{text:?}: from 0.05 to 3600 seconds"))
 }
@@ -93,7 +93,7 @@ impl Args {
         let name = self.name.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
         let (begin, mut screen) = (Instant::now(), Screen::new("run"));
         let stop = stop::on_signals()?;
-        let runner = Runner { plan: &plan, program: &program, name: &name, pins: None, stop: stop.flag() };
+        let runner = Runner { plan: &plan, program: &program, name: &name, stop: stop.flag() };
         let rows = runner.run(&mut file, &done, &mut |news| screen.show(news))?;
         screen.clear();
         let drawn = if rows.is_empty() && done.is_empty() { None } else { Some(report::draw(&out)?) };
@@ -121,12 +121,12 @@ impl Args {
 /// DIR/report.html and DIR/figures are drawn from DIR/results.jsonl; figures, captions and claims are those of the plan
 /// in the rows, or of DIR/plan.toml where that is the same plan in later words.
 ///
-/// Several directories, of an experiment each or as `lab paper` makes them, are drawn on one page: a series for each
+/// Several directories, of an experiment each or with a directory for each experiment, are drawn on one page: a series for each
 /// machine in every figure, a column for each in the tables.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   vmlane lab draw out/demo
-  vmlane lab draw a/paper b/paper --out out/both")]
+  vmlane lab draw a/experiments b/experiments --out out/both")]
 pub struct Draw {
     /// The directory with the rows, or up to six
     #[arg(required = true, value_name = "DIR")]
@@ -154,7 +154,7 @@ impl Draw {
 fn check(plan: &Plan, json: bool) -> Result<ExitCode> {
     let boots = plan.boots();
     let runs: usize = boots.iter().map(|boot| boot.steps.len()).sum();
-    let (_, time) = plan.left(&|_, _| false);
+    let time = plan.time();
     if json {
         let ids: Vec<String> = plan.combinations.iter().map(|factors| factors.id()).collect();
         let value = serde_json::json!({ "version": 1, "plan": plan.name, "labs": boots.len(), "runs": runs,
