@@ -49,7 +49,7 @@ pub fn wait(input: &mut impl BufRead, output: &mut impl Write) -> Result<(), Err
 }
 
 /// Sleeps until this machine's clock shows `at`, in nanoseconds since 1970.
-pub fn until(at: u64) {
+fn until(at: u64) {
     std::thread::sleep(Duration::from_nanos(at).saturating_sub(clock()));
 }
 

@@ -13,7 +13,6 @@ pub mod address;
 mod auth;
 pub mod barrier;
 pub mod client;
-pub mod compare;
 pub mod confidence;
 #[doc(hidden)]
 pub mod control;
@@ -21,8 +20,6 @@ pub mod cpu;
 mod datagrams;
 pub mod error;
 mod load;
-pub mod loaded;
-pub mod lossless;
 mod meter;
 mod outcome;
 mod progress;

@@ -3,7 +3,6 @@
 //! Bytes and seconds are the receiver's; buffers are those the data meets on its way (the sender's send
 //! buffer, the receiver's receive buffer), as the kernel reads them back. What a test does not have is null.
 
-mod csv;
 mod tcp;
 mod text;
 
@@ -337,16 +336,6 @@ impl Report {
         })
     }
 
-    /// The names of the columns of [`Report::csv`].
-    pub fn csv_header() -> String {
-        csv::header()
-    }
-
-    /// One line of comma-separated values.
-    pub fn csv(&self) -> String {
-        csv::row(self)
-    }
-
     /// The round trips' distribution as HdrHistogram's own tools print it (microseconds), for its plotters.
     pub fn percentiles(&self) -> Option<String> {
         self.round_trips.as_ref().map(text::percentiles)
@@ -455,7 +444,7 @@ pub(crate) fn of_anything(remote: &Outcome) {
             started_at_ns: 0,
         };
         if let Ok(report) = Report::new(&to, &spec, &local, remote) {
-            let _ = (one_line(&report), report.text(), report.csv());
+            let _ = (one_line(&report), report.text());
         }
     }
 }

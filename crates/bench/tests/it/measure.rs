@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use vmlane_bench::IpVersion;
-use vmlane_bench::loaded;
-use vmlane_bench::lossless::{self, Wanted};
 use vmlane_bench::server::ServerLimits;
 use vmlane_bench::spec::Limits;
 use vmlane_bench::{
@@ -409,63 +407,6 @@ fn a_version_of_ip_can_be_asked_for() {
     sane(&ask(IpVersion::V4).unwrap());
     let error = ask(IpVersion::V6).unwrap_err();
     assert!(error.is_usage() && error.to_string().contains("has no IPv6 address"), "{error}");
-}
-
-#[test]
-fn a_search_ends_at_the_fastest_rate_that_loses_no_more_than_allowed() {
-    let server = serve("tcp:127.0.0.1:0");
-    let to = by_udp(&server.addresses()[0]);
-    let spec = Spec {
-        message_bytes: 1000,
-        receive_bytes: 1000,
-        seconds: 0.3,
-        warmup: 0.05,
-        ..Spec::new(Test::Stream)
-    };
-    let wanted = Wanted { loss_percent: 50.0, resolution_percent: 20.0, highest_bps: Some(400_000) };
-    let mut told = Vec::new();
-    let mut search = |wanted: &Wanted| {
-        lossless::search(&to, &spec, wanted, &Options::default(), &mut |trial| told.push(*trial))
-    };
-    let found = search(&wanted).unwrap();
-    let best = found.best.expect("50 datagrams a second get through");
-    assert!(best.passed && best.packets_per_second > 0.0 && best.lost_percent <= 50.0, "{best:?}");
-    let fastest = found.trials.iter().filter(|t| t.passed).map(|t| t.received_bps).fold(0.0, f64::max);
-    assert_eq!((best.received_bps, found.message_bytes), (fastest, 1000));
-    assert!(found.notes.iter().any(|note| note.contains("RFC 2544 asks for 60")), "{:?}", found.notes);
-    let json: serde_json::Value = serde_json::from_str(&vmlane_bench::report::one_line(&found)).unwrap();
-    assert_eq!(json["best"]["passed"], true);
-    for (bad, key) in [
-        (Wanted { loss_percent: 100.0, ..wanted }, "--loss 100"),
-        (Wanted { resolution_percent: 0.0, ..wanted }, "--resolution 0"),
-    ] {
-        assert!(search(&bad).unwrap_err().to_string().contains(key));
-    }
-    assert_eq!(told, found.trials, "each trial was told as it ended");
-    let stream = Target::from(server.addresses()[0].clone());
-    let error = lossless::search(&stream, &spec, &wanted, &Options::default(), &mut |_| ()).unwrap_err();
-    assert!(error.is_usage() && error.to_string().contains("only datagrams are lost"));
-}
-
-#[test]
-fn latency_under_load_has_round_trips_alone_and_beside_streams() {
-    let server = serve("tcp:127.0.0.1:0");
-    let to = Target::from(server.addresses()[0].clone());
-    let asks = Spec { seconds: 1.0, warmup: 0.1, ..Spec::new(Test::Rr) };
-    let load = Spec { sessions: 2, ..Spec::new(Test::Stream) };
-    let told = loaded::measure(&to, &asks, &load, &Options::default()).unwrap();
-    let (alone, beside) = (told.alone.rtt_us.unwrap(), told.loaded.rtt_us.unwrap());
-    assert!((told.added_p50_us - (beside.p50 - alone.p50)).abs() < 1e-9);
-    assert!((told.added_p99_us - (beside.p99 - alone.p99)).abs() < 1e-9);
-    assert_eq!((told.load.sessions, told.load.test.as_str()), (2, "stream"));
-    assert!(told.load.throughput_bps.unwrap() > 0.0);
-    // The streams began before the round trips and ended after them.
-    let (first, second) = (told.load.started_at_ns, told.loaded.started_at_ns);
-    assert!(first < second, "{first} {second}");
-    assert!(told.load.seconds >= told.loaded.seconds, "{told:?}");
-    assert!(told.text().contains("beside 2 streams"), "{}", told.text());
-    let wrong = Spec::new(Test::Stream);
-    assert!(loaded::measure(&to, &wrong, &load, &Options::default()).unwrap_err().is_usage());
 }
 
 #[test]

@@ -1,8 +1,5 @@
 //! `vmlane bench`: a server, and a test per subcommand. Flags and help live here, measuring in vmlane-bench.
 
-mod compare;
-mod compound;
-
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,9 +27,6 @@ Examples:
   vmlane bench bidir --to tcp:[fd77::2]                 both ways at once, over IPv6
   vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: what is lost, out of order, how unsteady
   vmlane bench pps --to udp:10.77.0.2                   packets a second, of the smallest datagrams
-  vmlane bench lossless --to udp:10.77.0.2              the highest rate that nothing is lost at
-  vmlane bench latency --to tcp:10.77.0.2               round trips alone, and beside a stream
-  vmlane bench compare before.jsonl after.jsonl         is the difference real? Exit code 1: it is, and for the worse
 
 Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take \
 k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.
@@ -73,7 +67,7 @@ Examples:
   --to tcp:10.77.0.2 -r 128,8k -D   small questions, big answers, nodelay
   --to unix:/run/bench.sock --json  one line of JSON with percentiles in rtt_us";
 
-/// Measure against a `server`: throughput, round trips, packets, loss, latency under load; compare reports
+/// Measure against a `server`: throughput, round trips, packets, loss
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -104,9 +98,6 @@ enum Command {
     /// Packets a second from here to the server: the smallest datagrams, as fast as they go
     #[command(after_help = STREAM_EXAMPLES)]
     Pps(StreamArgs),
-    Lossless(compound::LosslessArgs),
-    Latency(compound::LatencyArgs),
-    Compare(compare::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -212,9 +203,6 @@ struct CommonArgs {
     /// Most runs with --confidence, 3 to 30
     #[arg(long, value_name = "COUNT", default_value_t = 10, requires = "confidence")]
     max_runs: u32,
-    /// Start at this time, in nanoseconds since 1970, together with others that were told the same
-    #[arg(long, value_name = "NANOSECONDS", conflicts_with = "barrier")]
-    start_at: Option<u64>,
     /// Print "ready" when both ends are, and start when a line comes on standard input. The line "clock" is
     /// answered with this machine's clock instead, and "go N" starts when that clock shows N nanoseconds
     #[arg(long)]
@@ -223,11 +211,8 @@ struct CommonArgs {
     #[arg(short = 'P', long = "data-port", value_name = "PORT")]
     data_port: Option<u32>,
     /// Print one line of JSON
-    #[arg(long, conflicts_with = "csv")]
-    json: bool,
-    /// Print comma-separated values: a line of names, a line of values
     #[arg(long)]
-    csv: bool,
+    json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -270,9 +255,6 @@ impl BenchArgs {
             Command::Rr(args) => args.measure(Test::Rr),
             Command::Crr(args) => args.measure(Test::Crr),
             Command::Pps(args) => args.count_packets(),
-            Command::Lossless(args) => args.run(),
-            Command::Latency(args) => args.run(),
-            Command::Compare(args) => return answered(args.run()),
         };
         answered(done.map(|()| ExitCode::SUCCESS))
     }
@@ -351,12 +333,7 @@ impl CommonArgs {
             Some(target) => self.repeat(spec, target)?,
             None => self.once(spec, true)?,
         };
-        let text = match () {
-            () if self.json => one_line(&report),
-            () if self.csv => Report::csv_header() + "\n" + &report.csv() + "\n",
-            () => report.text(),
-        };
-        print(&text)?;
+        print(&if self.json { one_line(&report) } else { report.text() })?;
         Ok(report)
     }
 
@@ -374,7 +351,7 @@ impl CommonArgs {
             let values: Vec<f64> = runs.iter().map(Report::result).collect();
             let told = target.judge(&values);
             let width = told.reached_width_percent.map_or("-".into(), |width| format!("{width:.1} %"));
-            if !self.json && !self.csv {
+            if !self.json {
                 eprintln!("run {}: interval {width} wide", runs.len());
             }
             if told.reached || runs.len() >= self.max_runs as usize {
@@ -386,15 +363,15 @@ impl CommonArgs {
     fn once(&self, spec: &Spec, first: bool) -> Result<Report, Error> {
         let options = self.server.reach.options()?;
         let mut hooks = Hooks::default();
-        if first && (self.barrier || self.start_at.is_some()) {
-            hooks.before_start = Some(Box::new(|| self.wait_for_others()));
+        if first && self.barrier {
+            hooks.before_start = Some(Box::new(CommonArgs::wait_for_others));
         }
         let every = self.interval.map(|seconds| match seconds {
             seconds if (0.05..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
             _ => Err(Error::Usage(format!("interval (-i) {seconds}: use 0.05 to 86400 seconds"))),
         });
         if let Some(every) = every.transpose()? {
-            let quiet = self.json || self.csv;
+            let quiet = self.json;
             hooks.every = Some((
                 every,
                 Box::new(move |progress| {
@@ -408,12 +385,8 @@ impl CommonArgs {
     }
 
     /// Returns when the test shall start.
-    fn wait_for_others(&self) -> Result<(), Error> {
-        match self.start_at {
-            Some(at) => vmlane_bench::barrier::until(at),
-            None => vmlane_bench::barrier::wait(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())?,
-        }
-        Ok(())
+    fn wait_for_others() -> Result<(), Error> {
+        vmlane_bench::barrier::wait(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())
     }
 }
 
