@@ -143,7 +143,6 @@ const ARROWS: &[(&str, &[&str])] = &[
             "guestsim",
             "host",
             "lab",
-            "mem",
             "port",
             "sock",
             "stream",

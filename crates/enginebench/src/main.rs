@@ -11,10 +11,8 @@ mod host;
 mod pair;
 mod process;
 mod report;
-mod route;
 mod rows;
 mod vsock;
-mod xdp;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -76,8 +74,6 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     frames::register(&mut registry);
     host::register(&mut registry);
     vsock::register(&mut registry, &options.only);
-    route::register(&mut registry, &options.only);
-    xdp::register(&mut registry);
     dpdk::register(&mut registry, &options.only);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
     print!("{}", report.table());

@@ -1,13 +1,11 @@
 //! virtio NICs under a driver from elsewhere: DPDK's testpmd has two virtio-user ports and forwards
 //! what one receives out of the other, to the first one's address, so the same frames go round and round through
 //! the switch: ours, or Open vSwitch with DPDK. Both are polled on the first CPU, testpmd on the second;
-//! frames are counted by testpmd. And the other way round: our switch takes testpmd's place, with two vhost-user uplinks to
-//! Open vSwitch (`uplink.rs`).
+//! frames are counted by testpmd.
 
 mod ours;
 mod ovs;
 mod testpmd;
-mod uplink;
 
 use std::io;
 use std::path::PathBuf;
@@ -40,10 +38,8 @@ const MACS: [[u8; 6]; 2] = [[0x52, 0x54, 0, 0, 1, 0], [0x52, 0x54, 0, 0, 1, 1]];
 
 /// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
 pub fn register(registry: &mut Registry, only: &Only) {
-    let names = ROWS.iter().flat_map(|(row, load)| {
-        let both = ["virtio.frames", "ovs.frames"].map(|by| format!("{by}.{row}"));
-        both.into_iter().chain((!load.packed).then(|| format!("uplink.ovs.{row}")))
-    });
+    let names =
+        ROWS.iter().flat_map(|(row, _)| ["virtio.frames", "ovs.frames"].map(|by| format!("{by}.{row}")));
     if !names.clone().any(|name| only.wants(&name)) {
         return;
     }
@@ -68,13 +64,6 @@ pub fn register(registry: &mut Registry, only: &Only) {
         });
         let there = rig.clone();
         registry.add(&ovs, unit, &[], move |length| sample(ovs::frames(&there, load, length), value));
-        // What our own driver of another switch's port does with packed rings is not measured.
-        if !load.packed {
-            let between = rig.clone();
-            registry.add(&format!("uplink.ovs.{row}"), unit, &[&ovs], move |length| {
-                sample(uplink::frames(&between, load.bytes, length), value)
-            });
-        }
     }
 }
 

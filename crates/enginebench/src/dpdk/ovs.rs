@@ -14,15 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Frames per second through the bridge.
 pub fn frames(rig: &Rig, load: Load, length: Duration) -> anyhow::Result<f64> {
-    let ovs = Ovs::start(rig, [Listens::Ovs; 2])?;
+    let ovs = Ovs::start(rig)?;
     Testpmd::start(rig, &ovs.sockets(), load)?.measure(length)
-}
-
-/// Who makes the socket of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listens {
-    Ovs,
-    Other,
 }
 
 /// Its two daemons. They end when dropped.
@@ -49,7 +42,7 @@ impl<'a> Ovs<'a> {
         ["vh0", "vh1"].map(|name| self.dir.join(name))
     }
 
-    pub fn start(rig: &'a Rig, listens: [Listens; 2]) -> anyhow::Result<Ovs<'a>> {
+    pub fn start(rig: &'a Rig) -> anyhow::Result<Ovs<'a>> {
         let dir = rig.dir.join("ovs");
         crate::folders::make(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let mut ovs = Ovs { rig, dir, children: Vec::new() };
@@ -80,18 +73,10 @@ impl<'a> Ovs<'a> {
         // Waits until the switch has done so.
         ovs.vsctl(&["--timeout=20", "add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"])
             .with_context(|| ovs.last_words())?;
-        for (port, listens) in ["vh0", "vh1"].into_iter().zip(listens) {
-            let socket = ovs.dir.join(port);
-            let path = format!("options:vhost-server-path={}", socket.display());
-            let kind = match listens {
-                Listens::Ovs => vec!["type=dpdkvhostuser"],
-                Listens::Other => vec!["type=dpdkvhostuserclient", &path],
-            };
+        for port in ["vh0", "vh1"] {
             let add = ["--timeout=20", "add-port", "br0", port, "--", "set", "Interface", port];
-            ovs.vsctl(&[&add[..], &kind].concat())?;
-            if listens == Listens::Ovs {
-                ovs.until_there(&socket)?;
-            }
+            ovs.vsctl(&[&add[..], &["type=dpdkvhostuser"]].concat())?;
+            ovs.until_there(&ovs.dir.join(port))?;
         }
         Ok(ovs)
     }

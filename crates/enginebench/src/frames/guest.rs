@@ -8,7 +8,6 @@ use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation};
 use vmlane_guestsim::Placement;
 use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, TxRequest};
-use vmlane_mem::Fault;
 use vmlane_port::PortStats;
 use vmlane_wire::ethernet::Mac;
 
@@ -187,15 +186,6 @@ impl Guest {
             .collect();
         let port = NicPort::new(setup, stats);
         (Guest { rings, frames, next: 0, request: load.request() }, port)
-    }
-
-    /// Its memory gets all of its pages, as that of a guest that has run for a while has them. Neither its own mapping nor the
-    /// device's has them in the tables afterwards.
-    pub fn populate(&self) -> Result<(), Fault> {
-        let ram = &self.rings.ram;
-        let other = ram.device_map();
-        let mut pages = ram.regions().into_iter().flat_map(|(at, bytes, _)| (at..at + bytes).step_by(4096));
-        pages.try_for_each(|page| other.read(page, &mut [0]))
     }
 
     /// Takes completions and posts frames while there is room, `most` at most.

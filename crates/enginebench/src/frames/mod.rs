@@ -13,8 +13,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmlane_mem::HugePages;
-
 use crate::baseline::{Cpus, copy_frames};
 use crate::report::Sample;
 use crate::report::{GBITS, ROUND_TRIPS, Registry};
@@ -31,10 +29,6 @@ const BUFFERS: u64 = 1024;
 /// How long many guests run, and how often, until they have.
 const SLICE: Duration = Duration::from_millis(50);
 const MOST_SLICES: u32 = 600;
-/// Between two steps by which memory goes into huge pages: a daemon's are a second apart, in which its guests do as much as
-/// the few of a row in this time. After so many steps that bring none, no more is expected.
-const STEP: Duration = Duration::from_millis(50);
-const IN_VAIN: u32 = 30;
 const OF_MEAN: &str = "of the mean";
 /// A plain copy of super-frames.
 const COPY: &str = "copy.frames.64k";
@@ -72,9 +66,6 @@ pub fn register(registry: &mut Registry) {
             Ok(switched(count, count, Load::Small, true, length)?.mframes())
         });
     }
-    registry.add("vmxnet3.scale.256.huge", MFRAMES, &["vmxnet3.scale.256", "vmxnet3.scale.2"], |length| {
-        Ok(in_huge_pages(256, length)?.mframes())
-    });
     // The same without the time that the guests take, all of which one thread drives.
     for count in [2, 256] {
         let name = format!("vmxnet3.alone.{count}");
@@ -164,31 +155,6 @@ fn settle(run: &mut impl FnMut(Duration) -> Counts) -> io::Result<()> {
     Err(io::Error::other(format!(
         "a guest got {fewest} frames in {time:?}, too few to use its {BUFFERS} buffers"
     )))
-}
-
-/// Guests who send to their neighbours, after their memory went into huge pages as far as `huge_pages` in a daemon's
-/// configuration brings it there. A guest's own mapping is this process's, too, and is treated likewise.
-fn in_huge_pages(count: u16, length: Duration) -> io::Result<Counts> {
-    let Switched { mut guests, mut worker, .. } = Switched::new(count, Load::Small, true);
-    guests.iter().try_for_each(Guest::populate).map_err(io::Error::other)?;
-    let mut run = |length| {
-        flood(&mut guests, count.into(), length, || {
-            worker.step();
-        })
-    };
-    settle(&mut run)?;
-    let mut pages = HugePages::open(u64::MAX)?;
-    let mut in_vain = 0;
-    while in_vain < IN_VAIN {
-        let before = pages.made();
-        pages.step().map_err(io::Error::other)?;
-        run(STEP);
-        in_vain = if pages.made() == before { in_vain + 1 } else { 0 };
-    }
-    if pages.made() == 0 {
-        return Err(io::Error::other("none of the guests' memory went into huge pages"));
-    }
-    Ok(run(length))
 }
 
 /// `count` guests send to their neighbours: what the switch alone takes for it.
