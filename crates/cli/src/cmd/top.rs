@@ -26,13 +26,12 @@ const EXAMPLES: &str = "Examples:
   vmlane top --once
   vmlane top --json | jq -r '[.seconds, .bytes_per_second] | @tsv'
 
-On a terminal, keys choose what is shown: v VMs, n network (cards and uplinks), u queues of cards, c connections, o other hosts,
-w workers. < and > choose the column to sort by, r reverses it, f or / filters rows, s sets the interval, p pauses, h shows all
-keys, q quits. Without a terminal, with --once and with --json, a table or an object follows the other.
+On a terminal, keys choose what is shown: v VMs, n network (cards and uplinks), w workers. < and >
+choose the column to sort by, r reverses it, f or / filters rows, h shows all keys, q quits. `vmlane stats` counts queues of
+cards, `vmlane ports` lists connections, `vmlane route status` other hosts. Without a terminal, with --once and with --json, a table or an object follows the other.
 
 SENT and RECEIVED are bytes per second in the guest's sockets (VMCI's streams, virtio-vsock's packets). NOTICES are datagrams that announce bytes or room, in
-either direction. ACCESSES are trapped register accesses. LOAD is the share of the time in which a worker had work. Queues are
-those of active VMXNET3 cards; virtio-net cards are not counted by queue.";
+either direction. ACCESSES are trapped register accesses. LOAD is the share of the time in which a worker had work.";
 
 /// Shows live traffic per VM, card, queue, connection and worker
 #[derive(Debug, clap::Args)]

@@ -6,7 +6,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell as Place, Clear, Paragraph, Row, Table as Grid};
 
-use super::app::{App, Typing};
+use super::app::App;
 use super::rates::{Rates, rates};
 use super::table::{Cell, Table};
 use super::views::{Look, View, load};
@@ -17,12 +17,9 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const BAD: Style = Style::new().fg(Color::Red);
 
-const HELP: [&str; 16] = [
+const HELP: [&str; 11] = [
     " v      VMs: streams, datagrams, frames, drops",
     " n      network: cards and uplinks, drops and their reason",
-    " u      queues of cards",
-    " c      stream connections",
-    " o      other hosts: links and streams",
     " w      workers and their load",
     " Tab    the next view",
     "",
@@ -30,10 +27,8 @@ const HELP: [&str; 16] = [
     " f /    filter: rows with these letters              Esc  all rows",
     " Up, Down, PgUp, PgDn, Home, End: scroll",
     "",
-    " s      seconds between two updates",
-    " Space  update now                                   p  pause",
-    " q      quit",
-    " h ?    this help; any key ends it",
+    " Space  update now",
+    " q      quit                                         h ?  this help; any key ends it",
 ];
 
 /// Draws everything into a frame of any size.
@@ -56,7 +51,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
         }
     }
     frame.render_widget(Paragraph::new(keys(app)), bottom);
-    if app.help() {
+    if app.help {
         let text: Vec<Line<'_>> = HELP.iter().map(|line| Line::from(*line)).collect();
         frame.render_widget(Clear, middle);
         frame.render_widget(Paragraph::new(text), middle);
@@ -64,13 +59,10 @@ pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
 }
 
 fn empty(app: &App, all: usize) -> &'static str {
-    match app.view() {
-        _ if all > 0 || !app.filter().is_empty() => "no row has these letters",
+    match app.view {
+        _ if all > 0 || !app.filter.is_empty() => "no row has these letters",
         View::Vms => "the daemon serves no VM",
         View::Network => "there are no cards and no uplinks",
-        View::Queues => "no active card counts its queues",
-        View::Streams => "there are no connections",
-        View::Peers => "no other hosts are configured",
         View::Workers => "nothing is told of the workers",
     }
 }
@@ -164,8 +156,7 @@ fn grid(frame: &mut Frame<'_>, area: Rect, table: &Table, sorted: usize, reverse
 
 /// What asks for attention stands out, and what is 0 does not.
 fn style(table: &Table, at: usize, cell: &Cell) -> Style {
-    let bad =
-        matches!(table.columns.get(at).map(|column| column.name), Some("DROPS" | "ERRORS" | "RX NO ROOM"));
+    let bad = matches!(table.columns.get(at).map(|column| column.name), Some("DROPS"));
     match cell {
         Cell::Text(text) if text == "quarantine" || text == "down" || text.starts_with("stuck") => BAD,
         cell if cell.is_zero() => DIM,
@@ -176,29 +167,21 @@ fn style(table: &Table, at: usize, cell: &Cell) -> Style {
 }
 
 fn keys(app: &App) -> Line<'static> {
-    match app.typing() {
-        Some(Typing::Filter) => return Line::from(format!("filter: {}_", app.filter())),
-        Some(Typing::Delay(text)) => {
-            let now = app.interval().as_secs_f64();
-            return Line::from(format!("seconds between two updates (now {now}): {text}_"));
-        }
-        None => {}
+    if app.typing {
+        return Line::from(format!("filter: {}_", app.filter));
     }
-    if let Some(wrong) = app.error().or(app.notice()) {
+    if let Some(wrong) = &app.error {
         return Line::styled(wrong.replace('\n', " "), BAD);
     }
     let mut spans = Vec::new();
     for view in View::ALL {
-        let style = if view == app.view() { BOLD.add_modifier(Modifier::REVERSED) } else { Style::new() };
+        let style = if view == app.view { BOLD.add_modifier(Modifier::REVERSED) } else { Style::new() };
         spans.push(Span::styled(format!("{} {}", view.key(), view.name()), style));
         spans.push(Span::raw("  "));
     }
     spans.push(Span::raw("h help  q quit"));
-    if !app.filter().is_empty() {
-        spans.push(Span::styled(format!("  filter: {}", app.filter()), BOLD));
-    }
-    if app.paused() {
-        spans.push(Span::styled("  PAUSED", BOLD));
+    if !app.filter.is_empty() {
+        spans.push(Span::styled(format!("  filter: {}", app.filter), BOLD));
     }
     Line::from(spans)
 }

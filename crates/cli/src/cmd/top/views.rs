@@ -1,6 +1,6 @@
 //! What the views show of two looks at the daemon.
 
-use vmlane_api::{CounterList, Ports, Stats, Status};
+use vmlane_api::{CounterList, Stats, Status};
 
 use super::rates::{Elapsed, rates};
 use super::table::{Cell, Column, Table, number, text};
@@ -10,23 +10,16 @@ use super::table::{Cell, Column, Table, number, text};
 pub enum View {
     Vms,
     Network,
-    Queues,
-    Streams,
-    Peers,
     Workers,
 }
 
 impl View {
-    pub const ALL: [View; 6] =
-        [View::Vms, View::Network, View::Queues, View::Streams, View::Peers, View::Workers];
+    pub const ALL: [View; 3] = [View::Vms, View::Network, View::Workers];
 
     pub fn key(self) -> char {
         match self {
             View::Vms => 'v',
             View::Network => 'n',
-            View::Queues => 'u',
-            View::Streams => 'c',
-            View::Peers => 'o',
             View::Workers => 'w',
         }
     }
@@ -35,9 +28,6 @@ impl View {
         match self {
             View::Vms => "VMs",
             View::Network => "network",
-            View::Queues => "queues",
-            View::Streams => "connections",
-            View::Peers => "other hosts",
             View::Workers => "workers",
         }
     }
@@ -47,8 +37,7 @@ impl View {
         match self {
             View::Vms => 4,
             View::Network => 3,
-            View::Queues => 4,
-            View::Streams | View::Peers | View::Workers => 0,
+            View::Workers => 0,
         }
     }
 
@@ -56,9 +45,6 @@ impl View {
         match self {
             View::Vms => &VMS,
             View::Network => &NETWORK,
-            View::Queues => &QUEUES,
-            View::Streams => &STREAMS,
-            View::Peers => &PEERS,
             View::Workers => &WORKERS,
         }
     }
@@ -91,28 +77,6 @@ const NETWORK: [Column; 10] = [
     number("DROPS"),
     text("MOSTLY"),
 ];
-const QUEUES: [Column; 8] = [
-    text("CARD"),
-    text("QUEUE"),
-    number("TX FRAMES"),
-    number("TX BYTES"),
-    number("RX FRAMES"),
-    number("RX BYTES"),
-    number("RX NO ROOM"),
-    number("ERRORS"),
-];
-const STREAMS: [Column; 5] =
-    [text("CLIENT"), text("ADDRESS"), text("SERVER"), text("ADDRESS"), text("STATE")];
-const PEERS: [Column; 8] = [
-    text("HOST"),
-    text("STATE"),
-    number("STREAMS"),
-    number("OPENED"),
-    number("REFUSED"),
-    number("SENT"),
-    number("RECEIVED"),
-    text("PROBLEM"),
-];
 const WORKERS: [Column; 8] = [
     text("WORKER"),
     number("LOAD"),
@@ -129,8 +93,6 @@ const WORKERS: [Column; 8] = [
 pub struct Look {
     pub status: Status,
     pub stats: Stats,
-    /// Where the view needs it.
-    pub ports: Option<Ports>,
 }
 
 /// The table of a view, unsorted.
@@ -138,9 +100,6 @@ pub fn table(view: View, before: &Look, now: &Look) -> Table {
     let rows = match view {
         View::Vms => vms(before, now),
         View::Network => network(before, now),
-        View::Queues => queues(before, now),
-        View::Streams => streams(now),
-        View::Peers => peers(before, now),
         View::Workers => workers(before, now),
     };
     Table { columns: view.columns(), rows }
@@ -230,67 +189,6 @@ fn network(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
         rows.push(row);
     }
     rows
-}
-
-fn queues(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
-    let elapsed = Elapsed::between(&before.stats, &now.stats);
-    let mut rows = Vec::new();
-    for vm in &now.stats.vms {
-        let then = before.stats.vms.iter().find(|then| then.name == vm.name);
-        for nic in &vm.nics {
-            let then = then.and_then(|vm| vm.nics.iter().find(|then| then.name == nic.name));
-            for (number, queue) in nic.queues.iter().enumerate() {
-                let then = then.and_then(|nic| nic.queues.get(number));
-                let rate = |name| elapsed.of(then, queue, &[name]);
-                rows.push(vec![
-                    word(&format!("{}/{}", vm.name, nic.name)),
-                    word(&number.to_string()),
-                    Cell::PerSecond(rate("tx_frames")),
-                    Cell::BytesPerSecond(rate("tx_bytes")),
-                    Cell::PerSecond(rate("rx_frames")),
-                    Cell::BytesPerSecond(rate("rx_bytes")),
-                    Cell::PerSecond(rate("rx_no_buffers")),
-                    Cell::PerSecond(elapsed.of(then, queue, &["tx_errors", "rx_errors"])),
-                ]);
-            }
-        }
-    }
-    rows
-}
-
-fn streams(now: &Look) -> Vec<Vec<Cell>> {
-    let connections = now.ports.iter().flat_map(|ports| &ports.connections);
-    let row = |one: &vmlane_api::Connection| {
-        vec![
-            word(&one.client_vm),
-            word(&format!("{}:{}", one.client_cid, one.client_port)),
-            word(&one.server_vm),
-            word(&format!("{}:{}", one.server_cid, one.server_port)),
-            word(&one.state),
-        ]
-    };
-    connections.map(row).collect()
-}
-
-fn peers(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
-    let elapsed = Elapsed::between(&before.stats, &now.stats);
-    // What was wrong with connections of hosts that proved no name is of interest, and nothing else of them.
-    let all = now.status.peers.iter().filter(|peer| !peer.name.is_empty() || !peer.problem.is_empty());
-    let row = |peer: &vmlane_api::PeerStatus| {
-        let then = before.status.peers.iter().find(|then| then.name == peer.name);
-        let rate = |names: &[&str]| elapsed.of(then.map(|then| &then.counters), &peer.counters, names);
-        vec![
-            word(if peer.name.is_empty() { "(unknown)" } else { &peer.name }),
-            word(&peer.state),
-            Cell::Count(peer.streams as f64),
-            Cell::PerSecond(rate(&["established"])),
-            Cell::PerSecond(rate(&["calls_refused", "opens_refused"])),
-            Cell::BytesPerSecond(rate(&["bytes_sent"])),
-            Cell::BytesPerSecond(rate(&["bytes_received"])),
-            if peer.problem.is_empty() { Cell::Nothing } else { word(&peer.problem) },
-        ]
-    };
-    all.map(row).collect()
 }
 
 /// The load of a worker between two looks.
