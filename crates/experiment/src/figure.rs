@@ -2,15 +2,13 @@
 //!
 //! Ink is `currentColor`, so that a chart follows the page into dark mode and is black on paper. A device has one colour
 //! in every chart; markers, patterns and dashes say the same without colours. Bars stand on zero; a logarithmic axis has
-//! dots. Each picture says at its foot where and how its numbers were measured. `png.rs` makes pixels of the very same
-//! SVG.
+//! dots. Each picture says at its foot where and how its numbers were measured.
 
 mod axis;
 mod chart;
 mod legend;
 mod letters;
 mod marks;
-mod numbers;
 mod rings;
 mod slots;
 mod style;
@@ -40,28 +38,21 @@ pub struct Frame {
     below: f64,
     label_rows: usize,
     foot_rows: usize,
-    right: f64,
-    beside: bool,
     pub height: f64,
 }
 
 impl Frame {
     /// For charts that stand side by side, each with a plot of `PLOT` at least.
     pub fn of(charts: &[Chart]) -> Frame {
-        let beside: Option<Vec<f64>> = charts.iter().map(|chart| legend::beside(chart, PLOT)).collect();
-        let beside = beside.filter(|widths| !widths.is_empty());
-        let right = beside.as_ref().map_or(RIGHT, |widths| widths.iter().copied().fold(RIGHT, f64::max));
         let most = |of: &dyn Fn(&Chart) -> usize| charts.iter().map(of).max().unwrap_or(0);
         let titles = most(&|chart| title(chart).len());
         let legend = most(&|chart| legend::places(chart).last().map_or(0, |(row, _)| row + 1));
-        let legend = if beside.is_some() { 0 } else { legend };
-        let label_rows = most(&|chart| labels(chart, right).iter().map(Vec::len).max().unwrap_or(1));
+        let label_rows = most(&|chart| labels(chart).iter().map(Vec::len).max().unwrap_or(1));
         let foot_rows = most(&|chart| foot(chart).len());
         let given = most(&|chart| given(chart).len());
         let head = 24.0 * titles as f64 + GIVEN_ROW * given as f64 + legend::ROW * legend as f64 + 58.0;
         let below = 17.0 * label_rows as f64 + 30.0 + 14.0 * foot_rows as f64 + 12.0;
-        let beside = beside.is_some();
-        Frame { head, below, label_rows, foot_rows, right, beside, height: head + PLOT + below }
+        Frame { head, below, label_rows, foot_rows, height: head + PLOT + below }
     }
 
     /// The same with the height that all pictures of a page have.
@@ -84,8 +75,8 @@ fn foot(chart: &Chart) -> Vec<String> {
 }
 
 /// What stands below each group.
-fn labels(chart: &Chart, right: f64) -> Vec<Vec<String>> {
-    let group = (WIDTH - right - LEFT) / chart.groups.len().max(1) as f64;
+fn labels(chart: &Chart) -> Vec<Vec<String>> {
+    let group = (WIDTH - RIGHT - LEFT) / chart.groups.len().max(1) as f64;
     // Values of several factors have a line each.
     let lines = |label: &String| {
         label.split_inclusive(", ").flat_map(|part| wrap(part.trim_end(), TEXT, group - 6.0)).collect()
@@ -96,7 +87,7 @@ fn labels(chart: &Chart, right: f64) -> Vec<Vec<String>> {
 /// The chart as an SVG element.
 pub fn svg(chart: &Chart, frame: &Frame) -> String {
     let (top, bottom) = (frame.head, frame.height - frame.below);
-    let end = WIDTH - frame.right;
+    let end = WIDTH - RIGHT;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{}\" \
          font-family=\"{FAMILY}\" font-size=\"{TEXT}\" fill=\"currentColor\">\n",
@@ -104,12 +95,12 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
         escape(&chart.title)
     );
     let axis = chart.axis((top, bottom));
-    head(&mut svg, chart, frame, chart.has_bars(&axis));
+    head(&mut svg, chart, chart.has_bars(&axis));
     let logarithmic = if axis.is_linear() { "" } else { ", logarithmic scale" };
     text(&mut svg, (4.0, top - 26.0), " class=\"y-title\"", &format!("{}{logarithmic}", chart.y_title));
     grid(&mut svg, chart, &axis, end);
     let slots = Slots::new(chart, LEFT, end);
-    for (at, lines) in labels(chart, frame.right).iter().enumerate() {
+    for (at, lines) in labels(chart).iter().enumerate() {
         let middle = LEFT + slots.group * (at as f64 + 0.5);
         for (row, line) in lines.iter().enumerate() {
             text(&mut svg, (middle, bottom + 19.0 + 16.0 * row as f64), " text-anchor=\"middle\"", line);
@@ -118,17 +109,8 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
     let under = bottom + 17.0 * frame.label_rows as f64 + 21.0;
     let attributes = " text-anchor=\"middle\" class=\"x-title\"";
     text(&mut svg, ((LEFT + end) / 2.0, under), attributes, &chart.x_title);
-    let room = (top, bottom - 2.0);
-    if frame.beside {
-        legend::leaders(&mut svg, chart, &axis, &slots, room);
-    }
     let rings = Rings::new(chart, &axis, &slots);
     marks::draw(&mut svg, chart, &axis, &slots, &rings);
-    let leaders = if frame.beside { legend::leader_lines(chart, &axis, &slots, room) } else { Vec::new() };
-    numbers::draw(&mut svg, chart, &axis, &slots, (&rings, leaders));
-    if frame.beside {
-        legend::at_the_ends(&mut svg, chart, &axis, &slots, room);
-    }
     let first = frame.height - 14.0 * frame.foot_rows as f64;
     for (row, line) in foot(chart).iter().enumerate() {
         let attributes = " font-size=\"10.5\" fill-opacity=\".75\" class=\"foot\"";
@@ -138,7 +120,7 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
 }
 
 /// The patterns of bars, the title, what all marks have in common, and the legend where it is above the picture.
-fn head(svg: &mut String, chart: &Chart, frame: &Frame, bars: bool) {
+fn head(svg: &mut String, chart: &Chart, bars: bool) {
     if bars {
         svg.push_str("<defs>\n");
         let mut styles: Vec<Style> =
@@ -157,9 +139,7 @@ fn head(svg: &mut String, chart: &Chart, frame: &Frame, bars: bool) {
         text(svg, (4.0, under + 13.0), " font-size=\"12\" fill-opacity=\".85\" class=\"given\"", &line);
         under += GIVEN_ROW;
     }
-    if !frame.beside {
-        legend::above(svg, chart, under + 10.0, bars);
-    }
+    legend::above(svg, chart, under + 10.0, bars);
 }
 
 /// The lines of the ticks with their labels; of a ratio, the line at 1 is the strongest.

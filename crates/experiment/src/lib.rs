@@ -17,7 +17,7 @@
 //! | `words.rs` | what factors and values are called there |
 //! | `table.rs` | both as text |
 //! | `units.rs` | numbers as people read them |
-//! | `figure.rs`, `png.rs` | charts, as SVG and as PNG |
+//! | `figure.rs` | charts, as SVG |
 //! | `report.rs` | the page |
 //! | `side_by_side.rs` | the results of several machines on one page |
 //! | `stop.rs` | a signal ends a sweep at its next run |
@@ -31,7 +31,6 @@ pub mod figure;
 mod foot;
 pub mod host;
 pub mod plan;
-mod png;
 pub mod repeats;
 pub mod report;
 pub mod rows;

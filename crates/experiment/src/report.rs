@@ -19,7 +19,6 @@ use crate::data::{Data, Drawn};
 use crate::figure::{self, Chart, Frame, escape};
 use crate::foot;
 use crate::plan::{Figure, Kind, Plan, Statistic};
-use crate::png;
 use crate::rows::{self, Row, Setup};
 use crate::summary::Spread;
 use crate::words::{accelerator, title};
@@ -29,7 +28,7 @@ pub const FILE: &str = "report.html";
 /// Its directory of pictures.
 pub const FIGURES: &str = "figures";
 
-/// Draws `DIR/report.html`, `DIR/figures/*.svg` and `*.png`, and the tables of `DIR/README.md` that stand between comments,
+/// Draws `DIR/report.html`, `DIR/figures/*.svg`, and the tables of `DIR/README.md` that stand between comments,
 /// from `DIR/results.jsonl`; returns the page's path.
 ///
 /// # Errors
@@ -47,11 +46,6 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
     let charts = named(charts(&rows, plan.as_ref()));
     save(&figures, "", &charts)?;
     draw_readme(&dir.join(readme::FILE), &charts)?;
-    if !png::has_fonts() {
-        eprintln!(
-            "draw: this host has no fonts in /usr/share/fonts: the PNG pictures have no words (install fonts-dejavu-core)"
-        );
-    }
     Ok(path)
 }
 
@@ -59,11 +53,10 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes every chart's picture as SVG and as PNG.
+/// Writes every chart's picture.
 pub(crate) fn save(figures: &Path, prefix: &str, charts: &[(String, Chart, String)]) -> Result<()> {
     for (name, _, svg) in charts {
         write(&figures.join(format!("{prefix}{name}.svg")), alone(svg).as_bytes())?;
-        write(&figures.join(format!("{prefix}{name}.png")), &png::png(svg)?)?;
     }
     Ok(())
 }

@@ -160,12 +160,6 @@ impl Style {
         format!("{} stroke-width=\"1.3\" fill=\"none\"", self.stroke())
     }
 
-    /// The attributes of the line from its last mark to its name.
-    pub fn leader(self) -> String {
-        let stroke = self.stroke().replacen("class=\"", "class=\"leader ", 1);
-        format!("{stroke} stroke-width=\".9\" stroke-opacity=\".7\" fill=\"none\"")
-    }
-
     /// The radius of a single run's ring.
     pub fn run_radius(bars: bool) -> f64 {
         if bars { 2.3 } else { 1.8 }

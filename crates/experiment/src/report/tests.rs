@@ -180,10 +180,9 @@ fn the_same_rows_give_the_same_bytes_and_pictures() {
     assert_eq!(String::from_utf8_lossy(&first), html(&sweep()));
     draw(dir.path()).unwrap();
     assert_eq!(first, std::fs::read(&path).unwrap());
-    for name in ["1a.svg", "1b.png", "2.svg", "3.png"] {
+    for name in ["1a.svg", "1b.svg", "2.svg", "3.svg"] {
         let bytes = std::fs::read(dir.path().join(FIGURES).join(name)).unwrap();
         assert!(bytes.len() > 1000, "{name}");
-        assert_eq!(name.ends_with("png"), bytes.starts_with(b"\x89PNG"), "{name}");
     }
 }
 

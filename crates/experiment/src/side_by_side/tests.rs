@@ -61,7 +61,7 @@ fn each_figure_has_a_series_for_each_machine() {
     let names: Vec<String> = figures.map(|entry| entry.file_name().into_string().unwrap()).collect();
     assert!(
         names.contains(&"vmci-sockets-2009-1.svg".to_owned())
-            && names.contains(&"esxi-throughput-2013-2.png".to_owned())
+            && names.contains(&"esxi-throughput-2013-2.svg".to_owned())
     );
 }
 
