@@ -91,10 +91,6 @@ const ROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "what QEMU's guest agent answers `vmlane doctor`",
-        &["doctor: host::agent::answers_without_end_sense_or_time_are_errors"],
-    ),
-    (
         "mirrors",
         &[
             "config: mirror::mistakes_name_the_mirror_the_value_and_the_way_out",

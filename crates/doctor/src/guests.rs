@@ -1,5 +1,4 @@
-//! VMs that tell of themselves while they are examined from their host: all through a `vmlane bench server --doctor` on their
-//! CID, their cards' addresses through QEMU's guest agent.
+//! VMs that report their settings while they are examined from their host, through a `vmlane bench server --doctor` on their CID.
 
 use std::time::Duration;
 
@@ -8,39 +7,29 @@ use vmlane_bench::{Address, Options};
 
 use crate::evidence::{End, Evidence};
 use crate::facts::{Facts, Path};
-use crate::host::{Host, Vm, agent};
+use crate::host::{Host, Vm};
 use crate::question::Question;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the host knows, and what those VMs say of themselves that answer, if they are to be asked.
-pub fn join(mut host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Evidence {
+pub fn join(host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Evidence {
     let mut evidence = Evidence::default();
     for vm in &host.vms {
         if let Some(why) = &vm.unread {
             evidence.notes.push(format!("how VM {} was started cannot be read: {why}", vm.name));
         }
     }
-    for (vm, end) in host.vms.iter_mut().zip([End::Near, End::Far]) {
+    for (vm, end) in host.vms.iter().zip([End::Near, End::Far]) {
         let Some(options) = options else { break };
         say(&format!("asking VM {}", vm.name));
         match ask(vm, options) {
             Ok(facts) if end == End::Near => evidence.near = facts,
             Ok(facts) => evidence.far = Some(facts),
-            Err(why) => {
-                let agent = vm.vmm.as_ref().and_then(|vmm| Some((vmm.agent.as_deref()?, vmm.pid)));
-                let told = agent.map(|(socket, qemu)| agent::ask(socket, qemu));
-                let told = told.transpose().unwrap_or_else(|why| {
-                    evidence.notes.push(why);
-                    None
-                });
-                let what = if told.is_some() { "tells of its cards only" } else { "does not tell of itself" };
-                evidence.notes.push(format!(
-                    "VM {} {what} ({why}); a `vmlane bench server --doctor --listen vsock:` in it would",
-                    vm.name
-                ));
-                vm.agent = told;
-            }
+            Err(why) => evidence.notes.push(format!(
+                "VM {} does not tell of itself ({why}); a `vmlane bench server --doctor --listen vsock:` in it would",
+                vm.name
+            )),
         }
     }
     evidence.host = Some(host);

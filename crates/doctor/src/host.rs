@@ -1,6 +1,5 @@
 //! What a host knows of its VMs without asking them: what the daemon counts, how their VMMs were started, and the host's CPUs.
 
-pub mod agent;
 mod vmm;
 
 use std::collections::BTreeMap;
@@ -62,8 +61,6 @@ pub struct Vm {
     pub vmm: Option<Vmm>,
     /// Why that is not known, if a VMM is connected.
     pub unread: Option<String>,
-    /// What QEMU's guest agent says, if it was asked and answered.
-    pub agent: Option<agent::Told>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -195,7 +192,6 @@ fn of(told: &Told, names: &[String]) -> Host {
             refused: refused(told, &vm.name),
             vmm: vmm(vm).and_then(|vmm| vmm.as_ref().ok()).cloned(),
             unread: vmm(vm).and_then(|vmm| vmm.as_ref().err()).cloned(),
-            agent: None,
         })
         .collect();
     // In the order in which they were named.

@@ -3,14 +3,10 @@
 use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
-use crate::host::agent::Card;
 use crate::host::{Nic, Vm};
 use crate::remedy::Remedy;
 
 pub const CHECK: Check = Check { name: "vm-network", examine };
-
-/// Findings of one kind.
-const MOST: usize = 8;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let Some(host) = &evidence.host else { return Vec::new() };
@@ -24,7 +20,6 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             .remedy(remedy)
     }));
     if let [one, other] = host.vms.as_slice() {
-        found.extend(same_addresses(one, other));
         found.extend(apart(one, other));
     }
     found
@@ -93,69 +88,12 @@ fn of_vm(vm: &Vm) -> Vec<Finding> {
             );
         }
     }
-    found.extend(without_address(vm));
     for (bound, refused) in &vm.refused {
         let what = format!("VM {name} has reached its bound {bound}.");
         let seen = format!("vmlane stats: refused {refused} times");
         found.push(finding(Severity::Advice, what, 0.3, "what is beyond it is refused").evidence(seen));
     }
     found
-}
-
-/// What the guest has with this card's MAC address: the card itself, and bridges and VLANs on it.
-fn of_card<'a>(vm: &'a Vm, nic: &Nic) -> Vec<&'a Card> {
-    let cards = vm.agent.iter().flat_map(|told| &told.cards);
-    cards.filter(|card| card.mac.eq_ignore_ascii_case(&nic.mac)).collect()
-}
-
-/// Cards that the guest knows and gave no address. A bridge between others may do without.
-fn without_address(vm: &Vm) -> Vec<Finding> {
-    let is_usable = |address: &&String| !address.starts_with("fe80:") && !address.starts_with("169.254.");
-    let of =
-        |nic: &Nic| {
-            let cards = of_card(vm, nic);
-            let addresses: Vec<&String> = cards.iter().flat_map(|card| &card.addresses).collect();
-            let card = cards.first().filter(|_| !addresses.iter().any(is_usable))?;
-            let what = format!("{} of VM {} ({} in the guest) has no address.", nic.name, vm.name, card.name);
-            let remedy = Remedy::new("if that is not meant, look for DHCP in the guest, or give it one")
-                .run(&["ip", "address", "add", "ADDRESS/24", "dev", &card.name]);
-            let seen = format!("QEMU's guest agent: {} addresses, none beyond its own link", addresses.len());
-            let cost = "no other machine reaches it by IP";
-            Some(finding(Severity::Advice, what, 0.8, cost).evidence(seen).remedy(remedy))
-        };
-    vm.nics.iter().filter(|nic| nic.active).filter_map(of).collect()
-}
-
-/// Addresses that cards of both VMs have, in one port group.
-fn same_addresses(one: &Vm, other: &Vm) -> Vec<Finding> {
-    let pairs = one.nics.iter().flat_map(|mine| other.nics.iter().map(move |its| (mine, its)));
-    let pairs = pairs.filter(|(mine, its)| mine.port_group == its.port_group);
-    let cards = pairs.flat_map(|(mine, its)| {
-        let theirs = of_card(other, its);
-        of_card(one, mine)
-            .into_iter()
-            .flat_map(move |here| theirs.clone().into_iter().map(move |there| (here, there)))
-    });
-    let shared = cards.flat_map(|(here, there)| {
-        here.addresses
-            .iter()
-            .filter(|address| there.addresses.contains(address))
-            .map(move |address| (here, there, address))
-    });
-    let of = |(here, there, address): (&Card, &Card, &String)| {
-        let what = format!("VM {} and VM {} have the same address {address}.", one.name, other.name);
-        let remedy = Remedy::new("give one of them another one; in that guest:").run(&[
-            "ip",
-            "address",
-            "del",
-            address,
-            "dev",
-            &there.name,
-        ]);
-        let seen = format!("QEMU's guest agents: {} and {}", here.name, there.name);
-        finding(Severity::Broken, what, 0.9, "each gets the other's packets").evidence(seen).remedy(remedy)
-    };
-    shared.take(MOST).map(of).collect()
 }
 
 /// What keeps two VMs apart.
@@ -204,7 +142,6 @@ fn apart(one: &Vm, other: &Vm) -> Vec<Finding> {
 mod tests {
     use super::*;
     use crate::host::Host;
-    use crate::host::agent::Told;
 
     fn vm(name: &str) -> Vm {
         let nic = Nic {
@@ -261,28 +198,6 @@ mod tests {
             let sentences = found(change);
             assert!(sentences.len() == 1 && sentences[0].contains(says), "{says}: {sentences:?}");
         }
-        // What guest agents tell.
-        let card = |vm: &mut Vm, addresses: &[&str]| {
-            vm.nics[0].mac = format!("02:00:00:00:00:{}", vm.name);
-            let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
-            let card = Card { name: "ens3".to_owned(), mac: vm.nics[0].mac.clone(), addresses };
-            vm.agent = Some(Told { system: None, cards: vec![card] });
-        };
-        let told = |web: &[&str], db: &[&str]| {
-            found(|host| {
-                card(&mut host.vms[0], web);
-                card(&mut host.vms[1], db);
-            })
-        };
-        assert!(told(&["10.0.0.1"], &["10.0.0.2", "fe80::1"]).is_empty());
-        let same = told(&["10.0.0.1"], &["10.0.0.1"]);
-        assert!(same.len() == 1 && same[0].contains("the same address 10.0.0.1"), "{same:?}");
-        let none = told(&["10.0.0.1"], &["fe80::1"]);
-        assert!(
-            none.len() == 1 && none[0].contains("nic0 of VM db (ens3 in the guest) has no address"),
-            "{none:?}"
-        );
-
         let trunk = found(|host| host.vms[1].nics[0].vlan = "trunk".to_owned());
         assert!(trunk.is_empty(), "{trunk:?}");
     }

@@ -26,14 +26,9 @@ pub struct Vmm {
     pub shared_memory: Option<bool>,
     pub huge_pages: bool,
     pub devices: Vec<Device>,
-    /// Where QEMU's guest agent can be asked.
-    pub agent: Option<String>,
     /// Threads of virtual CPUs and where they may run.
     pub vcpu_threads: Vec<(String, String)>,
 }
-
-/// The port of virtio-serial that guest agents listen at.
-const AGENT: &str = "org.qemu.guest_agent.0";
 
 /// A device of vfio-user.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -89,7 +84,7 @@ fn of_words(words: &[String]) -> Option<Vmm> {
     words.iter().take(loader).map(name).find(|program| {
         program.starts_with("qemu-system") || program.starts_with("qemu-kvm") || program == "kvm"
     })?;
-    let mut vmm = Vmm { vcpus: 1, agent: agent(words), ..Vmm::default() };
+    let mut vmm = Vmm { vcpus: 1, ..Vmm::default() };
     let mut options = words.iter().skip(1);
     while let Some(option) = options.next() {
         let option = option.trim_start_matches('-');
@@ -114,23 +109,6 @@ fn of_words(words: &[String]) -> Option<Vmm> {
         }
     }
     Some(vmm)
-}
-
-/// The socket of the chardev that the agent's port names. libvirt passes an open socket instead, and talks to the agent itself.
-fn agent(words: &[String]) -> Option<String> {
-    let values = |option: &'static str| {
-        let pairs = words.iter().zip(words.iter().skip(1));
-        pairs.filter(move |(word, _)| word.trim_start_matches('-') == option).map(|(_, value)| value)
-    };
-    let said = |value: &str, name: &str| match serde_json::from_str::<Value>(value) {
-        Ok(json) => json.get(name)?.as_str().map(str::to_owned),
-        Err(_) => key(value, name).map(str::to_owned),
-    };
-    let port = values("device").find(|value| said(value, "name").as_deref() == Some(AGENT))?;
-    let chardev = said(port, "chardev")?;
-    let is_its =
-        |value: &&String| value.starts_with("socket") && said(value, "id").as_deref() == Some(&*chardev);
-    said(values("chardev").find(is_its)?, "path")
 }
 
 impl Vmm {
@@ -225,28 +203,6 @@ mod tests {
         assert_eq!((vmm.shared_memory, vmm.huge_pages), (Some(true), true));
         assert_eq!(vmm.sockets, ["/run/v/a.vmci", "/run/v/a.nic0"]);
         assert!(vmm.devices[0].no_posted_writes && vmm.devices[0].message_timeout == Some(60_000));
-        assert_eq!(vmm.agent, None);
-    }
-
-    #[test]
-    fn the_guest_agents_socket_is_found() {
-        let socket = "-chardev socket,id=s,path=/x -chardev socket,path=/run/qga.sock,server=on,wait=off,id=qga0 -device virtio-serial";
-        for port in [
-            "virtserialport,chardev=qga0,name=org.qemu.guest_agent.0",
-            "{\"driver\":\"virtserialport\",\"chardev\":\"qga0\",\"name\":\"org.qemu.guest_agent.0\"}",
-        ] {
-            let vmm = of(&format!("qemu-system-x86_64 {socket} -device {port}"));
-            assert_eq!(vmm.agent.as_deref(), Some("/run/qga.sock"));
-        }
-        for other in [
-            "-device virtserialport,chardev=qga0,name=org.spice",
-            "-device virtserialport,chardev=none,name=org.qemu.guest_agent.0",
-            "-device virtserialport,name=org.qemu.guest_agent.0 -device",
-        ] {
-            assert_eq!(of(&format!("qemu-system-x86_64 {socket} {other}")).agent, None, "{other}");
-        }
-        let passed = "-chardev socket,id=c,fd=33,server=on -device virtserialport,chardev=c,name=org.qemu.guest_agent.0";
-        assert_eq!(of(&format!("qemu-system-x86_64 {passed}")).agent, None, "libvirt's");
     }
 
     /// The name and the arguments are the process's own choice; its threads are not.
