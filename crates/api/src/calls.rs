@@ -120,8 +120,8 @@ macro_rules! calls {
                     what: &[$($what),+],
                     needs: May::$needs,
                     lasts: !concat!($(stringify!($more))?).is_empty(),
-                    takes: trace::kind::<call::$name>,
-                    gives: trace::kind::<$answer>,
+                    takes: trace::members::<call::$name>,
+                    gives: trace::members::<$answer>,
                 };
             }
         )+

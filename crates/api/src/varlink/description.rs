@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use super::INTERFACE;
 use crate::answer::ErrorCode;
 use crate::calls::CALLS;
-use crate::trace::{self, Members, Types, Untraceable};
+use crate::trace::{Members, Types, Untraceable};
 
 /// The description of [`INTERFACE`] in Varlink's language.
 pub fn description() -> &'static str {
@@ -20,9 +20,9 @@ pub(super) fn write() -> Result<String, Untraceable> {
     let mut methods = String::new();
     for row in CALLS {
         // In this order: some calls are named as their answers.
-        let takes = trace::members(row.takes, &mut types)?;
+        let takes = (row.takes)(&mut types)?;
         let takes: Vec<String> = takes.iter().map(|(name, kind)| format!("{name}: {kind}")).collect();
-        let gives = members(&trace::members(row.gives, &mut types)?);
+        let gives = members(&(row.gives)(&mut types)?);
         let (name, what, needs, takes) = (row.name, row.what(), row.needs.name(), takes.join(", "));
         let _ = write!(methods, "\n# {what} Needs \"{needs}\".\nmethod {name}({takes}) -> {gives}\n");
     }
