@@ -175,6 +175,14 @@ impl Bed {
         now
     }
 
+    /// Has the lab's daemon carry out a call.
+    ///
+    /// # Errors
+    /// No daemon answers, or it refuses.
+    pub fn call<M: vmlane_api::Method>(&self, call: &M) -> Result<M::Answer, vmlane_api::ClientError> {
+        vmlane_api::Client::connect(&self.lab().daemon_runtime_dir())?.call(call)
+    }
+
     /// Runs `vmlane WORDS... --runtime-dir DIR` against the lab's daemon.
     pub fn vmlane(&self, words: &[&str]) -> String {
         let output = Command::new(&self.vmlane)

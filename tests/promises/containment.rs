@@ -1,6 +1,7 @@
 //! A part of the daemon fails while it serves one guest: that guest's driver reinitialises the NIC by itself, and no other
 //! guest notices. A VM that fails repeatedly is put in quarantine and released on request.
 
+use vmlane_api::call;
 use vmlane_tests::traffic::{card_up, pings, port};
 use vmlane_tests::{Bed, give_tcp, kept, reload_driver, take_tcp, wait_until, whole};
 
@@ -10,6 +11,7 @@ vmlane_tests::tests! {
 
 fn a_nics_driver_survives_faults_in_the_worker_and_a_quarantine(bed: &Bed) {
     let b = bed.guest("b");
+    let panic = || bed.call(&call::DebugPanic { vm: "b".into(), at: Some("nic0-port".into()) }).unwrap();
     let faults = |name| (port(bed, name, 0, "panics"), bed.vm(name)["faults"].clone());
     // Forgets faults of b in other tests, which would count.
     bed.vmlane(&["release", "b"]);
@@ -19,7 +21,7 @@ fn a_nics_driver_survives_faults_in_the_worker_and_a_quarantine(bed: &Bed) {
     let undisturbed = give_tcp(bed, "a", "10.77.0.3");
     for fault in 1..=3 {
         wait_until("guest b answers", || pings(bed, "a", "10.77.0.2"));
-        bed.vmlane(&["debug", "panic", "b", "--at", "nic0-port"]);
+        panic();
         wait_until("the fault was contained", || port(bed, "b", 0, "panics") == before[1].0 + fault);
         wait_until("its driver has set the NIC up again", || pings(bed, "a", "10.77.0.2"));
     }
@@ -29,10 +31,11 @@ fn a_nics_driver_survives_faults_in_the_worker_and_a_quarantine(bed: &Bed) {
     // The watchdog reports a worker that makes no progress; on a stalled machine it may have done so before.
     let stuck = || bed.stats()["daemon"]["stuck_workers"].as_u64().unwrap();
     let unstuck = stuck();
-    bed.vmlane(&["debug", "stall", "b", "--at", "nic0-port", "--milliseconds", "4000"]);
+    let stall = call::DebugStall { vm: "b".into(), at: "nic0-port".into(), milliseconds: 4000 };
+    bed.call(&stall).unwrap();
     wait_until("the watchdog has noticed", || stuck() > unstuck);
 
-    bed.vmlane(&["debug", "panic", "b", "--at", "nic0-port"]);
+    panic();
     wait_until("guest b is in quarantine", || bed.vm("b")["quarantined"] == true);
     assert!(!pings(bed, "a", "10.77.0.2"));
     assert_eq!(b.sh("echo alive").unwrap().trim(), "alive");

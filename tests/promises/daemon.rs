@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use toml::{Table, Value};
+use vmlane_api::call;
 use vmlane_tests::{Bed, full, give, kept, passes, python, reload_driver, take, trickle, wait_until, whole};
 
 vmlane_tests::tests! {
@@ -43,7 +44,7 @@ fn a_panic_stays_with_its_vm(bed: &Bed) {
         let undisturbed = trickle(bed, "c", "a");
         let to_b = give(bed, "a", "b");
         let from_b = give(bed, "b", "a");
-        bed.vmlane(&["debug", "panic", "b"]);
+        bed.call(&call::DebugPanic { vm: "b".into(), at: None }).unwrap();
         let output = to_b.wait().unwrap();
         assert!(output.stdout().contains("cut"), "{}{}", output.stdout(), output.stderr());
         wait_until("the reader was told", || cut() > cut_before);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use vmlane_api::call;
 use vmlane_tests::alone::{told, vmlane};
 use vmlane_tests::traffic::{port, reload_card};
 use vmlane_tests::{Bed, Load, Process, full, give, kept, passes, take, wait_until, whole};
@@ -83,12 +84,10 @@ fn move_cards(bed: &Bed) -> usize {
     let (before, begun) = (lost(), Instant::now());
     let mut moves = 0;
     wait_until("cards that go", || {
-        for (vm, worker) in [("a", "1"), ("b", "0"), ("a", "0"), ("b", "1")] {
-            let mut command = vmlane();
-            command.args(["debug", "move", vm, "--worker", worker, "--runtime-dir"]);
-            let done = command.arg(bed.lab().daemon_runtime_dir()).output().unwrap();
-            assert!(done.status.success() || told(&done).contains("stays"), "{done:?}");
-            moves += usize::from(done.status.success());
+        for (vm, worker) in [("a", 1), ("b", 0), ("a", 0), ("b", 1)] {
+            let done = bed.call(&call::DebugMove { vm: vm.into(), at: "nic0-port".into(), worker });
+            assert!(done.as_ref().err().is_none_or(|why| why.to_string().contains("stays")), "{done:?}");
+            moves += usize::from(done.is_ok());
         }
         moves > 8 && begun.elapsed() > Duration::from_secs(1)
     });

@@ -35,7 +35,7 @@ pub struct DaemonConfig {
     pub huge_pages: u64,
     /// When a VM whose devices fail is taken out of service.
     pub fault_limit: FaultLimit,
-    /// `vmlane debug panic` is allowed.
+    /// Faults on request are allowed.
     pub fault_injection: bool,
     /// The user to become when started as root; None: `vmlane`, or else one without an account.
     pub user: Option<String>,

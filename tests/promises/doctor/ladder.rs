@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
+use vmlane_api::call;
 use vmlane_lab::Running;
 use vmlane_tests::{Bed, kept, tree};
 
@@ -79,7 +80,16 @@ fn boot(device: &str, config: &Path) -> (Bed, Running) {
 
 fn climb(bed: &Bed, rung: &Rung) -> Result<Climbed, String> {
     if rung.device == "vmxnet3" {
-        bed.vmlane(&["debug", "impair", "b", "--longest", &rung.longest.to_string()]);
+        bed.call(&call::DebugImpair {
+            vm: "b".into(),
+            at: "nic0-port".into(),
+            loss: 0,
+            reorder: 0,
+            delay_us: 0,
+            longest: Some(rung.longest),
+            seed: 1,
+        })
+        .unwrap();
     }
     for (guest, line) in [("a", &rung.a), ("b", &rung.b)] {
         bed.guest(guest).sh(line).unwrap_or_else(|error| panic!("{}: {error:#}", rung.name));

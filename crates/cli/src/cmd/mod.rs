@@ -9,7 +9,6 @@ pub mod completions;
 pub mod connect;
 pub mod control;
 pub mod daemon;
-pub mod debug;
 pub mod demo;
 pub mod doctor;
 mod emulator;
@@ -98,9 +97,6 @@ pub enum Command {
     Link(link::Args),
     /// Copy what passes some ports of the switch to another one
     Mirror(mirror::Args),
-    /// Provoke faults, for tests
-    #[command(hide = true)]
-    Debug(debug::Args),
     /// Connect standard input and output to a port of a VM
     Connect(connect::Args),
     /// Accept a connection from a VM on a port of this host
@@ -150,7 +146,6 @@ impl Command {
             Command::Ovn(args) => args.run(),
             Command::Link(args) => args.run(),
             Command::Mirror(args) => args.run(),
-            Command::Debug(args) => args.run(),
             Command::Connect(args) => args.run(),
             Command::Listen(args) => args.run(),
             Command::Run(args) => args.run(),

@@ -162,7 +162,10 @@ fn reload_applies_the_difference_and_refuses_what_would_hurt() {
 #[test]
 fn what_only_laboratories_need_is_not_there_and_the_program_that_has_it_is_named() {
     let daemon = daemon("[[vm]]\nname = \"web\"\ncid = 3\n");
-    daemon.ask(&["debug", "panic", "web"]).fails(1, &["fault_injection = true", "vmlane-labdaemon"]);
+    let mut client = vmlane_api::Client::connect(&daemon.runtime()).unwrap();
+    let panic = vmlane_api::call::DebugPanic { vm: "web".into(), at: None };
+    let refused = client.call(&panic).unwrap_err().to_string();
+    contains_all(&refused, &["fault_injection = true", "vmlane-labdaemon"]);
     assert!(vmm(&daemon, "web").read_u32(1, CONTROL).is_ok());
     let bus = "[[vm]]\nname = \"uml\"\ncid = 4\numl_pci = true\n";
     daemon

@@ -122,7 +122,7 @@ fn errors_name_what_is_known() {
 
 #[test]
 fn every_command_has_examples_and_usage_errors_exit_2() {
-    for command in ["daemon", "qemu-args", "status", "stats", "ports", "top", "reload", "debug"] {
+    for command in ["daemon", "qemu-args", "status", "stats", "ports", "top", "reload"] {
         let help = vmlane(&[command, "--help"]).out;
         assert!(help.contains("Examples:") && help.contains(&format!("vmlane {command}")), "{help}");
         assert_eq!(vmlane(&[command, "--nonsense"]).code, 2);

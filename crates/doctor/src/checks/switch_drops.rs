@@ -103,7 +103,7 @@ const REASONS: [Reason; 12] = [
         severity: Severity::Broken,
         share: 0.7,
         what: "loses frames on request: a fault was injected at its port",
-        remedy: |_| Remedy::new("end the fault").run(&["vmlane", "debug", "--help"]),
+        remedy: |_| Remedy::new("end the fault").lasting("vmlane", "fault_injection = false in [daemon]"),
     },
     Reason {
         counter: "drop_bad_offload",

@@ -4,12 +4,13 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use vmlane_api::call::DebugImpair;
 use vmlane_guestsim::vfio_user::Client as Vmm;
 use vmlane_testkit::{Daemon, contains_all, run, wait_until};
 use vmlane_wire::virtio_vsock::op;
 
 use crate::vsock::Guest;
-use crate::{CONTROL, daemon, vmm};
+use crate::{CONTROL, call, daemon, panic, vmm};
 
 const TWO: &str = "[daemon]\nfault_injection = true\n\
     [[vm]]\nname = \"web\"\ncid = 3\nforward = [{ port = 5000, to = \"db:5000\" }]\n\
@@ -29,16 +30,15 @@ fn an_injected_panic_stays_inside_its_vm() {
     let mut db = vmm(&daemon, "db");
     db.write_u32(1, CONTROL, INT_ENABLE).unwrap();
     let begun = Instant::now();
-    daemon.must(&["debug", "panic", "web"]);
+    panic(&daemon, "web", None).unwrap();
     assert!(web.read_u32(1, CONTROL).is_err());
     assert!(web.read_u32(1, CONTROL).is_ok(), "the same session continues");
     assert!(db.read_u32(1, CONTROL).is_ok());
     assert_eq!(daemon.vm("db")["ready"], true);
     assert_eq!(stats(&daemon, "web")["session"]["panics"], 1);
 
-    let mut client = vmlane_api::Client::connect(&daemon.runtime()).unwrap();
     for _ in 0..50 {
-        client.call(&vmlane_api::call::DebugPanic { vm: "web".into(), at: None }).unwrap();
+        panic(&daemon, "web", None).unwrap();
         assert!(web.read_u32(1, CONTROL).is_err());
     }
     assert_eq!(stats(&daemon, "web")["session"]["panics"], 51);
@@ -47,24 +47,33 @@ fn an_injected_panic_stays_inside_its_vm() {
     let most = 25 * (1 + begun.elapsed().as_secs() as usize / 10);
     assert!((1..=most).contains(&lines), "a guest cannot flood the log: {lines}");
 
-    daemon.ask(&["debug", "panic", "wbe"]).fails(1, &["\"wbe\" is not served", "known are web, db"]);
+    let refused = panic(&daemon, "wbe", None).unwrap_err();
+    contains_all(&refused, &["\"wbe\" is not served", "known are web, db"]);
 }
 
 #[test]
 fn the_line_to_a_nic_is_made_bad_on_request_and_what_cannot_be_is_named() {
     let config = "[daemon]\nfault_injection = true\n[[vm]]\nname = \"web\"\ncid = 3\nnic = [{ model = \"vmxnet3\" }]\n";
     let daemon = daemon(config);
-    let impair = |words: &[&str]| daemon.ask(&[&["debug", "impair"], words].concat());
-    impair(&["web", "--loss", "10", "--reorder", "5", "--delay-us", "300", "--seed", "7"]).good();
-    impair(&["web"]).good();
-    for (words, why) in [
-        (vec!["web", "--loss", "1001"], "numbers of frames in 1000"),
-        (vec!["web", "--delay-us", "1000001"], "delayed by 1 s"),
-        (vec!["web", "--at", "nic1-port"], "has no \"nic1-port\""),
-        (vec!["web", "--at", "nic0"], "known are nicN-port"),
-        (vec!["wbe"], "known are web"),
+    let good = DebugImpair {
+        vm: "web".into(),
+        at: "nic0-port".into(),
+        loss: 10,
+        reorder: 5,
+        delay_us: 300,
+        longest: None,
+        seed: 7,
+    };
+    call(&daemon, &good).unwrap();
+    call(&daemon, &DebugImpair { loss: 0, reorder: 0, delay_us: 0, ..good.clone() }).unwrap();
+    for (bad, why) in [
+        (DebugImpair { loss: 1001, ..good.clone() }, "numbers of frames in 1000"),
+        (DebugImpair { delay_us: 1_000_001, ..good.clone() }, "delayed by 1 s"),
+        (DebugImpair { at: "nic1-port".into(), ..good.clone() }, "has no \"nic1-port\""),
+        (DebugImpair { at: "nic0".into(), ..good.clone() }, "known are nicN-port"),
+        (DebugImpair { vm: "wbe".into(), ..good.clone() }, "known are web"),
     ] {
-        impair(&words).fails(1, &[why]);
+        contains_all(&call(&daemon, &bad).unwrap_err(), &[why]);
     }
     assert_eq!(stats(&daemon, "web")["nics"][0]["port"]["drop_impaired"], 0);
 }
@@ -74,7 +83,7 @@ fn each_line_of_a_json_log_is_an_object() {
     let json = TWO.replace("[daemon]\n", "[daemon]\nlog_format = \"json\"\n");
     let daemon = daemon(&json);
     // A panic and a configuration with mistakes are told in several lines.
-    assert_eq!(daemon.ask(&["debug", "panic", "web", "--at", "control"]).code, 1);
+    panic(&daemon, "web", Some("control")).unwrap_err();
     daemon.configure(&json.replace("\"json\"", "\"xml\\n\""));
     daemon.signal(Signal::HUP);
     wait_until("the mistake is told", || daemon.log().contains("xml"));
@@ -100,7 +109,7 @@ fn each_line_of_a_json_log_is_an_object() {
 /// A driver's register access, panicking `faults` times inside the device's session.
 fn provoke(daemon: &Daemon, vmm: &mut Vmm, faults: u32) {
     for _ in 0..faults {
-        daemon.must(&["debug", "panic", "web"]);
+        panic(daemon, "web", None).unwrap();
         assert!(vmm.read_u32(1, CONTROL).is_err());
     }
 }
@@ -140,9 +149,8 @@ fn a_vm_whose_devices_keep_failing_is_quarantined_and_released() {
 #[test]
 fn a_fault_in_the_control_plane_ends_a_request_and_nothing_else() {
     let daemon = daemon(TWO);
-    daemon.ask(&["debug", "panic", "web", "--at", "control"]).fails(1, &["failed while answering"]);
-    let ran = daemon.ask(&["debug", "panic", "web", "--at", "nic7"]);
-    contains_all(&ran.err, &["has no \"nic7\"", "nicN-port"]);
+    contains_all(&panic(&daemon, "web", Some("control")).unwrap_err(), &["failed while answering"]);
+    contains_all(&panic(&daemon, "web", Some("nic7")).unwrap_err(), &["has no \"nic7\"", "nicN-port"]);
     daemon.must(&["status"]);
 }
 
@@ -154,11 +162,11 @@ fn a_vm_whose_virtio_vsock_device_keeps_failing_is_quarantined_alone_and_release
     ));
     let socket = |vm: &str| daemon.socket(vm, "vsock.sock");
     let ready = |vm: &str| wait_until("its rings run", || daemon.vm(vm)["ready"] == true);
-    let panic = |vm: &str| {
-        daemon.must(&["debug", "panic", vm, "--at", "virtio"]);
+    let stop = |vm: &str| {
+        panic(&daemon, vm, Some("virtio")).unwrap();
         wait_until("its rings end", || daemon.vm(vm)["ready"] == false);
     };
-    daemon.ask(&["debug", "panic", "web", "--at", "virtio"]).fails(1, &["has no \"virtio\" now"]);
+    contains_all(&panic(&daemon, "web", Some("virtio")).unwrap_err(), &["has no \"virtio\" now"]);
     let [mut web, mut db] = [("web", 3), ("db", 4)].map(|(vm, cid)| {
         let guest = Guest::attach(&socket(vm), cid);
         ready(vm);
@@ -166,8 +174,8 @@ fn a_vm_whose_virtio_vsock_device_keeps_failing_is_quarantined_alone_and_release
     });
     let failing = Guest::attach(&socket("third"), 5);
     ready("third");
-    daemon.ask(&["debug", "panic", "web", "--at", "vmci"]).fails(1, &["has no \"vmci\" now"]);
-    panic("third");
+    contains_all(&panic(&daemon, "web", Some("vmci")).unwrap_err(), &["has no \"vmci\" now"]);
+    stop("third");
     wait_until("the fault counts for its VM", || daemon.vm("third")["faults"] == 1);
     let line = "serving a virtio-vsock device panicked; the device is stopped device=\"third/vsock\"";
     assert!(daemon.log().contains(line), "{}", daemon.log());
@@ -176,7 +184,7 @@ fn a_vm_whose_virtio_vsock_device_keeps_failing_is_quarantined_alone_and_release
     wait_until("its VMM is gone", || daemon.vm("third")["attached"] == false);
     let failing = Guest::attach(&socket("third"), 5);
     ready("third");
-    panic("third");
+    stop("third");
     wait_until("a quarantine", || daemon.vm("third")["quarantined"] == true);
     assert_eq!((&daemon.vm("third")["faults"], &daemon.vm("web")["faults"]), (&2.into(), &0.into()));
     assert_eq!(daemon.json(&["stats"])["vms"][2]["vsock"]["panics"], 2);

@@ -1,5 +1,7 @@
 //! The built program as laboratories run it: parts of its daemon go wrong on request; guests whose PCI bus is virtio.
 
+use vmlane_api::Method;
+use vmlane_api::call::DebugPanic;
 use vmlane_guestsim::vfio_user::Client as Vmm;
 use vmlane_testkit::Daemon;
 
@@ -23,6 +25,17 @@ fn daemon(config: &str) -> Daemon {
     let place = place(config);
     place.start();
     place
+}
+
+/// Has the daemon carry out a call, or says why it did not.
+fn call<M: Method>(daemon: &Daemon, call: &M) -> Result<(), String> {
+    let done = vmlane_api::Client::connect(&daemon.runtime()).and_then(|mut client| client.call(call));
+    done.map(drop).map_err(|error| error.to_string())
+}
+
+/// A part of a VM's service panics: without `at`, its VMCI device at the next register access.
+fn panic(daemon: &Daemon, vm: &str, at: Option<&str>) -> Result<(), String> {
+    call(daemon, &DebugPanic { vm: vm.into(), at: at.map(str::to_owned) })
 }
 
 /// A VMM that is attached to a VM's VMCI device.
