@@ -14,11 +14,10 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use vmlane_api::{Status, call};
-
 use self::rates::{Rates, rates};
+use self::screen::look;
+use self::views::{Look, View, table};
 use super::control::{Where, bytes, is_terminal, json, print, seconds};
-use crate::row;
 
 const EXAMPLES: &str = "Examples:
   vmlane top
@@ -26,14 +25,15 @@ const EXAMPLES: &str = "Examples:
   vmlane top --once
   vmlane top --json | jq -r '[.seconds, .bytes_per_second] | @tsv'
 
-On a terminal, keys choose what is shown: v VMs, n network (cards and uplinks), w workers. < and >
-choose the column to sort by, r reverses it, f or / filters rows, h shows all keys, q quits. `vmlane stats` counts queues of
-cards, `vmlane ports` lists connections, `vmlane route status` other hosts. Without a terminal, with --once and with --json, a table or an object follows the other.
+On a terminal, keys choose what is shown: v VMs, n network (cards and uplinks), w workers. < and > choose the column to sort by, r
+reverses it, f or / filters rows, h shows all keys, q quits. `vmlane stats` counts queues of cards, `vmlane ports` lists
+connections, `vmlane route status` other hosts. Without a terminal, with --once and with --json, a table or an object follows the
+other.
 
 SENT and RECEIVED are bytes per second in the guest's sockets (VMCI's streams, virtio-vsock's packets). NOTICES are datagrams that announce bytes or room, in
-either direction. ACCESSES are trapped register accesses. LOAD is the share of the time in which a worker had work.";
+either direction. LOAD is the share of the time in which a worker had work.";
 
-/// Shows live traffic per VM, card, queue, connection and worker
+/// Shows live traffic per VM, card and worker
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -66,14 +66,13 @@ impl Args {
 
     /// Prints one table or object after the other.
     fn follow(self) -> anyhow::Result<()> {
-        let mut before = self.place.connect()?.call(&call::Stats {})?;
+        let mut before = look(&self.place)?;
         let mut left = if self.once { Some(1) } else { self.count };
         while left != Some(0) {
             std::thread::sleep(self.interval);
-            let mut client = self.place.connect()?;
-            let (status, now) = (client.call(&call::Status {})?, client.call(&call::Stats {})?);
-            let rates = rates(&before, &now, &status);
-            let text = if self.json { json(&rates)? } else { plain(&rates, &status) };
+            let now = look(&self.place)?;
+            let rates = rates(&before.stats, &now.stats, &now.status);
+            let text = if self.json { json(&rates)? } else { plain(&before, &now, &rates) };
             if !print(&text)? {
                 break;
             }
@@ -84,47 +83,16 @@ impl Args {
     }
 }
 
-fn plain(rates: &Rates, status: &Status) -> String {
-    let speed = |value: f64| format!("{}/s", bytes(value));
-    let mut rows = vec![row![
-        "VM",
-        "CID",
-        "READY",
-        "CONNECTIONS",
-        "SENT",
-        "RECEIVED",
-        "NOTICES",
-        "DATAGRAMS",
-        "INTERRUPTS",
-        "ACCESSES",
-        "FRAMES OUT",
-        "FRAMES IN",
-        "ON WIRE",
-        "DROPS"
-    ]];
-    for vm in &rates.vms {
-        rows.push(row![
-            vm.name,
-            vm.cid.map_or_else(|| "-".into(), |cid| cid.to_string()),
-            if vm.ready { "yes" } else { "no" },
-            vm.connections,
-            speed(vm.sent_per_second),
-            speed(vm.received_per_second),
-            format!("{:.0}/s", vm.notices_per_second),
-            format!("{:.0}/s", vm.datagrams_per_second),
-            format!("{:.0}/s", vm.interrupts_per_second),
-            format!("{:.0}/s", vm.accesses_per_second),
-            format!("{:.0}/s", vm.frames_sent_per_second),
-            format!("{:.0}/s", vm.frames_received_per_second),
-            speed(vm.frame_bytes_per_second),
-            format!("{:.0}/s", vm.drops_per_second),
-        ]);
-    }
+/// The first view of the screen.
+fn plain(before: &Look, now: &Look, rates: &Rates) -> String {
+    let view = table(View::Vms, before, now);
+    let head = view.columns.iter().map(|column| column.name.to_owned()).collect();
+    let rows = view.rows.iter().map(|row| row.iter().map(ToString::to_string).collect());
     format!(
-        "vmlane {}, up {:.0} s: {} in all\n{}\n",
-        status.daemon,
-        status.uptime_seconds,
-        speed(rates.bytes_per_second),
-        super::control::table(&rows)
+        "vmlane {}, up {:.0} s: {}/s in all\n{}\n",
+        now.status.daemon,
+        now.status.uptime_seconds,
+        bytes(rates.bytes_per_second),
+        super::control::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
     )
 }

@@ -22,7 +22,7 @@ pub fn run(place: &Where, interval: Duration, count: Option<u64>) -> anyhow::Res
     outcome
 }
 
-fn look(place: &Where) -> anyhow::Result<Look> {
+pub(super) fn look(place: &Where) -> anyhow::Result<Look> {
     let mut client = place.connect()?;
     Ok(Look { status: client.call(&call::Status {})?, stats: client.call(&call::Stats {})? })
 }
