@@ -5,7 +5,7 @@ mod picked;
 mod ratios;
 mod turns;
 
-use crate::figure::{Chart, Point, Series, Shape, Value, reach, shows_runs};
+use crate::figure::{Chart, Point, Series, Shape, Value, reach};
 use crate::foot::{Labs, Marks, foot};
 use crate::plan::{Claim, Figure, Filter, Kind};
 use crate::rows::Row;
@@ -90,7 +90,7 @@ impl<'r> Data<'r> {
             Kind::Ratio => Shape::Ratio,
         };
         let labs = self.labs(&rows, &picked.shown());
-        let foot = foot(&rows, self.statistic, marks, shows_runs(shape, &series), &labs);
+        let foot = foot(&rows, self.statistic, marks, &labs);
         Chart {
             id,
             title: format!("{}{suffix}", figure.title),

@@ -9,7 +9,6 @@ mod chart;
 mod legend;
 mod letters;
 mod marks;
-mod rings;
 mod slots;
 mod style;
 #[cfg(test)]
@@ -22,9 +21,7 @@ pub(crate) use chart::text;
 pub use chart::{Chart, Point, Series, Shape, Value, WIDTH, reach};
 use chart::{LEFT, PLOT, RIGHT};
 use letters::{FAMILY, FOOT, GIVEN, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
-use rings::Rings;
 use slots::Slots;
-pub use slots::shows_runs;
 pub use style::{NO_DEVICE, Style, dark, escape, hue};
 
 /// Between the lines of what all marks have in common.
@@ -109,8 +106,7 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
     let under = bottom + 17.0 * frame.label_rows as f64 + 21.0;
     let attributes = " text-anchor=\"middle\" class=\"x-title\"";
     text(&mut svg, ((LEFT + end) / 2.0, under), attributes, &chart.x_title);
-    let rings = Rings::new(chart, &axis, &slots);
-    marks::draw(&mut svg, chart, &axis, &slots, &rings);
+    marks::draw(&mut svg, chart, &axis, &slots);
     let first = frame.height - 14.0 * frame.foot_rows as f64;
     for (row, line) in foot(chart).iter().enumerate() {
         let attributes = " font-size=\"10.5\" fill-opacity=\".75\" class=\"foot\"";

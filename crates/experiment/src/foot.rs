@@ -46,9 +46,9 @@ impl Marks {
             Marks::Values => format!("mark: {middle}; {reach}"),
             Marks::Pairs => format!("mark: {pairs}; {reach}"),
             Marks::Apart => format!("mark: {apart}; {cross}"),
-            Marks::Both => format!(
-                "mark: {pairs}; {reach}; without circles, of what did not take turns, mark: {apart}; {cross}"
-            ),
+            Marks::Both => {
+                format!("mark: {pairs}; {reach}; of what did not take turns, mark: {apart}; {cross}")
+            }
         }
     }
 }
@@ -159,7 +159,7 @@ fn kernels(rows: &[&Row]) -> String {
     with_devices.collect::<Vec<_>>().join(", ")
 }
 
-fn runs(rows: &[&Row], statistic: Statistic, marks: Marks, shown: bool) -> String {
+fn runs(rows: &[&Row], statistic: Statistic, marks: Marks) -> String {
     let good = || rows.iter().filter(|row| row.failed.is_none());
     let ids = distinct(good().copied(), |row| row.id.clone());
     let counts: Vec<f64> = ids.iter().map(|id| good().filter(|row| row.id == *id).count() as f64).collect();
@@ -170,17 +170,11 @@ fn runs(rows: &[&Row], statistic: Statistic, marks: Marks, shown: bool) -> Strin
     if most < 2.0 {
         return format!("One run{each} each: no whisker.");
     }
-    let circles = match marks {
-        _ if !shown => "",
-        Marks::Values => ", a small circle each",
-        Marks::Pairs | Marks::Both => ", a small circle for each pair",
-        Marks::Apart => "",
-    };
-    format!("{count} runs{each} each{circles}; {}.", marks.words(statistic))
+    format!("{count} runs{each} each; {}.", marks.words(statistic))
 }
 
-/// The sentences for a chart of some rows. `shown`: each run is drawn.
-pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, shown: bool, labs: &Labs) -> Vec<String> {
+/// The sentences for a chart of some rows.
+pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, labs: &Labs) -> Vec<String> {
     if rows.is_empty() {
         return vec!["Nothing was measured.".into()];
     }
@@ -194,5 +188,5 @@ pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, shown: bool, labs
         if version.is_empty() { String::new() } else { format!(", vmlane {}", few(version, " and ")) };
     let when = if dates.is_empty() { String::new() } else { format!(" Measured {dates}{version}.") };
     let labs: String = labs.words("Booted apart").iter().map(|words| format!(" {words}")).collect();
-    vec![machine(rows), runs(rows, statistic, marks, shown) + &labs + &when]
+    vec![machine(rows), runs(rows, statistic, marks) + &labs + &when]
 }

@@ -376,18 +376,17 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     if figures().any(|figure| figure.kind != Kind::Ratio) {
         let _ = writeln!(
             html,
-            "<li>A mark is the {middle} of the runs, its whisker reaches from the least to the most, and small circles \
-             beside it are the runs themselves. Words in place of a mark say why there is none.</li>"
+            "<li>A mark is the {middle} of the runs, and its whisker reaches from the least to the most. Words in place of a \
+             mark say why there is none.</li>"
         );
     }
     if has(Kind::Ratio) {
         let _ = writeln!(
             html,
-            "<li>A <b>ratio</b> is taken run by run where both sides took turns: each small circle is a run divided by the \
-             run beside it, the mark is the {middle} of these ratios, and the whisker reaches from the least to the most \
-             of them. Where they did not take turns, the mark is the ratio of the {middle}s, there are no circles, and the \
-             whisker reaches from the least of one side divided by the most of the other to the most divided by the \
-             least.</li>"
+            "<li>A <b>ratio</b> is taken run by run where both sides took turns: the mark is the {middle} of these ratios, and \
+             the whisker reaches from the least to the most of them. Where they did not take turns, the mark is the ratio \
+             of the {middle}s, and the whisker reaches from the least of one side divided by the most of the other to the \
+             most divided by the least.</li>"
         );
     }
     let sizes = |figure: &Figure| {

@@ -1,12 +1,10 @@
-//! What stands in the picture for numbers: bars from zero, dots with intervals, lines; and every single run where there
-//! are few.
+//! What stands in the picture for numbers: bars from zero, dots with intervals, lines.
 
 use std::fmt::Write;
 
 use super::axis::Axis;
 use super::chart::{Chart, Point, Series, Shape, Value, text};
 use super::letters::{SMALL, TEXT, width};
-use super::rings::Rings;
 use super::slots::Slots;
 use super::style::escape;
 use crate::units::number;
@@ -45,8 +43,8 @@ fn missing(svg: &mut String, (x, base): (f64, f64), room: f64, why: &str) {
     }
 }
 
-/// All whiskers lie on all bars and lines, then come the marks, and the rings of single runs on top: none is hidden.
-pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, rings: &Rings) {
+/// All whiskers lie on all bars and lines, and the marks on top: none is hidden.
+pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
     if chart.shape == Shape::Lines {
         for (index, series) in chart.series.iter().enumerate() {
             line(svg, series, index, axis, slots);
@@ -86,14 +84,9 @@ pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, rings: 
         let stroke = if bars { ink.to_owned() } else { style(index, at).interval() };
         interval(svg, &stroke, slots.x(index, at), range, slots.cap());
     }
-    for (index, at, point) in points.iter().copied().filter(|_| !bars) {
+    for (index, at, point) in points.into_iter().filter(|_| !bars) {
         let place = (slots.x(index, at), axis.y(point.spread.median));
         svg.push_str(&style(index, at).marker(place, "mark ", &tip(index, at, point)));
-    }
-    for (index, at, _) in points {
-        for ring in rings.of(index, at) {
-            svg.push_str(&style(index, at).run(*ring, bars));
-        }
     }
 }
 

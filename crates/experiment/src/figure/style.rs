@@ -160,26 +160,6 @@ impl Style {
         format!("{} stroke-width=\"1.3\" fill=\"none\"", self.stroke())
     }
 
-    /// The radius of a single run's ring.
-    pub fn run_radius(bars: bool) -> f64 {
-        if bars { 2.3 } else { 1.8 }
-    }
-
-    /// A single run: a small ring, open so that it is seen on its neighbours' marks and lines. On a bar, which has its own
-    /// colour, it has that of ink and is a little larger.
-    pub fn run(self, (x, y): (f64, f64), bars: bool) -> String {
-        let number = self.hue % COLOURS.len();
-        let (class, stroke) = match bars {
-            true => ("ink".to_owned(), "currentColor"),
-            false => (format!("s{number}"), COLOURS[number].0),
-        };
-        let radius = Style::run_radius(bars);
-        format!(
-            "<circle class=\"run {class} hole\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" stroke=\"{stroke}\" \
-             stroke-width=\"1\" fill=\"#fff\"/>\n"
-        )
-    }
-
     /// The mark of a series.
     pub fn marker(self, (x, y): (f64, f64), class: &str, tip: &str) -> String {
         let path = match self.shape % MARKERS {

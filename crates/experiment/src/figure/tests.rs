@@ -82,7 +82,7 @@ fn alone(chart: &Chart) -> String {
 }
 
 #[test]
-fn every_value_has_its_mark_its_interval_and_its_runs_and_a_missing_one_says_why() {
+fn every_value_has_its_mark_and_its_interval_and_a_missing_one_says_why() {
     for shape in [Shape::Bars, Shape::Lines, Shape::Ratio] {
         let svg = alone(&chart(shape));
         assert_eq!(svg.matches("class=\"mark ").count(), 3, "{shape:?}");
@@ -91,7 +91,6 @@ fn every_value_has_its_mark_its_interval_and_its_runs_and_a_missing_one_says_why
             (3, 1),
             "{shape:?}"
         );
-        assert_eq!(svg.matches("class=\"run ").count(), 9, "{shape:?}");
         assert_eq!(svg.matches("<title>").count(), 3, "{shape:?}");
         assert!(svg.contains("A &amp; B") && svg.contains("x &lt;y&gt;") && !svg.contains("<y>"));
         assert!(svg.contains("class=\"x-title\">message<") && svg.contains("class=\"y-title\">Mbit/s"));
@@ -110,19 +109,6 @@ fn bars_stand_on_zero_and_nowhere_else() {
     chart.log = true;
     assert_eq!(bars(&alone(&chart)), 0);
     assert_eq!(bars(&alone(&Chart { shape: Shape::Ratio, log: false, ..chart })), 0);
-}
-
-#[test]
-fn many_runs_are_not_drawn_one_by_one() {
-    let mut chart = chart(Shape::Lines);
-    let circles = |chart: &Chart| alone(chart).matches("class=\"run ").count();
-    chart.series[0].values[0] = point(&[5.0; 10]);
-    assert_eq!(circles(&chart), 0, "ten runs");
-    chart.series[0].values[0] = point(&[5.0; 9]);
-    assert_eq!(circles(&chart), 15);
-    chart.series.push(chart.series[0].clone());
-    assert_eq!(circles(&chart), 0, "21 at one place");
-    assert_eq!(circles(&Chart { shape: Shape::Bars, ..chart }), 27);
 }
 
 #[test]
@@ -213,24 +199,6 @@ fn a_scale_that_is_not_even_says_so_and_a_ratio_always_is_not() {
     let says = |chart: &Chart| alone(chart).contains(", logarithmic scale<");
     assert!(says(&chart(Shape::Ratio)) && !says(&chart(Shape::Bars)) && !says(&chart(Shape::Lines)));
     assert!(says(&Chart { log: true, ..chart(Shape::Lines) }));
-}
-
-#[test]
-fn runs_of_one_value_are_all_seen() {
-    for shape in [Shape::Bars, Shape::Lines, Shape::Ratio] {
-        let mut chart = chart(shape);
-        chart.series[0].values = vec![point(&[150.0, 150.0, 150.5]), point(&[200.0, 200.0, 100.0])];
-        let svg = alone(&chart);
-        let place = |line: &str| {
-            let from = line.find(" cx=").unwrap();
-            line[from..line.find(" r=").unwrap()].to_owned()
-        };
-        let rings: Vec<String> =
-            svg.lines().filter(|line| line.contains("class=\"run ")).map(place).collect();
-        let distinct: std::collections::BTreeSet<&String> = rings.iter().collect();
-        assert_eq!((rings.len(), distinct.len()), (9, 9), "{shape:?}: {rings:?}");
-        kept::check_runs("small", &svg);
-    }
 }
 
 #[test]

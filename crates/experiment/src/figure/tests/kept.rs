@@ -6,7 +6,6 @@ use std::sync::{Arc, LazyLock};
 use resvg::usvg;
 
 use super::{alone, chart};
-use crate::figure::slots::LEAST_ASIDE;
 use crate::figure::{Chart, NO_DEVICE, Shape, Value, hue};
 use crate::report::readme;
 use crate::summary::Spread;
@@ -98,28 +97,6 @@ fn attribute<'s>(line: &'s str, name: &str) -> &'s str {
     from.split('"').next().unwrap()
 }
 
-fn number_of(line: &str, name: &str) -> f64 {
-    attribute(line, name).parse().unwrap()
-}
-
-/// Single runs do not lie on a whisker: a filled mark would hide them.
-pub fn check_runs(name: &str, svg: &str) {
-    // Where it is, from where to where: "M… …H…M<x> <top>V<bottom>M…".
-    let whisker = |line: &str| {
-        let upright = attribute(line, "d").split('M').nth(2).unwrap().replace('V', " ");
-        let parts: Vec<f64> = upright.split(' ').map(|part| part.parse().unwrap()).collect();
-        (parts[0], parts[1], parts[2])
-    };
-    let rims = svg.lines().filter(|line| line.starts_with("<path class=\"rim\""));
-    let whiskers: Vec<(f64, f64, f64)> = rims.map(whisker).collect();
-    for line in svg.lines().filter(|line| line.starts_with("<circle class=\"run ")) {
-        let (x, y) = (number_of(line, "cx"), number_of(line, "cy"));
-        let beside = |(_, top, bottom): &&(f64, f64, f64)| (*top..=*bottom).contains(&y);
-        let near = whiskers.iter().filter(beside).fold(f64::MAX, |least, at| least.min((x - at.0).abs()));
-        assert!(near >= LEAST_ASIDE - 0.15, "{name}: a run at {x} {y} lies on a whisker, {near} beside it");
-    }
-}
-
 /// A legend's line shows its dashes twice over, and no two series of a chart look alike.
 fn check_looks(name: &str, chart: &Chart, svg: &str) {
     let looks: Vec<String> = (chart.series.iter())
@@ -159,7 +136,7 @@ fn check_axis(name: &str, chart: &Chart, svg: &str) {
     assert_eq!(one, y_title.contains(" / "), "{name}: {y_title}");
 }
 
-/// A mark is the middle of its rings and its whisker reaches as far as they do; a ratio without rings says so.
+/// A mark is the middle of its runs and its whisker reaches as far as they do; a ratio that was not taken run by run says so.
 fn check_middles(name: &str, chart: &Chart) {
     let apart = chart.foot.join(" ").contains("mark: ratio of the ");
     for point in chart.series.iter().flat_map(|series| &series.values).filter_map(Value::point) {
@@ -172,7 +149,7 @@ fn check_middles(name: &str, chart: &Chart) {
                 let differ = of(runs).into_iter().zip(of(spread)).any(|(a, b)| (a / b - 1.0).abs() > 1e-9);
                 assert!(!differ && runs.runs == spread.runs, "{name}: {spread:?} of {:?}", point.runs);
             }
-            None => assert!(apart && chart.shape == Shape::Ratio, "{name}: no rings, and nothing says why"),
+            None => assert!(apart && chart.shape == Shape::Ratio, "{name}: no runs, and nothing says why"),
         }
     }
 }
@@ -188,19 +165,6 @@ fn check_way(name: &str, chart: &Chart) {
     assert!(!both || !chart.given.contains("VM to host"), "{name}: {}", chart.given);
 }
 
-/// A single run on a bar is seen on any page: its colour is that of ink, and large enough.
-fn check_runs_on_bars(name: &str, svg: &str) {
-    assert!(
-        !svg.contains("style=\"stroke"),
-        "{name}: a page cannot change colours that elements give themselves"
-    );
-    let is_ink =
-        |line: &str| line.contains("class=\"run ink hole\"") && line.contains("stroke=\"currentColor\"");
-    for line in svg.lines().filter(|line| line.starts_with("<circle class=\"run ")) {
-        assert!(is_ink(line) && number_of(line, "r") >= 2.2, "{name}: {line}");
-    }
-}
-
 fn check(name: &str, svg: &str) {
     assert!(svg.contains("class=\"foot\">Machine: "), "{name} does not say where it was measured");
     assert!(svg.contains("whisker:"), "{name} does not say what its whiskers are");
@@ -209,7 +173,6 @@ fn check(name: &str, svg: &str) {
     }
     assert!(svg.contains("class=\"given\""), "{name} does not say what all its marks have in common");
     assert!(DEVICES.iter().any(|device| svg.contains(device)), "{name} names no device");
-    check_runs(name, svg);
     let (size, words) = words(svg);
     assert!(words.len() > 8, "{name}: {words:?}");
     for (at, (text, place)) in words.iter().enumerate() {
@@ -293,9 +256,6 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
             check_axis(&name, &chart, &svg);
             check_middles(&name, &chart);
             check_way(&name, &chart);
-            if bars {
-                check_runs_on_bars(&name, &svg);
-            }
             for series in &chart.series {
                 for (group, style) in chart.groups.iter().zip(&series.styles) {
                     assert!(hue(group) == NO_DEVICE || hue(group) == style.hue, "{name}: {group}");
@@ -331,16 +291,13 @@ fn the_check_of_kept_figures_finds_what_it_looks_for() {
     assert!(broken("class=\"foot\"", ""));
     assert!(broken("</svg>", "<text x=\"715\" y=\"50\">far out</text></svg>"));
     assert!(broken("</svg>", "<text x=\"4\" y=\"20\">over the title</text></svg>"));
-    let bars = |svg: &str| std::panic::catch_unwind(|| check_runs_on_bars("bars", svg)).is_ok();
-    assert!(bars(&svg) && !bars(&svg.replacen("class=\"run ink hole\"", "class=\"run s1\"", 1)));
-    assert!(!bars(&svg.replacen(" r=\"2.3\"", " r=\"1\"", 1)));
     let sound = |chart: &Chart| std::panic::catch_unwind(|| check_middles("middles", chart)).is_ok();
     assert!(sound(&crowded));
     let mut moved = crowded.clone();
     if let Value::Point(point) = &mut moved.series[0].values[0] {
         point.spread.median *= 1.05;
     }
-    assert!(!sound(&moved), "a mark is not the middle of its rings");
+    assert!(!sound(&moved), "a mark is not the middle of its runs");
     let way = |given: &str| {
         let chart = Chart { title: "T: receiving".into(), given: given.into(), ..crowded.clone() };
         std::panic::catch_unwind(|| check_way("way", &chart)).is_ok()
