@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use vmlane_port::wrap::{PacketPayload, StreamEvent, StreamTap};
-use vmlane_port::{RingSlice, StreamAddress};
+use vmlane_port::{Bytes, StreamAddress};
 use vmlane_wire::virtio_vsock::{HEADER as PACKET_HEADER, Header, op};
 use zerocopy::IntoBytes;
 
@@ -45,7 +45,7 @@ struct Said<'a> {
 /// Where the payload lies.
 enum Payload<'a> {
     None,
-    Ring(RingSlice<'a>),
+    Stream(Bytes<'a>),
     Packet(PacketPayload<'a>),
     Private(&'a [u8]),
 }
@@ -55,7 +55,7 @@ impl Payload<'_> {
     fn read(&self, at: usize, out: &mut [u8]) {
         match self {
             Payload::None => {}
-            Payload::Ring(ring) => ring.advanced(at).read(out),
+            Payload::Stream(bytes) => bytes.read(at, out),
             Payload::Packet(PacketPayload { spans, at: begin, .. }) => spans.read(begin + at, out),
             Payload::Private(bytes) => {
                 if let Some(bytes) = bytes.get(at..at + out.len()) {
@@ -169,8 +169,8 @@ fn addresses(packet: &Header) -> Option<StreamAddress> {
 }
 
 impl StreamTap for Streams {
-    fn sent(&self, from: StreamAddress, bytes: RingSlice<'_>, len: usize, time: u64) {
-        let payload = Payload::Ring(bytes);
+    fn sent(&self, from: StreamAddress, bytes: Bytes<'_>, len: usize, time: u64) {
+        let payload = Payload::Stream(bytes);
         self.add(from, &Said { kind: Kind::Stream, op: OP_PAYLOAD, packet: None, payload, len }, time);
     }
 

@@ -9,7 +9,7 @@ use vmlane_api::{Done, Failure};
 use vmlane_config::Config;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
-use vmlane_device::virtio::vsock::VsockWorker;
+use vmlane_device::virtio::vsock::Home;
 use vmlane_port::wrap::Fault;
 use vmlane_port::{Budget, Frames, Streams};
 use vmlane_transport::{Server, SessionStats, VhostEnd};
@@ -63,7 +63,7 @@ pub struct Target<'v> {
     /// Whose its streams are, if it has a VMCI device.
     pub streams: Option<Arc<Budget>>,
     /// The worker of its virtio-vsock device, and its CID.
-    pub virtio: Option<(&'v VsockWorker, u32)>,
+    pub virtio: Option<(&'v Home, u32)>,
 }
 
 /// Another way to a guest's PCI functions than vfio-user.

@@ -61,7 +61,10 @@ impl Host {
         let poll = config.daemon.mode == Mode::Poll;
         let spin = Duration::from_micros(config.daemon.spin_us);
         let settings = Settings { workers: config.daemon.workers, spin, poll, ..Settings::default() };
-        let workers = Arc::new(Workers::start(settings).map_err(HostError::Workers)?);
+        let mut workers = Workers::start(settings).map_err(HostError::Workers)?;
+        let of_each = usize::from(config.daemon.workers).min(vmlane_switch::MOST_WORKERS);
+        let rides = (0..of_each).map(|_| workers.ride()).collect::<io::Result<Vec<_>>>();
+        let (workers, rides) = (Arc::new(workers), rides.map_err(HostError::Workers)?);
         if let Err(error) = vmlane_state::share_secret(&*store, found) {
             tracing::error!(%error, "the key of the previous daemon's records is of no use: they are lost");
         }
@@ -73,7 +76,6 @@ impl Host {
         };
         let router = Router::new(streams);
         let hypervisor = Hypervisor::recorded(router.clone(), log);
-        let of_each = usize::from(config.daemon.workers).min(vmlane_switch::MOST_WORKERS);
         let settings = vmlane_switch::Settings {
             workers: of_each,
             poll,
@@ -84,7 +86,8 @@ impl Host {
         };
         let switch = Arc::new(Switch::start(settings).map_err(HostError::Workers)?);
         let settings = vmlane_device::virtio::vsock::Settings { spin, poll };
-        let vsock_workers = VsockWorkers::start(of_each, settings, &router);
+        let relays = rides.into_iter().map(|ride| (router.clone(), ride)).collect();
+        let vsock_workers = VsockWorkers::start(settings, relays, router.vms());
         let vsock_workers = Arc::new(vsock_workers.map_err(HostError::Workers)?);
         drop(placed);
         // For its own user, until access control lists let others in.

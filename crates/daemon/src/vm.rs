@@ -111,7 +111,7 @@ impl ServedVm {
     pub fn update(&mut self, host: &Host, config: &Config, vm: &VmConfig) {
         host.router.vms().update(record(config, vm));
         self.set_owner(vm);
-        self.vsock.update(host, vm);
+        self.vsock.update(host, config, vm);
         for (served, nic) in self.nics.iter_mut().zip(vm.nics.iter().enumerate()) {
             served.update(&host.switch, config, vm, nic);
         }

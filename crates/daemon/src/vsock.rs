@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_config::{Config, Role, VmConfig, Vsock};
-use vmlane_device::virtio::vsock::{GuestStats, GuestView, VsockDevice, VsockWorker};
+use vmlane_device::virtio::vsock::{GuestStats, GuestView, Home, VsockDevice};
 use vmlane_device::vmci::{VmView, VmciDevice};
 use vmlane_host::sockets::{Guest, HybridView};
 use vmlane_mem::MemoryMap;
@@ -23,10 +23,10 @@ pub struct ServedDevice {
     pub stats: Arc<SessionStats>,
 }
 
-/// A virtio-vsock device, and the worker that serves its rings.
+/// A virtio-vsock device, and the worker that serves its rings at the moment.
 pub struct ServedVirtio {
     device: ServedDevice,
-    worker: Arc<VsockWorker>,
+    home: Home,
     counts: Arc<GuestStats>,
 }
 
@@ -144,11 +144,12 @@ impl ServedVsock {
     }
 
     /// What is configured of the VM has changed, in the table of VMs already.
-    pub fn update(&self, host: &Host, vm: &VmConfig) {
+    pub fn update(&self, host: &Host, config: &Config, vm: &VmConfig) {
         match self {
             ServedVsock::Vmci(device) => host.hypervisor.set_limits(device.cid, vm.limits.vmci),
             ServedVsock::Hybrid(hybrid) => hybrid.update(host),
-            ServedVsock::Virtio(_) | ServedVsock::None => {}
+            ServedVsock::Virtio(_) => _ = serve_virtio(host, config, vm),
+            ServedVsock::None => {}
         }
     }
 
@@ -162,9 +163,9 @@ impl ServedVsock {
     }
 
     /// The worker of its virtio-vsock device, and its CID.
-    pub fn virtio(&self) -> Option<(&VsockWorker, u32)> {
+    pub fn virtio(&self) -> Option<(&Home, u32)> {
         match self {
-            ServedVsock::Virtio(virtio) => Some((&virtio.worker, virtio.device.cid)),
+            ServedVsock::Virtio(virtio) => Some((&virtio.home, virtio.device.cid)),
             ServedVsock::Vmci(_) | ServedVsock::Hybrid(_) | ServedVsock::None => None,
         }
     }
@@ -173,7 +174,9 @@ impl ServedVsock {
     pub fn set_quarantined(&self, host: &Host, on: bool) {
         match self {
             ServedVsock::Vmci(device) => host.hypervisor.set_quarantined(device.cid, on),
-            ServedVsock::Virtio(virtio) => virtio.worker.set_quarantined(virtio.device.cid, on),
+            ServedVsock::Virtio(virtio) => {
+                virtio.home.with(|worker| worker.set_quarantined(virtio.device.cid, on));
+            }
             // Its VMM's own.
             ServedVsock::Hybrid(_) | ServedVsock::None => {}
         }
@@ -199,15 +202,14 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
     let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
     let stats = Arc::new(SessionStats::default());
     stats.memory.set_limit(config.memory_limit(vm));
-    let (worker, counts) = host.vsock_workers.add(&record(config, vm));
-    host.router.set_endpoint(vm.cid, worker.endpoint(vm.cid));
-    let device = Box::new(VsockDevice::new(vm.cid, worker.clone(), lines.clone()));
+    let (home, counts) = serve_virtio(host, config, vm);
+    let device = Box::new(VsockDevice::new(vm.cid, home.clone(), lines.clone()));
     let served = end.serve(&device_name(&vm.name, "vsock"), device, lines, stats.clone());
     let served =
         served.map_err(threads).and_then(|server| match host.sockets.add_guest(Guest { cid: vm.cid, uds }) {
             Ok(()) => {
                 let device = ServedDevice { cid: vm.cid, server, stats };
-                Ok(ServedVirtio { device, worker, counts })
+                Ok(ServedVirtio { device, home, counts })
             }
             Err(cause) => {
                 server.stop();
@@ -218,6 +220,13 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
         forget_virtio(host, vm.cid);
     }
     served
+}
+
+/// Has the worker of a VM's group serve its virtio-vsock device.
+fn serve_virtio(host: &Host, config: &Config, vm: &VmConfig) -> (Home, Arc<GuestStats>) {
+    let (home, counts) = host.vsock_workers.add(&record(config, vm));
+    host.router.set_endpoint(vm.cid, home.with(|worker| worker.endpoint(vm.cid)));
+    (home, counts)
 }
 
 fn forget_virtio(host: &Host, cid: u32) {

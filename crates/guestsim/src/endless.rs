@@ -42,6 +42,10 @@ impl Endless {
             counts,
         }
     }
+
+    fn ring(&self) -> RingSlice<'_> {
+        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    }
 }
 
 /// The memory of all that send nothing.
@@ -62,8 +66,8 @@ impl StreamPort for Endless {
         Ok(self.chunk)
     }
 
-    fn source(&self) -> RingSlice<'_> {
-        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    fn source(&self) -> Bytes<'_> {
+        Bytes::Ring(self.ring())
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
@@ -85,7 +89,7 @@ impl StreamPort for Endless {
     }
 
     fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
-        from.copy_to(self.source(), len);
+        from.copy_to(self.ring(), len);
         Ok(())
     }
 

@@ -9,28 +9,20 @@ use crate::Ram;
 use crate::virtio::{DriverRing, into, out};
 use vmlane_device::virtio::vhost::{Lines, Setup};
 use vmlane_device::vmci::Hypervisor;
-use vmlane_port::Streams;
 use vmlane_port::wrap::StreamTap;
+use vmlane_port::{Bytes, End, Notifications, PortFault, StreamInfo, StreamPort, Streams, Survival};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
-use vmlane_device::virtio::vsock::parts::{
-    Bridge, GuestEndpoint, MAX_LINKS, Mailbox, Port, Routes, Waker, rings,
-};
+use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox, Port, Routes};
 use vmlane_vsock::{Router, Vm};
+use vmlane_worker::Parking;
 
 /// Descriptors of each ring.
 pub const RING: u16 = 64;
 const FEATURES: u64 = feature::VERSION_1 | feature::INDIRECT | STREAM | SEQPACKET;
-
-/// No thread sleeps.
-struct Awake;
-
-impl Waker for Awake {
-    fn wake(&self) {}
-}
 
 /// All VMs, turned by hand.
 pub struct Bench {
@@ -97,9 +89,9 @@ impl Bench {
     pub fn new(streams: Arc<dyn Streams>) -> Bench {
         let router = Router::new(streams);
         let hypervisor = Hypervisor::new(router.clone());
-        let mailbox = Mailbox::new(Arc::new(Awake));
+        let mailbox = Mailbox::new(Arc::new(Parking::new().expect("an event fd")));
         let stats = Arc::new(VsockStats::default());
-        let bridge = Bridge::new(router.clone(), mailbox.clone(), MAX_LINKS);
+        let bridge = Bridge::new(router.clone(), mailbox.clone(), None, MAX_LINKS);
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
         Bench {
@@ -123,7 +115,7 @@ impl Bench {
         self.router.vms().add(vm).expect("a CID of its own");
         let endpoint = GuestEndpoint::new(guest.cid, &self.mailbox);
         self.router.set_endpoint(guest.cid, Arc::new(endpoint));
-        self.routes.add(guest.cid);
+        self.routes.add(guest.cid, Arc::default());
         self.attach(&guest);
         guest
     }
@@ -216,9 +208,68 @@ impl Guest {
     }
 }
 
-/// One end of a stream without another end: it takes what its rings hold, and sends `bytes` zeros.
-pub fn loose_end(bytes: usize) -> Box<dyn vmlane_port::StreamPort> {
-    let (mut device, port) = rings(Arc::new(Awake)).expect("memory for two rings");
-    device.sent(bytes);
-    Box::new(port)
+/// One end of a stream without another side: it takes as much as a socket does, and sends `bytes` zeros.
+pub fn loose_end(bytes: usize) -> Box<dyn StreamPort> {
+    Box::new(Loose { bytes, room: 256 << 10 })
+}
+
+struct Loose {
+    bytes: usize,
+    room: usize,
+}
+
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+impl StreamPort for Loose {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        Ok(self.bytes.min(ZEROS.len()))
+    }
+
+    fn source(&self) -> Bytes<'_> {
+        Bytes::Private(&ZEROS)
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        self.bytes -= len;
+        Ok(())
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        Ok(self.bytes == 0)
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        Ok(self.room)
+    }
+
+    fn keep_free(&self) -> usize {
+        0
+    }
+
+    fn fill(&mut self, _: Bytes<'_>, len: usize) -> Result<(), PortFault> {
+        self.room -= len;
+        Ok(())
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        Ok(self.room == 0)
+    }
+
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: End) {}
+
+    fn info(&self) -> StreamInfo<'_> {
+        StreamInfo::default()
+    }
+
+    fn notifications(&mut self) -> Option<&mut dyn Notifications> {
+        None
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn Survival> {
+        None
+    }
 }

@@ -78,7 +78,9 @@ impl OnRequest {
                 fault.happen();
                 true
             }
-            ("virtio", _) => vm.virtio.is_some_and(|(worker, cid)| worker.inject(cid, fault)),
+            ("virtio", _) => {
+                vm.virtio.is_some_and(|(home, cid)| home.with(|worker| worker.inject(cid, fault)))
+            }
             ("stream", _) => {
                 let faulty = self.streams.get().zip(vm.streams.as_ref());
                 faulty.inspect(|(streams, owner)| streams.arm(owner, fault)).is_some()

@@ -304,6 +304,13 @@ impl Spans {
         self.runs(offset, len, |from, len| each(from, len));
     }
 
+    /// The same for runs that are written to; the list is writable.
+    pub(crate) fn each_run_mut(&self, offset: usize, len: usize, each: impl FnMut(*mut u8, usize)) {
+        assert!(self.writable);
+        self.check(offset, len);
+        self.runs(offset, len, each);
+    }
+
     /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`, which was checked.
     #[inline]
     fn runs(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(*mut u8, usize)) {

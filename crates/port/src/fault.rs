@@ -15,6 +15,8 @@ enum Fault {
     Backwards { index: &'static str, before: u64, after: u64 },
     #[error("the memory under the ring is gone")]
     MemoryGone,
+    #[error("the buffers to receive in are not what they were")]
+    Buffers,
 }
 
 impl PortFault {
@@ -34,5 +36,11 @@ impl PortFault {
     #[cold]
     pub fn memory_gone() -> PortFault {
         PortFault(Box::new(Fault::MemoryGone))
+    }
+
+    /// Buffers that a guest had offered are of no use.
+    #[cold]
+    pub fn buffers() -> PortFault {
+        PortFault(Box::new(Fault::Buffers))
     }
 }

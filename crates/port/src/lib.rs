@@ -35,7 +35,7 @@ mod vnet;
 pub mod wrap;
 
 pub use bounded::{Bounded, Distinct};
-pub use byte_ring::{Bytes, RingSlice, transfer};
+pub use byte_ring::{Bytes, RingSlice, Scattered, transfer};
 pub use fault::PortFault;
 pub use filter::{Filter, VlanSet};
 pub use frame::{

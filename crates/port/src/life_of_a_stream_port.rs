@@ -69,8 +69,8 @@
 //!     fn readable(&mut self) -> Result<usize, PortFault> {
 //!         Ok(self.written - self.taken)
 //!     }
-//!     fn source(&self) -> RingSlice<'_> {
-//!         RingSlice { pages: &self.pages, base: 0, size: SIZE, at: self.taken % SIZE }
+//!     fn source(&self) -> Bytes<'_> {
+//!         Bytes::Ring(RingSlice { pages: &self.pages, base: 0, size: SIZE, at: self.taken % SIZE })
 //!     }
 //!     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
 //!         self.taken += len;
@@ -124,14 +124,14 @@
 //! fn turn(a: &mut dyn StreamPort, b: &mut dyn StreamPort) -> Result<usize, PortFault> {
 //!     let len = a.readable()?.min(b.writable()?);
 //!     if len > 0 {
-//!         b.fill(Bytes::Ring(a.source()), len)?;
+//!         b.fill(a.source(), len)?;
 //!         a.consume(len)?;
 //!     }
 //!     Ok(len)
 //! }
 //!
 //! let (mut a, mut b) = (port(), port());
-//! a.source().write(b"hello"); // the other side's store ...
+//! a.pages.write(0, b"hello"); // the other side's store ...
 //! a.written += 5; // ... and its index
 //! assert_eq!(turn(&mut a, &mut b).unwrap(), 5);
 //! assert_eq!((b.given, b.notified, a.readable().unwrap()), (5, 1, 0));

@@ -238,9 +238,9 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.poll_tail()
     }
 
-    fn source(&self) -> RingSlice<'_> {
+    fn source(&self) -> Bytes<'_> {
         let (produce, _, base) = self.memory.rings();
-        self.reading.source(produce, base)
+        Bytes::Ring(self.reading.source(produce, base))
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 
-use crate::{Bytes, PortFault, RingSlice};
+use crate::{Bytes, PortFault};
 
 /// How a stream ends for the end that stays, always behind the last byte it could get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ pub trait StreamPort: Send + Any {
     fn readable(&mut self) -> Result<usize, PortFault>;
 
     /// Where those bytes lie.
-    fn source(&self) -> RingSlice<'_>;
+    fn source(&self) -> Bytes<'_>;
 
     /// The first `len` readable bytes are copied. The other side may not see (all of) the room yet.
     fn consume(&mut self, len: usize) -> Result<(), PortFault>;

@@ -83,6 +83,8 @@ pub struct StreamEnd {
     pub budget: Arc<Budget>,
     /// Its notices may take seconds to arrive; one that is missing is not lost yet.
     pub slow: bool,
+    /// The worker that alone may touch what the port does, if it is one's: its place among the workers.
+    pub worker: Option<u16>,
 }
 
 /// What one end has said about the future.
@@ -106,7 +108,7 @@ pub struct Resumed {
 
 /// Joins stream ports. All calls return quickly; none copies.
 pub trait Streams: Send + Sync {
-    /// Joins two ends; bytes start to move at once.
+    /// Joins two ends; bytes start to move at once. Ends that have to be with different workers hear of a reset.
     fn join(&self, ends: [StreamEnd; 2]) -> StreamId;
 
     /// Restores a stream of a previous daemon. Both ends are woken: what was on its way may be lost.
@@ -122,6 +124,7 @@ pub trait Streams: Send + Sync {
     fn reset(&self, stream: StreamId, side: Side);
 
     /// The given ends leave. Blocks until the workers have taken what these ends had still to give
-    /// and touch their memory no more. The peers are told when they have read it all.
+    /// and touch their memory no more; but not on the thread of an end's own worker ([`StreamEnd::worker`]).
+    /// The peers are told when they have read it all.
     fn leave(&self, ends: &[(StreamId, Side)]);
 }

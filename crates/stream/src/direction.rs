@@ -46,13 +46,15 @@ enum Source {
 pub struct Direction {
     source: Source,
     sleep: Option<Sleep>,
+    /// Bytes lay there for which there was no room, when it was last tried.
+    stuck: bool,
     moved: u64,
     marks: Vec<(u64, End)>,
 }
 
 impl Default for Direction {
     fn default() -> Self {
-        Direction { source: Source::Ring, sleep: None, moved: 0, marks: Vec::new() }
+        Direction { source: Source::Ring, sleep: None, stuck: false, moved: 0, marks: Vec::new() }
     }
 }
 
@@ -77,6 +79,11 @@ impl Direction {
     /// Bytes moved so far.
     pub fn moved(&self) -> u64 {
         self.moved
+    }
+
+    /// Does it wait for room, by its last try?
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
     }
 
     pub fn sleep(&self) -> Option<Sleep> {
@@ -149,9 +156,10 @@ impl Direction {
             (Source::Ring, Some(from)) => {
                 let readable = from.readable().map_err(Blame::Source)?.min(quota);
                 let len = if readable == 0 { 0 } else { fit(to, readable, filling)? };
+                self.stuck = len < readable;
                 if len > 0 {
                     // M1: bytes first, then the tail that announces them; the source's room last.
-                    to.fill(Bytes::Ring(from.source()), len).map_err(Blame::Sink)?;
+                    to.fill(from.source(), len).map_err(Blame::Sink)?;
                     from.consume(len).map_err(Blame::Source)?;
                 }
                 len
@@ -222,7 +230,7 @@ impl Direction {
         }
         let kept = if rest > 0 && allow(rest) { rest } else { 0 };
         let mut bytes = vec![0; kept];
-        from.source().read(&mut bytes);
+        from.source().read(0, &mut bytes);
         from.consume(kept).map_err(Blame::Source)?;
         if kept > 0
             && let Some(survival) = to.survival()

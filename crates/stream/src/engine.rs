@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, warn};
 use vmlane_port::wrap::StreamTap;
-use vmlane_port::{Budget, Resumed, Shutdown, Side};
-use vmlane_worker::{Engine, Event, Heartbeat, Interval, Meter, Polling, Ports, WakeFds, Woken, Work};
+use vmlane_port::{Budget, End, Resumed, Shutdown, Side};
+use vmlane_worker::{
+    Engine, Event, Heartbeat, Interval, Meter, Polling, Ports, Rounds, WakeFds, Woken, Work,
+};
 
 use crate::bells::Bells;
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
@@ -444,9 +446,12 @@ impl Engine for StreamEngine {
                 }
                 drop(answer);
             }
+            Command::TurnAway { mut end } => end.port.end(End::Reset),
         }
     }
+}
 
+impl Rounds for StreamEngine {
     #[inline]
     fn clock(&mut self, now: Instant, polling: Polling) {
         self.now = now;
@@ -463,6 +468,25 @@ impl Engine for StreamEngine {
             [slot] => self.turn(slot).0,
             _ => self.shared_round(),
         }
+    }
+
+    /// Unless who opened it has had their share of the round.
+    #[inline]
+    fn turn_now(&mut self, number: u64, now: Instant) -> bool {
+        self.now = now;
+        let Some(slot) = self.requests.with(|slots| slots.of(number)) else { return false };
+        let Some(account) = self.stream(slot).map(|stream| stream.account) else { return false };
+        self.activate(slot);
+        if self.polled.len() == 1 {
+            return self.turn(slot).0;
+        }
+        if self.meter.is_over(account) {
+            self.stats.deferred.bump(1);
+            return false;
+        }
+        let (moved, work) = self.turn(slot);
+        self.meter.charge(account, work);
+        moved
     }
 
     fn moved_bytes(&self) -> u64 {

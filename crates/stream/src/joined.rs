@@ -255,7 +255,8 @@ impl JoinedStream {
             let moved = [0, 1].map(|from: usize| self.directions[from].moved());
             let before = std::mem::replace(&mut self.moved_at_nap, moved);
             let [there, back] = [0, 1].map(|from: usize| moved[from] - before[from]);
-            if there.max(back) < WORTH_NAP || there.min(back) > 0 {
+            let stuck = self.directions.iter().any(Direction::is_stuck);
+            if there.max(back) < WORTH_NAP || there.min(back) > 0 || stuck {
                 return false;
             }
             self.naps_until = Some(now + length);
@@ -268,9 +269,9 @@ impl JoinedStream {
         self.naps_until.is_some_and(|until| now < until)
     }
 
-    /// How much the ring holds that bytes last came from.
+    /// How much the place holds that bytes last came from.
     pub fn ring_size(&self) -> usize {
-        self.ends[self.way as usize].as_ref().map_or(0, |end| end.port.source().size)
+        self.ends[self.way as usize].as_ref().map_or(0, |end| end.port.source().most())
     }
 
     /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or
@@ -359,9 +360,9 @@ impl JoinedStream {
             known[1].or(known[0].map(|peer| peer.reversed())),
         ];
         for (place, address) in self.ends.iter_mut().zip(addresses) {
-            let Some(StreamEnd { port, budget, slow }) = place.take() else { continue };
-            let port = CapturedStream::wrap(CapturedStream::unwrap(port), taps, address);
-            *place = Some(StreamEnd { port, budget, slow });
+            let Some(end) = place.take() else { continue };
+            let port = CapturedStream::wrap(CapturedStream::unwrap(end.port), taps, address);
+            *place = Some(StreamEnd { port, ..end });
         }
     }
 

@@ -56,7 +56,12 @@ pub enum Command {
     Leave {
         slot: usize,
         side: Side,
-        answer: Answer,
+        /// None: who asks is the worker's own thread, and does not wait.
+        answer: Option<Answer>,
+    },
+    /// An end whose peer is with another worker, as it has to be: it hears of a reset.
+    TurnAway {
+        end: StreamEnd,
     },
 }
 

@@ -6,25 +6,31 @@ use std::thread::JoinHandle;
 use vmlane_port::role::Role;
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
-use vmlane_worker::{Calls, Heartbeat, Parking, RoundRobin};
+use vmlane_worker::{Calls, Heartbeat, Parking, Ride, Riding, RoundRobin};
 
 use crate::engine::StreamEngine;
 use crate::requests::{Command, Requests, Signals};
 use crate::settings::Settings;
 use crate::stats::WorkerStats;
 
+/// Of a stream that was not joined.
+const NOWHERE: StreamId = StreamId { worker: 0, number: u64::MAX };
+
 /// A worker of streams: a thread of [`Workers`], or turned by its owner.
 pub type Worker = vmlane_worker::Worker<StreamEngine>;
 
 /// The worker threads; dropping it stops them.
 pub struct Workers {
+    /// Those with threads of their own, then those that ride.
     requests: Vec<Arc<Requests>>,
+    heartbeats: Vec<Arc<Heartbeat>>,
+    settings: Settings,
     /// Held while they are changed; workers never take it.
     taps: Mutex<Vec<Arc<dyn StreamTap>>>,
+    /// Among those with threads.
     placement: RoundRobin,
     threads: Vec<JoinHandle<()>>,
     stats: Arc<WorkerStats>,
-    heartbeats: Vec<Arc<Heartbeat>>,
 }
 
 impl Workers {
@@ -40,30 +46,51 @@ impl Workers {
     /// The workers without threads: nothing moves unless the caller calls [`Worker::step`]. For
     /// benchmarks of the engine alone.
     pub fn unstarted(settings: Settings) -> std::io::Result<(Workers, Vec<Worker>)> {
-        let stats = Arc::new(WorkerStats::default());
-        let parkings = (0..settings.workers.max(1)).map(|_| Parking::new());
-        let requests = parkings.map(|parking| Ok(Arc::new(Requests::new(parking?))));
-        let requests: Vec<_> = requests.collect::<std::io::Result<_>>()?;
-        let heartbeats: Vec<Arc<Heartbeat>> = requests.iter().map(|_| Arc::default()).collect();
+        let count = settings.workers.max(1);
+        let mut workers = Workers {
+            requests: Vec::new(),
+            heartbeats: Vec::new(),
+            settings,
+            taps: Mutex::default(),
+            placement: RoundRobin::new(usize::from(count)),
+            threads: Vec::new(),
+            stats: Arc::default(),
+        };
         let Settings { spin, poll, .. } = settings;
         let runtime = vmlane_worker::Settings { role: Role::Worker, spin, poll };
-        let start = |(requests, heartbeat): (&Arc<Requests>, &Arc<Heartbeat>)| {
-            let engine = StreamEngine::new(requests.clone(), settings, stats.clone(), heartbeat.clone());
-            Worker::new(engine, requests.clone(), heartbeat.clone(), runtime)
-        };
-        let unstarted = requests.iter().zip(&heartbeats).map(start).collect();
-        let placement = RoundRobin::new(requests.len());
-        let (taps, threads) = (Mutex::default(), Vec::new());
-        Ok((Workers { requests, taps, placement, threads, stats, heartbeats }, unstarted))
+        let mut unstarted = Vec::new();
+        for _ in 0..count {
+            let (engine, requests, heartbeat) = workers.engine()?;
+            unstarted.push(Worker::new(engine, requests, heartbeat, runtime));
+        }
+        Ok((workers, unstarted))
+    }
+
+    /// One more, for the thread of another engine, whose ports are ends of its streams ([`StreamEnd::worker`]). Before any
+    /// stream is joined.
+    pub fn ride(&mut self) -> std::io::Result<Ride> {
+        let number = self.requests.len() as u16;
+        let (engine, requests, heartbeat) = self.engine()?;
+        let parking = requests.parking().clone();
+        Ok(Ride { number, parking, heartbeat, engine: Box::new(Riding::new(engine, requests)) })
+    }
+
+    fn engine(&mut self) -> std::io::Result<(StreamEngine, Arc<Requests>, Arc<Heartbeat>)> {
+        let (requests, heartbeat) = (Arc::new(Requests::new(Parking::new()?)), Arc::<Heartbeat>::default());
+        self.requests.push(requests.clone());
+        self.heartbeats.push(heartbeat.clone());
+        let engine =
+            StreamEngine::new(requests.clone(), self.settings, self.stats.clone(), heartbeat.clone());
+        Ok((engine, requests, heartbeat))
     }
 
     pub fn stats(&self) -> &Arc<WorkerStats> {
         &self.stats
     }
 
-    /// The heartbeat of each worker; it serves streams.
+    /// The heartbeat of each worker with a thread of its own; it serves streams.
     pub fn heartbeats(&self) -> &[Arc<Heartbeat>] {
-        &self.heartbeats
+        self.heartbeats.get(..self.placement.count()).unwrap_or_default()
     }
 
     /// Has `tap` look at the bytes of all streams, until [`Self::remove_tap`]: it says itself which concern it. Streams
@@ -94,12 +121,10 @@ impl Workers {
         self.requests.get(usize::from(stream.worker)).map(|requests| &**requests)
     }
 
-    /// A new stream on the worker whose turn it is.
-    fn place(&self, command: impl FnOnce(usize) -> Command) -> StreamId {
-        let worker = self.placement.pick();
-        let Some(requests) = self.requests.get(worker) else {
-            return StreamId { worker: 0, number: u64::MAX };
-        };
+    /// A new stream on `worker`, or else on the one whose turn it is.
+    fn place(&self, worker: Option<u16>, command: impl FnOnce(usize) -> Command) -> StreamId {
+        let worker = worker.map_or_else(|| self.placement.pick(), usize::from);
+        let Some(requests) = self.requests.get(worker) else { return NOWHERE };
         let number = requests.post(|slots| {
             let (slot, number) = slots.begin();
             (Some(command(slot)), number)
@@ -125,11 +150,24 @@ impl Drop for Workers {
 
 impl Streams for Workers {
     fn join(&self, ends: [StreamEnd; 2]) -> StreamId {
-        self.place(|slot| Command::Join { slot, ends })
+        let workers = ends.each_ref().map(|end| end.worker);
+        if let [Some(a), Some(b)] = workers
+            && a != b
+        {
+            tracing::warn!("a connection is reset: its VMs are served by different workers");
+            for (worker, end) in [a, b].into_iter().zip(ends) {
+                if let Some(requests) = self.requests.get(usize::from(worker)) {
+                    requests.post(|_| (Some(Command::TurnAway { end }), ()));
+                }
+            }
+            return NOWHERE;
+        }
+        self.place(workers.into_iter().flatten().next(), |slot| Command::Join { slot, ends })
     }
 
     fn resume(&self, stream: Resumed) -> StreamId {
-        self.place(|slot| Command::Resume { slot, stream: Box::new(stream) })
+        let worker = stream.ends.iter().flatten().find_map(|end| end.worker);
+        self.place(worker, |slot| Command::Resume { slot, stream: Box::new(stream) })
     }
 
     fn kick(&self, stream: StreamId) {
@@ -148,10 +186,18 @@ impl Streams for Workers {
         let calls = Calls::new();
         for &(stream, side) in ends {
             let Some(requests) = self.of(stream) else { continue };
+            let heartbeat = self.heartbeats.get(usize::from(stream.worker));
+            if heartbeat.is_some_and(Heartbeat::is_own_thread) {
+                requests.post(|slots| {
+                    let slot = slots.of(stream.number);
+                    (slot.map(|slot| Command::Leave { slot, side, answer: None }), ())
+                });
+                continue;
+            }
             // Refused by a worker that has stopped: it touches nothing any more.
             let _ = requests.call(|slots| {
                 let slot = slots.of(stream.number)?;
-                Some(Command::Leave { slot, side, answer: calls.answer() })
+                Some(Command::Leave { slot, side, answer: Some(calls.answer()) })
             });
         }
         calls.wait();

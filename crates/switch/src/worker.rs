@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_port::Glance;
-use vmlane_worker::{Engine, Event, Heartbeat, Ports, WakeFds, Woken};
+use vmlane_worker::{Engine, Event, Heartbeat, Ports, Rounds, WakeFds, Woken};
 
 use crate::access::Config;
 use crate::core::{Core, Place};
@@ -134,7 +134,9 @@ impl Engine for SwitchEngine {
     fn run_command(&mut self, command: Command, _: Instant) {
         self.run_or_defer(command);
     }
+}
 
+impl Rounds for SwitchEngine {
     fn moved_bytes(&self) -> u64 {
         self.core.moved_bytes
     }

@@ -40,26 +40,27 @@ pub struct CommandQueue<C, S = ()> {
     /// Places have become free.
     room: Condvar,
     places: usize,
-    parking: Parking,
+    parking: Arc<Parking>,
 }
 
 /// Commands of waiting callers that a queue has place for.
 const PLACES: usize = 256;
 
 impl<C, S: Shared<C>> CommandQueue<C, S> {
-    /// For the worker that sleeps in `parking`.
-    pub fn new(parking: Parking) -> Self {
+    /// For the worker that sleeps in `parking`. Several queues may have the same one.
+    pub fn new(parking: impl Into<Arc<Parking>>) -> Self {
         CommandQueue::with_places(parking, PLACES)
     }
 
-    fn with_places(parking: Parking, places: usize) -> Self {
+    fn with_places(parking: impl Into<Arc<Parking>>, places: usize) -> Self {
+        let parking = parking.into();
         let inner =
             Inner { commands: Vec::new(), shared: S::default(), places: 0, stops: false, closed: false };
         CommandQueue { inner: Mutex::new(inner), room: Condvar::new(), places, parking }
     }
 
     /// Where the worker sleeps.
-    pub fn parking(&self) -> &Parking {
+    pub fn parking(&self) -> &Arc<Parking> {
         &self.parking
     }
 
@@ -112,9 +113,9 @@ impl<C, S: Shared<C>> CommandQueue<C, S> {
     }
 
     /// The worker takes everything that waits, to the end of `into`, which is empty: the two buffers change places,
-    /// so nothing is allocated once they have grown. False if it is to stop after that.
+    /// so nothing is allocated once they have grown. False if it is to stop after that. It has acknowledged the
+    /// notification before ([`Parking::acknowledge`]).
     pub fn take(&self, into: &mut Vec<C>) -> bool {
-        self.parking.acknowledge();
         let mut inner = lock(&self.inner);
         std::mem::swap(into, &mut inner.commands);
         let Inner { shared, places, .. } = &mut *inner;

@@ -10,7 +10,7 @@ use crate::waiting::{Polling, Ports};
 
 /// Ports of one kind, and what a round over them is. Owned by one worker; the order of calls is in the
 /// crate's documentation.
-pub trait Engine {
+pub trait Engine: Rounds {
     /// What other threads may ask for.
     type Command;
     /// What merges commands that no one waits for.
@@ -24,13 +24,22 @@ pub trait Engine {
 
     /// Carries out one command. A panic in it is contained, and its caller is answered.
     fn run_command(&mut self, command: Self::Command, now: Instant);
+}
 
+/// What an engine does beside its commands.
+pub trait Rounds {
     /// The clock was read: what is due by time.
     fn clock(&mut self, _now: Instant, _polling: Polling) {}
 
     /// Polls every port that may have work. True if something moved. A panic of one port's turn is
     /// contained here and ends that port.
     fn round(&mut self, now: Instant) -> bool;
+
+    /// The same for one of them alone, by what its commands call it: something has happened to it. For engines that ride
+    /// ([`crate::Rider`]).
+    fn turn_now(&mut self, _port: u64, _now: Instant) -> bool {
+        false
+    }
 
     /// Bytes that it has moved so far. A worker that moves much at once gives its core to others sooner.
     fn moved_bytes(&self) -> u64 {

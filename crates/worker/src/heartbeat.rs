@@ -58,6 +58,11 @@ impl Heartbeat {
         });
     }
 
+    /// Is the calling thread the worker's?
+    pub fn is_own_thread(self: &Arc<Heartbeat>) -> bool {
+        OWN.try_with(|own| own.get().is_some_and(|heartbeat| Arc::ptr_eq(heartbeat, self))).unwrap_or(false)
+    }
+
     /// A round begins. Only the worker calls this.
     #[inline]
     pub fn round(&self) {

@@ -8,18 +8,19 @@
 //!
 //! 1. [`Engine::run_command`] for each command that waits. Its caller is answered in any case: when the
 //!    command is done, when it panics, when the thread ends.
-//! 2. [`Engine::round`]: every port is polled that may have work.
-//! 3. If nothing moved, [`Engine::ports`] says what its ports can do by themselves, and [`Policy::decide`] how
+//! 2. [`Rounds::round`]: every port is polled that may have work.
+//! 3. If nothing moved, [`Rounds::ports`] says what its ports can do by themselves, and [`Policy::decide`] how
 //!    the worker waits.
-//! 4. It goes to sleep in this order: it is marked asleep; **[`Engine::deliver_withheld`]: every port delivers
-//!    what it withheld** (completions, notices, credit, interrupts); [`Engine::arm`] asks every port to announce
+//! 4. It goes to sleep in this order: it is marked asleep; **[`Rounds::deliver_withheld`]: every port delivers
+//!    what it withheld** (completions, notices, credit, interrupts); [`Rounds::arm`] asks every port to announce
 //!    what comes, and polls it once more; the requests are polled once more; it sleeps.
-//! 5. [`Engine::woken`] says by what it was woken.
+//! 5. [`Rounds::woken`] says by what it was woken.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `engine.rs` | what an engine does |
 //! | `worker.rs` | the loop above |
+//! | `riding.rs` | engines on the thread of another one |
 //! | `command_queue.rs` | commands of other threads, always answered |
 //! | `doorbells.rs` | the files by which guests announce something, as one |
 //! | `waiting.rs`, `waiting/` | how it waits: what decides that, and how it sleeps without losing a wake-up |
@@ -44,6 +45,8 @@ mod meter;
 #[cfg(test)]
 mod model;
 mod placement;
+#[cfg(not(test))]
+mod riding;
 mod sync;
 mod waiting;
 #[cfg(not(test))]
@@ -52,10 +55,12 @@ mod worker;
 pub use command_queue::{Answer, Calls, CommandQueue, Refused, Shared};
 pub use contain::{FaultStreak, contained};
 pub use doorbells::{Doorbell, Doorbells};
-pub use engine::{Engine, Event, WakeFds, Woken};
+pub use engine::{Engine, Event, Rounds, WakeFds, Woken};
 pub use heartbeat::{Heartbeat, HeartbeatReading, serving};
 pub use meter::{Account, Meter, Work};
 pub use placement::RoundRobin;
+#[cfg(not(test))]
+pub use riding::{Ride, Rider, Riding};
 pub use waiting::{Decision, Inputs, Interval, Parking, Policy, Polling, Ports, QUIET, Source, Watch};
 #[cfg(not(test))]
 pub use worker::{Requests, Settings, Worker};

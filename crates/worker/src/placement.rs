@@ -15,6 +15,11 @@ impl RoundRobin {
         RoundRobin { workers: workers.max(1), next: AtomicUsize::new(0) }
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.workers
+    }
+
     /// The index of the worker whose turn it is.
     pub fn pick(&self) -> usize {
         self.next.fetch_add(1, Ordering::Relaxed) % self.workers

@@ -63,7 +63,7 @@ pub struct Worker<E: Engine> {
 }
 
 /// Answers every caller when the worker ends, however it ends.
-struct Closes<E: Engine>(Arc<Requests<E>>);
+pub(crate) struct Closes<E: Engine>(pub(crate) Arc<Requests<E>>);
 
 impl<E: Engine> Drop for Closes<E> {
     fn drop(&mut self) {
@@ -209,6 +209,7 @@ impl<E: Engine> Worker<E> {
     #[cold]
     fn run_commands(&mut self) -> bool {
         let mut commands = std::mem::take(&mut self.commands);
+        self.requests.0.parking().acknowledge();
         let go_on = self.requests.0.take(&mut commands);
         self.read_clock();
         self.worked = true;

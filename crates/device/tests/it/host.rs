@@ -50,5 +50,5 @@ pub fn end(size: u64, waker: Arc<dyn RingProcess>) -> (StreamEnd, OwnedFd) {
     let fd = vmlane_mem::memfd("end", layout::file(size)).expect("a file");
     let map = SharedMap::new(fd.try_clone().expect("a descriptor"), size).expect("a mapping");
     let port = Box::new(map.port(waker).expect("a port"));
-    (StreamEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false }, fd)
+    (StreamEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false, worker: None }, fd)
 }

@@ -104,11 +104,13 @@ impl Connected {
     fn new(kind: Kind) -> anyhow::Result<Connected> {
         let folder = tempfile::tempdir()?;
         let settings = vmlane_stream::Settings::default();
-        let workers = Arc::new(Workers::start(settings).context("starting a worker")?);
+        let mut workers = Workers::start(settings).context("starting a worker")?;
+        let ride = workers.ride()?;
+        let workers = Arc::new(workers);
         let router = Router::new(workers.clone());
         let hypervisor = Hypervisor::new(router.clone());
         let settings = Settings { spin: settings.spin, poll: false };
-        let worker = Arc::new(VsockWorker::start(settings, router.vms(), Some(router.clone()))?);
+        let worker = Arc::new(VsockWorker::start(settings, router.vms(), Some((router.clone(), ride)))?);
         router.vms().add(vm(VIRTIO).vm)?;
         worker.add(VIRTIO);
         router.set_endpoint(VIRTIO, worker.endpoint(VIRTIO));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::net::SendFlags;
 use vmlane_mem::{Pages, Word};
 use vmlane_port::shared_ring::{RingProcess, SharedMap};
-use vmlane_port::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
+use vmlane_port::{Bytes, End, Notifications, PortFault, StreamInfo, StreamPort, Survival};
 use vmlane_wire::host::{INDEX_PAGE, RING, SAID_CLOSE, SIGNAL, ended, layout, word};
 
 use super::mail::{StreamWaker, Token};
@@ -105,8 +105,8 @@ impl StreamPort for LeftEnd {
         Ok(0)
     }
 
-    fn source(&self) -> RingSlice<'_> {
-        RingSlice { pages: &self.page, base: 0, size: INDEX_PAGE as usize, at: 0 }
+    fn source(&self) -> Bytes<'_> {
+        Bytes::Private(&[])
     }
 
     fn consume(&mut self, _len: usize) -> Result<(), PortFault> {

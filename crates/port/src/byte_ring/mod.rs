@@ -23,7 +23,7 @@ use vmlane_mem::Pages;
 
 use crate::PortFault;
 
-pub use self::slice::{Bytes, RingSlice, transfer};
+pub use self::slice::{Bytes, RingSlice, Scattered, transfer};
 pub use self::unnotified::Unnotified;
 
 /// The ring that the other side writes and this side reads: plain data, valid after every call.

@@ -1,6 +1,6 @@
 //! Bytes on their way into a ring, and out of one.
 
-use vmlane_mem::{Pages, copy};
+use vmlane_mem::{Pages, Spans, copy};
 
 use super::advance;
 
@@ -36,24 +36,88 @@ impl RingSlice<'_> {
         self.pages.write(self.base + self.at, head);
         self.pages.write(self.base, tail);
     }
+
+    /// Copies `len` bytes of `from`, from its byte `at` on, into the ring.
+    pub fn write_spans(&self, from: &Spans, at: usize, len: usize) {
+        let head = len.min(self.size - self.at);
+        self.pages.write_spans(self.base + self.at, from, at, head);
+        self.pages.write_spans(self.base, from, at + head, len - head);
+    }
+
+    /// Copies the first `len` bytes to byte `at` of `to`, which is writable.
+    pub fn read_to_spans(&self, to: &Spans, at: usize, len: usize) {
+        let head = len.min(self.size - self.at);
+        self.pages.read_to_spans(self.base + self.at, to, at, head);
+        self.pages.read_to_spans(self.base, to, at + head, len - head);
+    }
 }
 
-/// Bytes to be copied into a ring.
-#[derive(Clone, Copy, Debug)]
+/// Bytes that one port hands to another one, where they lie.
+#[derive(Clone, Copy)]
 pub enum Bytes<'a> {
-    /// In the ring of another port.
+    /// In the ring of a port.
     Ring(RingSlice<'a>),
     /// In private memory.
     Private(&'a [u8]),
+    /// Wherever a port has them that has no ring.
+    Elsewhere(&'a dyn Scattered),
+}
+
+/// Bytes that lie in several places, known to their port alone. Offsets are from the first byte that is not consumed.
+pub trait Scattered {
+    /// How many bytes lie there at most.
+    fn most(&self) -> usize;
+
+    /// Copies the first `len` to a ring.
+    fn copy_to(&self, to: RingSlice<'_>, len: usize);
+
+    /// Copies `len` from `from` on to byte `at` of `to`, which is writable.
+    fn copy_to_spans(&self, from: usize, to: &Spans, at: usize, len: usize);
+
+    /// Copies `out.len()` bytes from `from` on.
+    fn read(&self, from: usize, out: &mut [u8]);
 }
 
 impl Bytes<'_> {
+    /// How many bytes the place holds in which these are.
+    pub fn most(self) -> usize {
+        match self {
+            Bytes::Ring(ring) => ring.size,
+            Bytes::Private(bytes) => bytes.len(),
+            Bytes::Elsewhere(bytes) => bytes.most(),
+        }
+    }
+
     /// Copies the first `len` of them to a ring.
     #[inline]
     pub fn copy_to(self, to: RingSlice<'_>, len: usize) {
         match self {
             Bytes::Ring(from) => transfer(to, from, len),
             Bytes::Private(bytes) => to.write(bytes.get(..len).unwrap_or(bytes)),
+            Bytes::Elsewhere(bytes) => bytes.copy_to(to, len),
+        }
+    }
+
+    /// Copies as many as `to` is long, from byte `from` on, to `to`, which is writable.
+    pub fn copy_to_spans(self, from: usize, to: &Spans) {
+        let len = to.len();
+        match self {
+            Bytes::Ring(ring) => ring.advanced(from).read_to_spans(to, 0, len),
+            Bytes::Private(bytes) => to.write(0, bytes.get(from..from + len).unwrap_or_default()),
+            Bytes::Elsewhere(bytes) => bytes.copy_to_spans(from, to, 0, len),
+        }
+    }
+
+    /// Copies `out.len()` of them out, from byte `from` on.
+    pub fn read(self, from: usize, out: &mut [u8]) {
+        match self {
+            Bytes::Ring(ring) => ring.advanced(from).read(out),
+            Bytes::Private(bytes) => {
+                if let Some(bytes) = bytes.get(from..from + out.len()) {
+                    out.copy_from_slice(bytes);
+                }
+            }
+            Bytes::Elsewhere(bytes) => bytes.read(from, out),
         }
     }
 }

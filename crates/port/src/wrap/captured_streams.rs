@@ -7,7 +7,7 @@ use vmlane_mem::Spans;
 use vmlane_wire::virtio_vsock::Header;
 
 use super::{StreamWrapper, wall_clock};
-use crate::{End, PortFault, RingSlice, StreamAddress, StreamInfo, StreamPort};
+use crate::{Bytes, End, PortFault, StreamAddress, StreamInfo, StreamPort};
 
 /// What happens to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,11 +18,11 @@ pub enum StreamEvent {
     Ends,
 }
 
-/// Looks at what sockets of VMs send. Workers call it with the bytes of each step of a stream, while they lie in the ring of their
-/// sender; it must not wait. Several threads may call at once. Times are nanoseconds since 1970.
+/// Looks at what sockets of VMs send. Workers call it with the bytes of each step of a stream, while they lie where their
+/// sender put them; it must not wait. Several threads may call at once. Times are nanoseconds since 1970.
 pub trait StreamTap: Send + Sync {
     /// `from` sent `len` bytes, which lie at the begin of `bytes`.
-    fn sent(&self, from: StreamAddress, bytes: RingSlice<'_>, len: usize, time: u64);
+    fn sent(&self, from: StreamAddress, bytes: Bytes<'_>, len: usize, time: u64);
 
     /// Something else happened to the stream of which `of` is an end.
     fn event(&self, of: StreamAddress, event: StreamEvent, time: u64);

@@ -15,8 +15,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use crate::{
-    Bytes, End, Filter, FramePort, FramePortInfo, Glance, Notifications, PortFault, Refused, RingSlice,
-    RxCapabilities, RxFrame, Sign, StreamInfo, StreamPort, Survival, Ticked, Token, TxFrame, WakeUp,
+    Bytes, End, Filter, FramePort, FramePortInfo, Glance, Notifications, PortFault, Refused, RxCapabilities,
+    RxFrame, Sign, StreamInfo, StreamPort, Survival, Ticked, Token, TxFrame, WakeUp,
 };
 
 pub use captured_frames::{CapturedFrames, FrameTap, wall_clock};
@@ -40,7 +40,7 @@ wrapper! {
             fn survival() -> Option<&mut dyn Survival>;
         }
         &self {
-            fn source() -> RingSlice<'_>;
+            fn source() -> Bytes<'_>;
             fn keep_free() -> usize;
             fn info() -> StreamInfo<'_>;
         }

@@ -152,8 +152,8 @@ impl StreamPort for Inside {
         self.asked.note("readable", Ok(0))
     }
 
-    fn source(&self) -> RingSlice<'_> {
-        self.asked.note("source", self.slice())
+    fn source(&self) -> Bytes<'_> {
+        self.asked.note("source", Bytes::Ring(self.slice()))
     }
 
     fn consume(&mut self, _: usize) -> Result<(), PortFault> {
@@ -248,7 +248,7 @@ impl FrameTap for Idle {
 }
 
 impl StreamTap for Idle {
-    fn sent(&self, _: StreamAddress, _: RingSlice<'_>, _: usize, _: u64) {}
+    fn sent(&self, _: StreamAddress, _: Bytes<'_>, _: usize, _: u64) {}
 
     fn event(&self, _: StreamAddress, _: StreamEvent, _: u64) {}
 
@@ -398,7 +398,12 @@ fn a_stream_port_that_is_captured_or_fails_on_request_answers_as_the_one_inside(
     assert_eq!(captured.info().address, Some(ADDRESS), "its own");
     assert_eq!(ask_stream(&mut *captured, &asked), OF_STREAMS);
     let kept = Arc::new(Kept::default());
-    let end = || StreamEnd { port: Inside::new(&asked), budget: Arc::new(Budget::new(0)), slow: false };
+    let end = || StreamEnd {
+        port: Inside::new(&asked),
+        budget: Arc::new(Budget::new(0)),
+        slow: false,
+        worker: None,
+    };
     FaultyStreams::new(kept.clone()).join([end(), end()]);
     let mut faulty = kept.stream.lock().unwrap().take().expect("joined");
     assert_eq!(ask_stream(&mut *faulty, &asked), OF_STREAMS);

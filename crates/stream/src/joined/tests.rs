@@ -24,13 +24,19 @@ struct Mute {
     counted: bool,
 }
 
+impl Mute {
+    fn ring(&self) -> RingSlice<'_> {
+        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    }
+}
+
 impl StreamPort for Mute {
     fn readable(&mut self) -> Result<usize, PortFault> {
         Ok(self.guest.stored.load(Ordering::Relaxed))
     }
 
-    fn source(&self) -> RingSlice<'_> {
-        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    fn source(&self) -> Bytes<'_> {
+        Bytes::Ring(self.ring())
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
@@ -51,7 +57,7 @@ impl StreamPort for Mute {
     }
 
     fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault> {
-        from.copy_to(self.source(), len);
+        from.copy_to(self.ring(), len);
         Ok(())
     }
 
@@ -109,7 +115,7 @@ fn joined(counted: bool) -> (JoinedStream, [Arc<Guest>; 2]) {
         let map = MemoryMap::default().map(request).unwrap();
         let pages = map.pages((0..RING as u64).step_by(4096), 12).unwrap();
         let port = Box::new(Mute { pages, guest, counted });
-        StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false }
+        StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false, worker: None }
     };
     (JoinedStream::new(guests.clone().map(end), Instant::now()), guests)
 }

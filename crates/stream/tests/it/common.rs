@@ -17,6 +17,7 @@ const RING: usize = 64 << 10;
 pub struct Bytes {
     pub stored: AtomicUsize,
     pub got: AtomicUsize,
+    pub resets: AtomicUsize,
 }
 
 /// The other side of an end.
@@ -40,13 +41,19 @@ struct Port<O> {
     bell: Option<UnixStream>,
 }
 
+impl<O> Port<O> {
+    fn ring(&self) -> RingSlice<'_> {
+        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    }
+}
+
 impl<O: OtherSide> StreamPort for Port<O> {
     fn readable(&mut self) -> Result<usize, PortFault> {
         Ok(self.other.bytes().stored.load(SeqCst))
     }
 
-    fn source(&self) -> RingSlice<'_> {
-        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    fn source(&self) -> vmlane_port::Bytes<'_> {
+        vmlane_port::Bytes::Ring(self.ring())
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
@@ -67,7 +74,7 @@ impl<O: OtherSide> StreamPort for Port<O> {
     }
 
     fn fill(&mut self, from: vmlane_port::Bytes<'_>, len: usize) -> Result<(), PortFault> {
-        from.copy_to(self.source(), len);
+        from.copy_to(self.ring(), len);
         self.other.bytes().got.fetch_add(len, SeqCst);
         Ok(())
     }
@@ -81,7 +88,9 @@ impl<O: OtherSide> StreamPort for Port<O> {
         Ok(())
     }
 
-    fn end(&mut self, _end: End) {}
+    fn end(&mut self, end: End) {
+        self.other.bytes().resets.fetch_add(usize::from(end == End::Reset), SeqCst);
+    }
 
     fn info(&self) -> StreamInfo<'_> {
         StreamInfo { doorbell: self.bell.as_ref().map(|bell| bell.as_fd()), ..StreamInfo::default() }
@@ -126,5 +135,6 @@ pub fn end<O: OtherSide>(other: &Arc<O>, bell: Option<UnixStream>) -> StreamEnd 
         port: Box::new(Port { pages, other: other.clone(), bell }),
         budget: Arc::new(Budget::new(0)),
         slow: false,
+        worker: None,
     }
 }

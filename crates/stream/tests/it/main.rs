@@ -3,5 +3,6 @@
 mod common;
 
 mod bells;
+mod riding;
 mod share;
 mod withheld;

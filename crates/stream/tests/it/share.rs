@@ -27,6 +27,7 @@ impl Owner {
                 port: Box::new(Endless::new(chunk, counts(owner))),
                 budget: owner.budget.clone(),
                 slow: false,
+                worker: None,
             };
             workers.join([end(self, chunk), end(&far, 0)]);
         }

@@ -38,6 +38,7 @@ fn serve(queue: &Arc<Queue>, closes: bool) {
     let mut commands = Vec::new();
     loop {
         if queue.parking().is_notified() {
+            queue.parking().acknowledge();
             let go_on = queue.take(&mut commands);
             for command in commands.drain(..) {
                 match command.fate {
@@ -133,12 +134,50 @@ fn a_post_that_waits_already_is_merged_and_one_that_was_taken_is_not() {
         post(1);
         post(2);
         let mut taken = Vec::new();
+        queue.parking().acknowledge();
         assert!(queue.take(&mut taken));
         assert_eq!(taken, [1]);
         taken.clear();
         post(3);
         queue.stop();
+        queue.parking().acknowledge();
         assert!(!queue.take(&mut taken));
         assert_eq!(taken, [3]);
+    });
+}
+
+/// Two queues of one worker: whichever is asked, and in whatever order, the worker takes both and sleeps through neither.
+#[test]
+fn a_worker_with_two_queues_sleeps_through_neither() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(1);
+    model.check(|| {
+        let parking = Arc::new(Parking::new().unwrap());
+        let queues = [0, 1].map(|_| Arc::new(Queue::with_places(parking.clone(), 1)));
+        let own = queues.clone();
+        let worker = thread::spawn(move || {
+            let (mut commands, mut taken) = (Vec::new(), 0);
+            while taken < 2 {
+                if parking.is_notified() {
+                    parking.acknowledge();
+                    for queue in &own {
+                        queue.take(&mut commands);
+                        taken += commands.drain(..).count();
+                    }
+                    continue;
+                }
+                parking.prepare_sleep();
+                let sleeps = !parking.is_notified();
+                if sleeps {
+                    parking.file().poll();
+                }
+                parking.finish_sleep(sleeps);
+            }
+        });
+        let callers = queues.map(|queue| thread::spawn(move || ask(&queue, Fate::Done)));
+        for caller in callers {
+            assert_eq!(caller.join().unwrap(), Ok(()));
+        }
+        worker.join().unwrap();
     });
 }

@@ -39,7 +39,7 @@ impl Parking {
         }
     }
 
-    /// Wakes the worker if it sleeps: for what [`crate::Engine::arm`] polls. Published before this call.
+    /// Wakes the worker if it sleeps: for what [`crate::Rounds::arm`] polls. Published before this call.
     #[inline]
     pub fn wake(&self) {
         fence(Ordering::SeqCst);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use vmlane_port::role::Role;
 use vmlane_testkit::wait_until;
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Ports, Refused, Settings, Worker,
+    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Ports, Refused, Rounds, Settings, Worker,
 };
 
 /// What the test and its engine share.
@@ -56,7 +56,9 @@ impl Engine for Loopback {
             Command::DieAtTheEnd => self.dies = true,
         }
     }
+}
 
+impl Rounds for Loopback {
     fn round(&mut self, _: Instant) -> bool {
         self.port.rounds.fetch_add(1, SeqCst);
         if self.port.fails.swap(false, SeqCst) {

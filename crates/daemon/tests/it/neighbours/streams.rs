@@ -93,6 +93,7 @@ impl Owner {
             port: Box::new(Endless::new(chunk, owner.counts.clone())),
             budget: owner.budget.clone(),
             slow: false,
+            worker: None,
         };
         workers.join([end(self, chunk), end(&far, 0)])
     }

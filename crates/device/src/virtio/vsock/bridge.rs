@@ -2,30 +2,30 @@
 //! and connections that a guest's `forward` map leads elsewhere.
 //!
 //! The daemon ends virtio-vsock for them: it answers requests, gives credit as bytes are taken, and
-//! keeps within the credit that the guest gives.
+//! keeps within the credit that the guest gives. The bytes go from one end to the other by streams, on this worker's thread.
 
 mod links;
 mod mailbox;
 mod name;
-mod ready;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
-use vmlane_mem::copy_spans;
 use vmlane_port::fair::SharedPlaces;
-use vmlane_port::{PortFault, Shutdown};
+use vmlane_port::{Shutdown, StreamId};
 use vmlane_vsock::{Call, Failed, Key, Role, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
-use vmlane_worker::{Meter, Work, contained};
+use vmlane_worker::{Meter, Ride, Rounds, Work, contained};
 
 use self::links::{GuestLinks, Link};
 use self::mailbox::News;
 pub use self::mailbox::{GuestEndpoint, Mailbox};
-use self::name::Name;
+pub use self::name::Name;
 use super::clients::Clients;
-use super::link::{CREDIT, DETACHED, FINISHED, REFUSED, RESET, RING};
+use super::lane::{Ends, Notes};
 use super::port::{Outgoing, Port};
+use super::receive::Inlet;
 use super::repeats::Credit;
 use super::stats::VsockStats;
 use super::views::ConnectionView;
@@ -36,6 +36,11 @@ pub struct Bridge {
     router: Arc<Router>,
     mailbox: Arc<Mailbox>,
     guests: HashMap<u32, GuestLinks>,
+    /// What moves their streams; without it, who is kicked does so at once.
+    streams: Option<Ride>,
+    notes: Arc<Notes>,
+    /// Connections that were lent something.
+    lent: Vec<Name>,
     /// How many connections each guest has.
     places: SharedPlaces<u32>,
     /// How many have a guest here at both ends.
@@ -48,31 +53,31 @@ pub struct Bridge {
     clients: Clients,
 }
 
-/// What a look at a link led to.
-enum Pumped {
-    Nothing,
-    /// The guest was told something.
-    Said,
-    /// It was given so many bytes.
-    Bytes(usize),
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relayed {
+    Refused,
+    Taken,
+    /// Its payload is lent to a stream until [`Bridge::settle`].
+    Lent,
 }
 
-/// Connections of all guests of all workers together: each has a mapping, and a process may have so many only.
+/// Connections of all guests of all workers together: each may keep [`super::lane::CREDIT`] bytes.
 pub const MAX_LINKS: usize = 2048;
 /// News and requests that one guest is told of before the next one has its turn.
 const MOST_HEARD: usize = 64;
-/// What a connect costs: memory for its rings is made and mapped.
+/// What a connect costs.
 pub const CONNECT: Work = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 2 };
-/// Bytes that one guest is given before the next one has its turn.
-const TURN: usize = 256 << 10;
-
 impl Bridge {
     /// `most`: connections of its guests together.
-    pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>, most: usize) -> Bridge {
+    pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>, streams: Option<Ride>, most: usize) -> Bridge {
         Bridge {
             router,
             mailbox,
             guests: HashMap::new(),
+            streams,
+            notes: Arc::default(),
+            lent: Vec::new(),
             places: SharedPlaces::new(most),
             relayed: 0,
             unfinished: false,
@@ -83,16 +88,85 @@ impl Bridge {
 
     /// The VM `cid` is served from here on.
     pub fn add(&mut self, cid: u32) {
-        let mailbox = &self.mailbox;
-        self.guests.entry(cid).or_insert_with(|| GuestLinks::new(mailbox.guest(cid)));
+        let (mailbox, notes) = (&self.mailbox, &self.notes);
+        let worker = self.streams.as_ref().map(|streams| streams.number);
+        let guest = || GuestLinks::new(mailbox.guest(cid), notes.clone(), worker);
+        self.guests.entry(cid).or_insert_with(guest);
     }
 
-    /// The VM's rings run from here on: what has waited for them is looked at.
-    pub fn attached(&mut self, cid: u32) {
-        if let Some(guest) = self.guests.get_mut(&cid) {
-            guest.unfinished = true;
-            self.unfinished = true;
+    /// The VM's rings run from here on: what has waited for them goes on.
+    pub fn attached(&mut self, cid: u32, inlet: &Arc<Inlet>) {
+        let Some(guest) = self.guests.get_mut(&cid) else { return };
+        guest.set_inlet(Some(inlet.clone()));
+        guest.unfinished = true;
+        self.unfinished = true;
+        for (link, stream) in guest.calls().filter_map(|(_, link)| Some((link, link.stream?))) {
+            link.lane.note_again();
+            self.router.streams().kick(stream);
         }
+    }
+
+    /// They do so no longer: no stream touches its memory from here on.
+    pub fn detached(&mut self, cid: u32) {
+        self.guests.get_mut(&cid).into_iter().for_each(|guest| guest.set_inlet(None));
+    }
+
+    /// The engine of the streams, if it rides.
+    pub fn rounds(&mut self) -> Option<&mut dyn Rounds> {
+        Some(self.streams.as_mut()?.engine.rounds_mut())
+    }
+
+    /// The same, to be asked.
+    pub fn rounds_ref(&self) -> Option<&dyn Rounds> {
+        Some(self.streams.as_ref()?.engine.rounds())
+    }
+
+    /// Commands for the streams may wait.
+    pub fn run_commands(&mut self) {
+        self.streams.iter_mut().for_each(|streams| streams.engine.run_commands());
+    }
+
+    /// Something has happened to this stream: it has its turn.
+    fn turn_now(&mut self, stream: StreamId, now: Instant) -> bool {
+        match &mut self.streams {
+            Some(streams) if streams.number == stream.worker => {
+                streams.engine.rounds_mut().turn_now(stream.number, now)
+            }
+            _ => {
+                self.router.streams().kick(stream);
+                false
+            }
+        }
+    }
+
+    /// The streams that were lent something take what they can at once; the rest is copied. Nothing is lent any more.
+    pub fn settle(&mut self, now: Instant) {
+        let mut lent = std::mem::take(&mut self.lent);
+        for name in lent.drain(..) {
+            let Some(link) = self.link(&name) else { continue };
+            let (lane, stream) = (link.lane.clone(), link.stream);
+            stream.into_iter().for_each(|stream| _ = self.turn_now(stream, now));
+            lane.keep_rest();
+        }
+        self.lent = lent;
+    }
+
+    /// Streams whose bytes for a guest have waited for buffers, which are there now, have their turns. True if there are some.
+    pub fn fill(&mut self, names: Vec<Name>, now: Instant) -> bool {
+        let mut moved = false;
+        for name in names {
+            let Some(link) = self.link(&name) else { continue };
+            link.lane.forget_wait();
+            if let Some(stream) = link.stream {
+                moved |= self.turn_now(stream, now);
+            }
+        }
+        moved
+    }
+
+    /// The VMs whose receive rings were written to since this was last asked, one after the other.
+    pub fn pop_written(&self) -> Option<u32> {
+        self.notes.pop_written()
     }
 
     /// The VM `cid` is gone.
@@ -134,13 +208,14 @@ impl Bridge {
             && self.guests.get(&name.cid).is_some_and(|guest| guest.admits(name, vm))
     }
 
-    /// Takes a packet of the guest `vm`. False: it was refused.
-    pub fn take(&mut self, port: &mut Port, outgoing: &mut Outgoing, vm: &Vm) -> bool {
+    /// Takes a packet of the guest `vm`.
+    pub fn take(&mut self, port: &mut Port, outgoing: &mut Outgoing, vm: &Vm, now: Instant) -> Relayed {
         let header = outgoing.header;
+        let done = |good| if good { Relayed::Taken } else { Relayed::Refused };
         let name = Name::of(&header);
         let stream = header.kind.get() == kind::STREAM;
         if stream && header.op.get() == op::RST && self.is_repeat(&name, &header) {
-            return true;
+            return Relayed::Taken;
         }
         if stream && header.op.get() == op::REQUEST {
             let admits = self.admits(&name, vm);
@@ -149,7 +224,7 @@ impl Bridge {
             if !connects {
                 port.reply(header.reset());
             }
-            return connects;
+            return done(connects);
         }
         let link = self.guests.get_mut(&name.cid).and_then(|guest| guest.get_mut(&name));
         let Some(link) = link.filter(|_| stream) else {
@@ -157,40 +232,51 @@ impl Bridge {
             if !over {
                 port.reply(header.reset());
             }
-            return over;
+            return done(over);
         };
-        link.flow.hears(&header);
+        let heard = link.lane.hears(&header);
+        let wakes = link.stream.filter(|_| heard);
         let good = match header.op.get() {
-            op::RW => Bridge::bytes(link, port, outgoing, &self.router),
+            op::RW => {
+                let may = link.said & SHUTDOWN_SEND == 0;
+                let lends = may && link.lane.lend(port.payload(), outgoing.len);
+                if lends {
+                    outgoing.done = outgoing.len;
+                    if !self.lent.contains(&name) {
+                        self.lent.push(name);
+                    }
+                    return Relayed::Lent;
+                }
+                false
+            }
             op::RESPONSE => self.respond(name),
             op::SHUTDOWN => self.shutdown(name, header.flags.get(), port),
             op::CREDIT_REQUEST => {
-                let update = link.packet(&name, op::CREDIT_UPDATE);
-                port.reply(update);
+                port.reply(link.lane.packet(op::CREDIT_UPDATE));
                 true
             }
             op::RST => {
                 self.expect_resets(&name, Credit::of(&header), 1);
                 self.drop_link(name, true);
-                return true;
+                return Relayed::Taken;
             }
             _ => true,
         };
-        if good {
-            self.pump(name, port);
-        } else {
+        if !good {
             self.drop_link(name, true);
             port.reply(header.reset());
+        } else if let Some(stream) = wakes {
+            self.turn_now(stream, now);
         }
-        good
+        done(good)
     }
 
     fn connect(&mut self, name: Name, header: &Header, vm: &Vm) -> bool {
         let Some(guest) = self.guests.get(&name.cid) else { return false };
-        let Ok(mut link) = guest.make() else { return false };
-        let end = link.port.take().map(|port| guest.end(port, name));
+        let mut link = guest.make(name);
+        let end = link.port.take().map(|port| guest.end(port));
         let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
-        link.flow.hears(header);
+        link.lane.hears(header);
         link.owes_response = true;
         match self.router.open(key, end, guest.remote(name)) {
             Ok(call) => {
@@ -213,26 +299,7 @@ impl Bridge {
             return false;
         }
         let (Some(call), Some(port)) = (link.call, link.port.take()) else { return false };
-        self.router.accept(call, guest.end(port, name), guest.remote(name))
-    }
-
-    /// The guest's bytes. False: more than it had credit for.
-    fn bytes(link: &mut Link, port: &Port, outgoing: &mut Outgoing, router: &Router) -> bool {
-        let Ok((at, room)) = link.rings.room() else { return false };
-        let len = outgoing.len;
-        if len > room || link.said & SHUTDOWN_SEND != 0 {
-            return false;
-        }
-        let first = len.min(RING - at);
-        copy_spans(&link.rings.into, at, port.payload(), 0, first);
-        copy_spans(&link.rings.into, 0, port.payload(), first, len - first);
-        outgoing.done = len;
-        if link.rings.sent(len)
-            && let Some(stream) = link.stream
-        {
-            router.streams().kick(stream);
-        }
-        true
+        self.router.accept(call, guest.end(port), guest.remote(name))
     }
 
     fn shutdown(&mut self, name: Name, flags: u32, port: &mut Port) -> bool {
@@ -315,25 +382,21 @@ impl Bridge {
         self.mailbox.has_changed()
     }
 
-    /// Looks at the guests to which something happened, and of those at the links to which something happened. True if
-    /// something moved.
+    /// Hears what the router said, and tells guests what their streams have led to. True if something moved.
     /// A panic of ours in a guest's turn ends that guest's rings and no other's.
     pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>, stats: &VsockStats) -> bool {
+        let mut moved = self.tell_all(vms, stats);
         let unfinished = std::mem::take(&mut self.unfinished);
         if !self.mailbox.take_change() && !unfinished {
-            return false;
+            return moved;
         }
-        let mut moved = false;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         order.extend(self.guests.keys());
         for &cid in &order {
             let Some(guest) = self.guests.get_mut(&cid) else { continue };
             if guest.mailbox.take_change() | std::mem::take(&mut guest.unfinished) {
-                moved |= contained(|| self.guest_turn(cid, vms, meter)).unwrap_or_else(|| {
-                    vms.get_mut(cid).into_iter().for_each(|vm| vm.fault(stats));
-                    true
-                });
+                moved |= guarded(cid, vms, stats, |vms| self.hear(cid, vms, meter));
             }
             self.unfinished |= self.guests.get(&cid).is_some_and(|guest| guest.unfinished);
         }
@@ -341,28 +404,27 @@ impl Bridge {
         moved
     }
 
-    fn guest_turn(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
-        let mut moved = self.hear(cid, vms, meter);
-        // Its rings are being changed, or it has none: it is looked at when it has some.
-        let Some(port) = vms.port(cid) else { return moved };
-        let mut left = TURN;
-        loop {
-            let Some(guest) = self.guests.get_mut(&cid).filter(|guest| !guest.unfinished) else {
-                return moved;
-            };
-            let Some((slot, name)) = guest.take_ready() else { return moved };
-            let Some(name) = name else { continue };
-            if left == 0 {
-                guest.put_back(slot);
-                guest.unfinished = true;
-                return true;
+    /// Tells guests what their streams have led to. One that has no room for it is told later.
+    fn tell_all(&mut self, vms: &mut Vms, stats: &VsockStats) -> bool {
+        let mut moved = false;
+        for _ in 0..self.notes.lanes() {
+            let Some(name) = self.notes.pop() else { break };
+            let Some(stream) = self.link(&name).map(|link| link.stream) else { continue };
+            // It is noted again when its ends are joined, and when its guest has rings.
+            if stream.is_none() || vms.get(name.cid).is_none_or(|vm| vm.port.is_none()) {
+                continue;
             }
-            match self.pump(name, port) {
-                Pumped::Nothing => {}
-                Pumped::Said => moved = true,
-                Pumped::Bytes(bytes) => (moved, left) = (true, left.saturating_sub(bytes)),
+            let told = guarded(name.cid, vms, stats, |vms| {
+                let port = vms.port(name.cid).filter(|port| port.takes_replies());
+                port.map(|port| self.tell(name, port)).is_some()
+            });
+            if !told {
+                self.notes.push(name);
+                self.unfinished = true;
             }
+            moved |= told;
         }
+        moved
     }
 
     /// Hears what the router said, as far as the guest has room for what it will be told. True if there was anything.
@@ -413,11 +475,10 @@ impl Bridge {
                 if std::mem::take(&mut link.owes_response)
                     && let Some(port) = vms.port(cid)
                 {
-                    port.reply(link.packet(&name, op::RESPONSE));
+                    port.reply(link.lane.packet(op::RESPONSE));
                 }
-                if let Some(guest) = self.guests.get_mut(&cid) {
-                    guest.mark(&name);
-                }
+                link.lane.open();
+                link.lane.note_again();
                 self.router.streams().kick(stream);
             }
             News::Failed(name, call) => self.ends_unjoined(name, call, vms),
@@ -437,126 +498,58 @@ impl Bridge {
         let relayed = vms.contains(call.key.client.0);
         let name = self.router.vms().get(cid).map(|vm| (Name::asked(&vm, call), vm));
         let name = name.filter(|(name, vm)| self.admits(name, vm)).map(|(name, _)| name);
-        let link = self.guests.get(&cid).filter(|_| name.is_some()).and_then(|guest| guest.make().ok());
+        let link = name.and_then(|name| Some(self.guests.get(&cid)?.make(name)));
         let Some(port) = vms.port(cid) else {
             // Its driver is not loaded, or has not set the device up yet.
             return self.router.refuse(call, Failed::Absent);
         };
         let (Some(name), Some(mut link)) = (name, link) else { return self.router.close(call) };
         (link.call, link.owed_response, link.relayed) = (Some(call), true, relayed);
-        port.reply(link.packet(&name, op::REQUEST));
+        port.reply(link.lane.packet(op::REQUEST));
         self.insert(name, link);
     }
 
-    /// Gives a guest what waits for it, as far as its credit and its buffers go.
-    fn pump(&mut self, name: Name, port: &mut Port) -> Pumped {
-        self.pump_rings(name, port).unwrap_or_else(|fault| {
-            tracing::error!(?name, %fault, "the rings of a connection are broken; it is reset");
-            self.drop_link(name, true);
-            port.reply(name.packet(op::RST));
-            Pumped::Said
-        })
-    }
-
-    fn pump_rings(&mut self, name: Name, port: &mut Port) -> Result<Pumped, PortFault> {
-        let Some(guest) = self.guests.get_mut(&name.cid) else { return Ok(Pumped::Nothing) };
-        let Some(link) = guest.get_mut(&name) else { return Ok(Pumped::Nothing) };
-        let Some(stream) = link.stream else { return Ok(Pumped::Nothing) };
-        if !port.takes_replies() {
-            // It is looked at again when some of them are with the guest.
-            self.wait(&name);
-            return Ok(Pumped::Nothing);
-        }
-        let mut moved = 0;
-        let (mut kick, mut asks, mut waits) = (false, false, false);
-        // What is to be said comes before what is to be given.
-        while link.told & SHUTDOWN_SEND == 0 && !port.holds_replies() {
-            let (at, waiting) = link.rings.waiting()?;
-            let len = waiting.min(link.flow.left() as usize).min(RING - at);
-            if len == 0 {
-                break;
+    /// Tells a guest what its stream has led to: credit, a question for credit, how its peer's stream ends.
+    fn tell(&mut self, name: Name, port: &mut Port) {
+        let Some(link) = self.link(&name) else { return };
+        link.lane.forget_note();
+        let [owes, asks] = link.lane.owes();
+        for (due, op) in [(asks, op::CREDIT_REQUEST), (owes, op::CREDIT_UPDATE)] {
+            if due {
+                port.reply(link.lane.packet(op));
             }
-            let header = link.packet(&name, op::RW);
-            let Ok(sent) = port.send(header, &link.rings.from, at, len) else {
-                waits = true;
-                break;
-            };
-            asks |= link.flow.sends(sent as u32);
-            kick |= link.rings.delivered(sent);
-            moved += sent;
         }
-        port.owe(moved);
-        if asks {
-            let question = link.packet(&name, op::CREDIT_REQUEST);
-            port.reply(question);
-        }
-        if kick {
-            self.router.streams().kick(stream);
-        }
-        // Replies of other connections go first, and there is no wake-up once they are gone.
-        waits |= port.holds_replies() && link.rings.waiting()?.1 > 0;
-        let mut says = false;
-        let taken = link.rings.taken()? as u32;
-        if taken.wrapping_sub(link.told_taken) as usize >= CREDIT / 2 {
-            let update = link.packet(&name, op::CREDIT_UPDATE);
-            port.reply(update);
-            says = true;
-        }
-        if waits {
-            self.wait(&name);
-        }
-        says |= self.tell_ends(name, port)?;
-        Ok(match (moved, says) {
-            (0, false) => Pumped::Nothing,
-            (0, true) => Pumped::Said,
-            (bytes, _) => Pumped::Bytes(bytes),
-        })
+        self.tell_ends(name, port);
     }
 
-    /// The guest has no room for what waits in this link: it is the first to be looked at, in the next turn.
-    fn wait(&mut self, name: &Name) {
-        if let Some(guest) = self.guests.get_mut(&name.cid) {
-            guest.mark_first(name);
-            guest.unfinished = true;
-        }
-        self.unfinished = true;
-    }
-
-    fn tell_ends(&mut self, name: Name, port: &mut Port) -> Result<bool, PortFault> {
-        let Some(link) = self.link(&name) else { return Ok(false) };
-        let ends = link.rings.ends();
-        if ends == 0 {
-            return Ok(false);
-        }
-        let empty = link.rings.waiting()?.1 == 0;
-        let mut flags = 0;
-        if ends & REFUSED != 0 {
-            flags |= SHUTDOWN_RECEIVE;
-        }
-        if ends & FINISHED != 0 && empty {
-            flags |= SHUTDOWN_SEND;
-        }
-        if ends & DETACHED != 0 && empty {
-            flags |= SHUTDOWN_SEND | SHUTDOWN_RECEIVE;
-        }
-        let credit = link.flow.all_taken();
-        if ends & RESET != 0 && empty {
+    fn tell_ends(&mut self, name: Name, port: &mut Port) {
+        const BOTH: u32 = SHUTDOWN_SEND | SHUTDOWN_RECEIVE;
+        let Some(link) = self.link(&name) else { return };
+        let Ends { shut, detached, reset } = link.lane.ends();
+        let credit = link.lane.all_taken();
+        if reset {
             self.expect_resets(&name, credit, 1);
             self.drop_link(name, false);
-            port.reply(name.packet(op::RST));
-            return Ok(true);
+            return port.reply(name.packet(op::RST));
         }
+        let flags = if detached { BOTH } else { shut };
         if flags & !link.told == 0 {
-            return Ok(false);
+            return;
         }
         link.told |= flags;
-        let told = link.told;
-        let shutdown = Header { flags: told.into(), ..link.packet(&name, op::SHUTDOWN) };
+        let shutdown = Header { flags: link.told.into(), ..link.lane.packet(op::SHUTDOWN) };
         port.reply(shutdown);
-        if ends & DETACHED != 0 && empty {
+        if detached {
             self.expect_resets(&name, credit, 2);
             self.drop_link(name, false);
         }
-        Ok(true)
     }
+}
+
+/// A panic of ours in the turn of a guest ends that guest's rings. True then, and if `action` says so.
+fn guarded(cid: u32, vms: &mut Vms, stats: &VsockStats, action: impl FnOnce(&mut Vms) -> bool) -> bool {
+    contained(|| action(vms)).unwrap_or_else(|| {
+        vms.get_mut(cid).into_iter().for_each(|vm| vm.fault(stats));
+        true
+    })
 }

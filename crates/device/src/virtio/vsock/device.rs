@@ -8,14 +8,14 @@ use vmlane_wire::virtio_vsock::{SEQPACKET, STREAM};
 
 use super::events::{EVENTS, Reset, send_reset};
 use super::port::Port;
-use super::worker::VsockWorker;
+use super::workers::Home;
 
 /// Receive, transmit, events; front ends mostly keep the last one to themselves.
 const QUEUES: u16 = 3;
 
 pub struct VsockDevice {
     cid: u32,
-    worker: Arc<VsockWorker>,
+    home: Home,
     lines: Arc<dyn Lines>,
     running: bool,
     reset: Reset,
@@ -24,9 +24,9 @@ pub struct VsockDevice {
 impl VsockDevice {
     pub const QUEUES: u16 = QUEUES;
 
-    /// The device of the VM `cid`, which the worker knows.
-    pub fn new(cid: u32, worker: Arc<VsockWorker>, lines: Arc<dyn Lines>) -> VsockDevice {
-        VsockDevice { cid, worker, lines, running: false, reset: Reset::default() }
+    /// The device of the VM `cid`, which its worker knows.
+    pub fn new(cid: u32, home: impl Into<Home>, lines: Arc<dyn Lines>) -> VsockDevice {
+        VsockDevice { cid, home: home.into(), lines, running: false, reset: Reset::default() }
     }
 }
 
@@ -55,18 +55,18 @@ impl VhostDevice for VsockDevice {
         }
         let Some(port) = Port::new(self.cid, setup, self.lines.clone()) else { return };
         self.running = true;
-        self.worker.attach(self.cid, port);
+        self.home.with(|worker| worker.attach(self.cid, port));
     }
 
     fn stop(&mut self) {
         if std::mem::take(&mut self.running) {
-            self.worker.detach(self.cid);
+            self.home.with(|worker| worker.detach(self.cid));
         }
     }
 
     fn gone(&mut self) {
         self.reset = Reset::default();
-        self.worker.gone(self.cid);
+        self.home.with(|worker| worker.gone(self.cid));
     }
 }
 

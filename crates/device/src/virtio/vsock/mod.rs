@@ -17,8 +17,8 @@
 //! | `own_packets.rs` | packets that the daemon sends by itself; what captures see |
 //! | `clients.rs` | who asks for connections, and is charged for them |
 //! | `backlog.rs` | packets that wait for a receiver's buffers |
-//! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
-//! | `bridge/mailbox.rs`, `bridge/links.rs`, `bridge/ready.rs` | what other threads tell the worker of a guest; its connections; those to which something happened |
+//! | `bridge.rs`, `lane.rs` | connections to VMCI guests and host programs; one of them as the end of a stream |
+//! | `bridge/mailbox.rs`, `bridge/links.rs` | what the router says of a guest's connections; those connections |
 //! | `worker.rs`, `vms.rs`, `stats.rs` | a worker, what it keeps of each VM, what it counts |
 //! | `workers.rs` | all of them, and which one serves which VM |
 //! | `views.rs` | what an operator may see |
@@ -29,7 +29,7 @@ mod clients;
 mod credit;
 mod device;
 mod events;
-mod link;
+mod lane;
 mod own_packets;
 mod port;
 mod receive;
@@ -45,14 +45,13 @@ mod workers;
 pub use device::VsockDevice;
 pub use stats::{GuestStats, VsockStats};
 pub use views::{ConnectionView, GuestView};
-pub use worker::{Settings, VsockWorker};
-pub use workers::VsockWorkers;
+pub use worker::{Relay, Settings, VsockWorker};
+pub use workers::{Home, VsockWorkers};
 
 /// The worker's parts without its thread, to be turned by hand.
 #[doc(hidden)]
 pub mod parts {
     pub use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
-    pub use super::link::{Waker, rings};
     pub use super::port::Port;
     pub use super::route::Routes;
 }

@@ -13,7 +13,8 @@ use vmlane_worker::{Doorbells, Work};
 use zerocopy::FromBytes;
 
 use super::backlog::Waiting;
-use super::receive::{NoBuffers, RX, Receive};
+use super::bridge::Name;
+use super::receive::{Inlet, NoBuffers, RX, Receive};
 use super::stats::GuestStats;
 
 const TX: usize = 1;
@@ -43,7 +44,7 @@ pub struct Outgoing {
 /// One VM's rings. A worker owns it. Many fields, because what two rings, the packets on their way in each direction and the
 /// charge of this round need is looked at together in every turn.
 pub struct Port {
-    rx: Receive,
+    rx: Arc<Inlet>,
     tx: Queue,
     pub seqpacket: bool,
     /// The guest's driver has begun anew: it knows of no connection.
@@ -62,8 +63,6 @@ pub struct Port {
     recall: Recall,
     /// Descriptors read that its VM was not charged for yet begin here.
     charged: u64,
-    /// Bytes that its VM was not charged for yet.
-    copied: usize,
     broken: bool,
     lines: Arc<dyn Lines>,
     /// Of its VM.
@@ -106,7 +105,7 @@ impl Port {
         let ((mut rx, _), (tx, fresh)) = (ring(RX)?, ring(TX)?);
         rx.quiet();
         let mut port = Port {
-            rx: Receive::new(rx, &memory, lines.clone()),
+            rx: Arc::new(Inlet::new(Receive::new(rx, &memory, lines.clone()))),
             tx,
             seqpacket: features & SEQPACKET != 0,
             fresh: fresh && features & feature::VERSION_1 != 0,
@@ -119,7 +118,6 @@ impl Port {
             held: 0,
             recall: Recall::new(&*lines),
             charged: 0,
-            copied: 0,
             broken: false,
             lines,
             stats: Arc::default(),
@@ -131,7 +129,7 @@ impl Port {
 
     /// What the rings do is counted there from now on.
     pub fn count_in(&mut self, stats: Arc<GuestStats>) {
-        self.rx.stats = stats.clone();
+        self.rx.borrow_mut().stats = stats.clone();
         self.stats = stats;
     }
 
@@ -140,7 +138,7 @@ impl Port {
         if let Some(outgoing) = self.outgoing.take() {
             return Ok(Some(outgoing));
         }
-        if self.is_broken() || !self.rx.takes_replies() {
+        if self.broken || !self.rx.borrow().may_hear_more() {
             return Ok(None);
         }
         self.segments.clear();
@@ -209,14 +207,17 @@ impl Port {
     }
 
     /// Gives what is left of `outgoing`, whose payload is in `from`, to this guest: several packets if
-    /// its buffers are small.
+    /// its buffers are small. Replies go first: a reset must not be overtaken by what comes after it.
     pub fn deliver(&mut self, from: &Port, outgoing: &mut Outgoing) -> Result<(), NoBuffers> {
-        if !self.rx.has_room(outgoing.len - outgoing.done) {
+        let mut rx = self.rx.borrow_mut();
+        rx.send_replies();
+        if !rx.has_room(outgoing.len - outgoing.done) {
             return Err(NoBuffers);
         }
         loop {
-            let left = outgoing.len - outgoing.done;
-            let here = self.send(outgoing.header, &from.payload, outgoing.done, left)?;
+            let (left, at) = (outgoing.len - outgoing.done, outgoing.done);
+            let copy = |into: &Spans| copy_spans(into, 0, &from.payload, at, into.len());
+            let here = rx.send(outgoing.header, left, copy)?;
             outgoing.done += here;
             if outgoing.done == outgoing.len {
                 return Ok(());
@@ -227,13 +228,15 @@ impl Port {
     /// Gives what is left of a packet that has waited to this guest. True: all of it.
     pub fn deliver_waiting(&mut self, packet: &mut Waiting) -> bool {
         let Waiting { header, bytes, done, .. } = packet;
-        if !self.rx.has_room(bytes.len() - *done) {
+        let mut rx = self.rx.borrow_mut();
+        rx.send_replies();
+        if !rx.has_room(bytes.len() - *done) {
             return false;
         }
         loop {
             let rest = bytes.get(*done..).unwrap_or_default();
             let copy = |into: &Spans| into.write(0, rest.get(..into.len()).unwrap_or_default());
-            let Ok(here) = self.rx.send(*header, rest.len(), copy) else { return false };
+            let Ok(here) = rx.send(*header, rest.len(), copy) else { return false };
             *done += here;
             if *done == bytes.len() {
                 return true;
@@ -241,9 +244,9 @@ impl Port {
         }
     }
 
-    /// Sends this guest one packet with up to `len` bytes of `from`, from `at` on. Returns how many it took.
-    pub fn send(&mut self, header: Header, from: &Spans, at: usize, len: usize) -> Result<usize, NoBuffers> {
-        self.rx.send(header, len, |into| copy_spans(into, 0, from, at, into.len()))
+    /// Where the guest receives, for ends of streams on this thread.
+    pub fn inlet(&self) -> &Arc<Inlet> {
+        &self.rx
     }
 
     /// The payload of the packet that was fetched last.
@@ -254,41 +257,47 @@ impl Port {
     /// A round begins, in which so many descriptors of the receive ring may be read. True if those of the last one
     /// were too few.
     pub fn begin_round(&mut self, descriptors: usize) -> bool {
-        self.rx.begin_round(descriptors)
+        self.rx.borrow_mut().begin_round(descriptors)
     }
 
-    /// Bytes of a stream of its own were copied to the guest: it is charged for them.
-    pub fn owe(&mut self, bytes: usize) {
-        self.copied += bytes;
-    }
-
-    /// What the rings have caused since this was last asked.
+    /// What the packets that the guest sent have caused since this was last asked.
     pub fn take_work(&mut self) -> Work {
-        let walked = self.rx.ring.walked() + self.tx.walked();
+        let walked = self.tx.walked();
         let descriptors = (walked - std::mem::replace(&mut self.charged, walked)) as usize;
-        Work { bytes: std::mem::take(&mut self.copied), descriptors, ..Work::default() }
+        Work { descriptors, ..Work::default() }
     }
 
     /// Sends this guest a packet without payload, now or when there is room ([`Receive::reply`]).
     pub fn reply(&mut self, header: Header) {
-        self.rx.reply(header);
+        self.rx.borrow_mut().reply(header);
     }
 
     /// Is there room for more of them? A caller that can wait, waits until there is.
     pub fn takes_replies(&self) -> bool {
-        self.rx.takes_replies()
-    }
-
-    /// Delivers waiting replies. True if one was.
-    pub fn send_replies(&mut self) -> bool {
-        self.rx.send_replies()
+        self.rx.borrow().takes_replies()
     }
 
     /// Makes what was done visible. The driver hears of packets for it at once. Of packets that it sent it hears when half of
     /// its ring is given back, or a little later; if they hold much memory, before the packets for it, since these may be the
     /// credit that a sender waits for.
     pub fn flush(&mut self, now: Instant) {
-        let calls = self.rx.ring.publish();
+        let calls = self.rx.borrow_mut().publish();
+        self.flush_both(calls, now);
+    }
+
+    /// A round is over: waiting replies are delivered, what was done is visible. True if there was a reply, and what the
+    /// receive ring has caused.
+    pub fn end_round(&mut self, now: Instant) -> (bool, Work) {
+        let mut rx = self.rx.borrow_mut();
+        let (replied, work) = (rx.send_replies(), rx.take_work());
+        let calls = rx.publish();
+        drop(rx);
+        self.flush_both(calls, now);
+        (replied, work)
+    }
+
+    /// `calls`: the driver is to hear of packets for it.
+    fn flush_both(&mut self, calls: bool, now: Instant) {
         if self.tx.publish() {
             self.owed.get_or_insert(now);
         }
@@ -319,7 +328,7 @@ impl Port {
             return;
         }
         // What is withheld is not to be heard yet.
-        let heard = self.rx.ring.is_heard() && (self.owed.is_some() || self.tx.is_heard());
+        let heard = self.rx.borrow().ring.is_heard() && (self.owed.is_some() || self.tx.is_heard());
         if self.recall.is_due(now, heard) {
             self.lines.call(RX);
         }
@@ -348,12 +357,8 @@ impl Port {
     pub fn fail(&mut self) {
         self.broken = true;
         self.owed = None;
-        self.lines.fail(RX);
+        self.rx.borrow_mut().fail();
         self.lines.fail(TX);
-    }
-
-    fn is_broken(&self) -> bool {
-        self.broken || self.rx.is_broken()
     }
 
     #[cold]
@@ -364,22 +369,33 @@ impl Port {
     }
 
     pub fn has_buffers(&self) -> bool {
-        !self.broken && self.rx.has_buffers()
+        !self.broken && self.rx.borrow().has_buffers()
     }
 
     /// Asks the driver to announce packets, and buffers if some are waited for.
     pub fn arm(&mut self, for_buffers: bool) {
         self.tx.listen();
         if for_buffers {
-            self.rx.ring.listen();
+            self.rx.borrow_mut().ring.listen();
         }
     }
 
     /// After a fence: is there something to do already?
     pub fn waits(&self) -> bool {
-        let sends = self.outgoing.is_none() && self.rx.takes_replies();
-        let replies = self.rx.holds_replies() && self.rx.has_buffers();
-        !self.is_broken() && (replies || sends && self.tx.is_there(self.tx.next))
+        let rx = self.rx.borrow();
+        let sends = self.outgoing.is_none() && rx.takes_replies();
+        let fills = (rx.holds_replies() || rx.is_waited_for()) && rx.has_buffers();
+        !self.broken && !rx.is_broken() && (fills || sends && self.tx.is_there(self.tx.next))
+    }
+
+    /// Connections whose peers' bytes have waited for buffers that are there now.
+    pub fn take_waiting(&self) -> Vec<Name> {
+        self.rx.borrow_mut().take_waiting()
+    }
+
+    /// Do such bytes wait?
+    pub fn is_waited_for(&self) -> bool {
+        self.rx.borrow().is_waited_for()
     }
 
     /// A packet of this guest waits for its receiver.
@@ -388,12 +404,12 @@ impl Port {
     }
 
     pub fn holds_replies(&self) -> bool {
-        self.rx.holds_replies() && !self.broken
+        self.rx.borrow().holds_replies() && !self.broken
     }
 
     pub fn disarm(&mut self) {
         self.tx.quiet();
-        self.rx.ring.quiet();
+        self.rx.borrow_mut().ring.quiet();
         self.lines.clear();
     }
 
@@ -408,6 +424,11 @@ impl Port {
         }
     }
 
+    /// It is among none from here on.
+    pub fn leave_doorbells(&mut self) {
+        self.bell = None;
+    }
+
     /// Does the worker hear its doorbell?
     pub fn announces(&self) -> bool {
         self.bell.is_some()
@@ -416,7 +437,9 @@ impl Port {
     /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under way, it has to
     /// be polled.
     pub fn announces_all(&self) -> bool {
-        let under_way = self.holds_packet() || self.holds_replies() || self.rx.is_limited();
+        let rx = self.rx.borrow();
+        let fills = rx.holds_replies() || rx.is_waited_for() || rx.is_limited();
+        let under_way = self.holds_packet() || fills;
         self.announces() && !under_way && !self.withholds() && !self.repeats()
     }
 }
@@ -432,6 +455,6 @@ impl Drop for Port {
             _ => self.tx.next,
         };
         self.tx.leave(first);
-        self.rx.leave();
+        self.rx.borrow_mut().leave();
     }
 }

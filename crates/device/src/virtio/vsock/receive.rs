@@ -8,10 +8,13 @@ use std::sync::Arc;
 
 use crate::virtio::queue::{Broken, Queue, Segment, Taken};
 use crate::virtio::vhost::Lines;
+use atomic_refcell::AtomicRefCell;
 use vmlane_mem::{Fault, MemoryMap, Spans};
 use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, HEADER, Header};
+use vmlane_worker::Work;
 use zerocopy::IntoBytes;
 
+use super::bridge::Name;
 use super::stats::GuestStats;
 
 /// The ring's number.
@@ -24,6 +27,9 @@ const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
 /// Pieces of buffers that are read ahead, to see whether a packet can be delivered as a whole. Linux needs 34
 /// for the longest one.
 const AHEAD: usize = 1024;
+
+/// Shared by the rings' owner and the ends of streams: all are on one thread.
+pub type Inlet = AtomicRefCell<Receive>;
 
 /// Room for the guest to receive in is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +59,15 @@ pub struct Receive {
     into: Spans,
     /// Headers of packets that the daemon sends to this guest.
     replies: VecDeque<Header>,
+    /// Connections whose peers' bytes wait for buffers.
+    waiting: Vec<Name>,
+    /// A stream has written to it since its owner last saw to it.
+    pub written: bool,
+    /// Bytes of streams that its VM was not charged for yet; descriptors begin here.
+    pub copied: usize,
+    charged: u64,
+    /// The driver wants to hear of what was shown.
+    calls: bool,
     /// It is read up to here in this round. That was not enough.
     walk_until: u64,
     limited: bool,
@@ -73,6 +88,11 @@ impl Receive {
             head: Spans::new(memory.clone(), true),
             into: Spans::new(memory.clone(), true),
             replies: VecDeque::new(),
+            waiting: Vec::new(),
+            written: false,
+            copied: 0,
+            charged: 0,
+            calls: false,
             walk_until: u64::MAX,
             limited: false,
             broken: false,
@@ -118,6 +138,41 @@ impl Receive {
             }
         }
         !self.broken
+    }
+
+    /// Bytes that can be sent at once, up to `most` or a little more. 0: there are no buffers.
+    pub fn room(&mut self, most: usize) -> usize {
+        self.has_room(most);
+        if self.broken { 0 } else { self.room }
+    }
+
+    /// The connection is to have its turn when there are buffers.
+    pub fn wait(&mut self, name: Name) {
+        self.waiting.push(name);
+    }
+
+    /// Connections that have waited, if there are buffers now.
+    pub fn take_waiting(&mut self) -> Vec<Name> {
+        if self.waiting.is_empty() || self.holds_replies() || !self.has_buffers() {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.waiting)
+    }
+
+    pub fn is_waited_for(&self) -> bool {
+        !self.waiting.is_empty() && !self.broken
+    }
+
+    /// What was written is visible to the driver.
+    pub fn show(&mut self) {
+        self.calls |= self.ring.publish();
+    }
+
+    /// The same. True if the driver is to be called.
+    pub fn publish(&mut self) -> bool {
+        self.show();
+        self.written = false;
+        std::mem::take(&mut self.calls)
     }
 
     /// The next buffer, whose pieces are the first of all. It is not used yet.
@@ -224,8 +279,24 @@ impl Receive {
         self.replies.len() < MAX_REPLIES
     }
 
+    /// May the guest send more, of which it will hear by replies?
+    pub fn may_hear_more(&self) -> bool {
+        !self.broken && self.takes_replies()
+    }
+
+    /// What it has caused since this was last asked.
+    pub fn take_work(&mut self) -> Work {
+        let walked = self.ring.walked();
+        let descriptors = (walked - std::mem::replace(&mut self.charged, walked)) as usize;
+        Work { bytes: std::mem::take(&mut self.copied), descriptors, ..Work::default() }
+    }
+
     /// Delivers waiting replies. True if one was.
+    #[inline]
     pub fn send_replies(&mut self) -> bool {
+        if self.replies.is_empty() {
+            return false;
+        }
         let mut moved = false;
         while let Some(header) = self.replies.front().copied() {
             if self.send(header, 0, |_| ()).is_err() {
@@ -237,6 +308,7 @@ impl Receive {
         moved
     }
 
+    /// Do some wait?
     pub fn holds_replies(&self) -> bool {
         !self.replies.is_empty() && !self.broken
     }
@@ -252,13 +324,20 @@ impl Receive {
     #[cold]
     fn breaks(&mut self, broken: Broken) -> NoBuffers {
         tracing::debug!(ring = RX, %broken, "a virtio ring broke");
-        self.broken = true;
-        self.lines.fail(RX);
+        self.fail();
         NoBuffers
     }
 
-    /// The ring's next owner continues at the first buffer that is not used.
+    /// It is used no more, and its driver is told.
+    #[cold]
+    pub fn fail(&mut self) {
+        self.broken = true;
+        self.lines.fail(RX);
+    }
+
+    /// The ring's next owner continues at the first buffer that is not used. Nothing is written to it from here on.
     pub fn leave(&mut self) {
+        self.broken = true;
         let first = self.unused.front().map_or(self.ring.next, |buffer| buffer.taken.at());
         self.ring.leave(first);
     }

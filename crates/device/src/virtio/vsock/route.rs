@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use vmlane_port::wrap::StreamTap;
 use vmlane_vsock::VmReader;
 use vmlane_wire::virtio_vsock::{Header, kind, op};
-use vmlane_worker::{Account, Meter, Work, contained};
+use vmlane_worker::{Account, Meter, Rounds, Work, contained};
 
 use super::backlog::{ALONE, ALONE_AND_FULL, BESIDE_OTHERS, Backlog};
-use super::bridge::{Bridge, CONNECT};
+use super::bridge::{Bridge, CONNECT, Relayed};
 use super::own_packets::{ask_for_credit, peer_reset, reply, show};
 use super::port::{Nonsense, Outgoing, Port};
 use super::stats::{GuestStats, VsockStats};
@@ -47,6 +47,8 @@ pub struct Routes {
     first: usize,
     /// Used anew in each round.
     order: Vec<u32>,
+    /// The same in each turn: packets whose payload is lent.
+    lent: Vec<Outgoing>,
     /// VMs to which nothing happens are not polled.
     leaves: bool,
     /// What looks at the packets, while there is a capture.
@@ -54,9 +56,19 @@ pub struct Routes {
 }
 
 /// What became of a packet.
+#[derive(Clone, Copy)]
 enum Fate {
     Finished,
+    /// Its payload is lent to a stream.
+    Lent,
     Waits,
+}
+
+/// What a VM takes along to another worker.
+pub struct Moved {
+    /// If they run.
+    pub rings: Option<Box<Port>>,
+    pub stats: Arc<GuestStats>,
 }
 
 /// A guest whose turn it is.
@@ -76,8 +88,9 @@ impl Routes {
     ) -> std::io::Result<Routes> {
         let (vms, table) = (Vms::new()?, Table::default());
         let meter = Meter::default();
-        let (started, first, order, taps) = (Instant::now(), 0, Vec::new(), Vec::new());
-        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, leaves, taps })
+        let (started, first, taps) = (Instant::now(), 0, Vec::new());
+        let (order, lent) = (Vec::new(), Vec::new());
+        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, lent, leaves, taps })
     }
 
     /// Has `taps`, and no others, look at packets from one guest to another.
@@ -85,8 +98,8 @@ impl Routes {
         self.taps = taps;
     }
 
-    /// A VM has such a device from here on. Returns what that counts.
-    pub fn add(&mut self, cid: u32) -> Arc<GuestStats> {
+    /// A VM has such a device from here on, which counts in `stats` if it is new. Returns where it counts.
+    pub fn add(&mut self, cid: u32, stats: Arc<GuestStats>) -> Arc<GuestStats> {
         if let Some(bridge) = &mut self.bridge {
             bridge.add(cid);
         }
@@ -94,7 +107,6 @@ impl Routes {
             vm.stalled = false;
             return vm.stats.clone();
         }
-        let stats = Arc::<GuestStats>::default();
         let device = match self.known.load().get(cid) {
             Some(vm) => format!("{}/vsock", vm.name),
             None => format!("CID {cid}"),
@@ -113,6 +125,15 @@ impl Routes {
         }
     }
 
+    /// Forgets a VM that another worker serves from here on.
+    pub fn hand_over(&mut self, cid: u32) -> Option<Moved> {
+        let vm = self.vms.get_mut(cid)?;
+        let (mut rings, stats) = (vm.port.take(), vm.stats.clone());
+        self.remove(cid);
+        rings.iter_mut().for_each(|rings| rings.leave_doorbells());
+        Some(Moved { rings, stats })
+    }
+
     pub fn attach(&mut self, cid: u32, mut port: Box<Port>) {
         if self.vms.get(cid).is_some_and(|vm| vm.shut) {
             return port.fail();
@@ -123,13 +144,15 @@ impl Routes {
         if let Some(vm) = self.vms.get(cid) {
             port.count_in(vm.stats.clone());
         }
+        let inlet = port.inlet().clone();
         self.vms.attach(cid, port);
         if let Some(bridge) = &mut self.bridge {
-            bridge.attached(cid);
+            bridge.attached(cid, &inlet);
         }
     }
 
     pub fn detach(&mut self, cid: u32) {
+        self.bridge.iter_mut().for_each(|bridge| bridge.detached(cid));
         if let Some(vm) = self.vms.get_mut(cid) {
             vm.port = None;
         }
@@ -150,6 +173,7 @@ impl Routes {
     /// A fault of ours came while a VM was served: its rings end, and no other's.
     #[cold]
     pub fn fault(&mut self, cid: u32) {
+        self.bridge.iter_mut().for_each(|bridge| bridge.detached(cid));
         match self.vms.get_mut(cid) {
             Some(vm) => vm.fault(&self.stats),
             None => self.stats.panics.bump(1),
@@ -183,26 +207,24 @@ impl Routes {
             moved |= self.turn(cid, now);
         }
         self.order = order;
-        if let Some(bridge) = &mut self.bridge {
-            moved |= bridge.turn(&mut self.vms, &mut self.meter, &self.stats);
-        }
-        self.each_port(|port| {
-            moved |= port.holds_replies() && port.send_replies();
-            port.flush(now);
-            if !moved {
-                port.deliver_held(now);
-            }
-            port.repeat_call(now);
-        });
-        let (meter, stats) = (&mut self.meter, &self.stats);
-        self.vms.each_polled(|vm| {
-            if let Some(port) = &mut vm.port {
-                charge(meter, stats, vm.account, port.take_work());
-            }
-        });
+        moved |= self.turn_streams(now);
+        moved |= self.end_round(moved, now);
         if self.leaves {
             let stats = &self.stats;
             self.vms.leave_quiet(now, |vm| within(vm, stats, Vms::arm));
+        }
+        moved
+    }
+
+    /// The turns of streams with ends here, and what follows from them.
+    fn turn_streams(&mut self, now: Instant) -> bool {
+        let Some(bridge) = &mut self.bridge else { return false };
+        let mut moved = bridge.rounds().is_some_and(|streams| streams.round(now));
+        let waiting: Vec<_> = self.vms.polled_ports().flat_map(Port::take_waiting).collect();
+        moved |= bridge.fill(waiting, now);
+        moved |= bridge.turn(&mut self.vms, &mut self.meter, &self.stats);
+        while let Some(cid) = bridge.pop_written() {
+            self.vms.woken(cid);
         }
         moved
     }
@@ -218,6 +240,27 @@ impl Routes {
             unfinished |= vm.port.as_mut().is_some_and(|port| port.begin_round(walk));
         });
         unfinished
+    }
+
+    /// What was done is shown to the guests, and they are charged for it. True if something more moved.
+    fn end_round(&mut self, mut moved: bool, now: Instant) -> bool {
+        let (meter, stats) = (&mut self.meter, &self.stats);
+        let mut replied = false;
+        self.vms.each_polled(|vm| {
+            let account = vm.account;
+            within(vm, stats, |vm| {
+                let Some(port) = &mut vm.port else { return };
+                let (replies, work) = port.end_round(now);
+                charge(meter, stats, account, work);
+                replied |= replies;
+                moved |= replies;
+                if !moved {
+                    port.deliver_held(now);
+                }
+                port.repeat_call(now);
+            });
+        });
+        replied
     }
 
     /// Calls `action` with every port that is polled; a panic of ours ends that VM's port and no other.
@@ -284,9 +327,6 @@ impl Routes {
         let Some(receiver) = vm.port.as_deref_mut() else {
             return (early && !vm.shut).then_some(false);
         };
-        if receiver.holds_replies() {
-            receiver.send_replies();
-        }
         let mut moved = false;
         while !self.meter.is_over(sender.account)
             && let Some(packet) = sender.backlog.first(to)
@@ -294,7 +334,6 @@ impl Routes {
             let before = packet.done;
             let delivered = receiver.deliver_waiting(packet);
             let (header, len, here) = (packet.header, packet.len, packet.done - before);
-            charge(&mut self.meter, &self.stats, vm.account, receiver.take_work());
             let work = Work { bytes: here, ..Work::default() };
             charge(&mut self.meter, &self.stats, sender.account, work);
             if delivered || here > 0 {
@@ -334,6 +373,7 @@ impl Routes {
 
     fn send(&mut self, sender: &mut Sender<'_>, port: &mut Port, now: Instant) -> bool {
         let (mut moved, mut hidden) = (false, 0);
+        let mut lent = std::mem::take(&mut self.lent);
         for _ in 0..PACKETS {
             if self.meter.is_over(sender.account) {
                 break;
@@ -349,7 +389,11 @@ impl Routes {
                     continue;
                 }
             };
-            let before = outgoing.done;
+            // What may end a stream comes behind the bytes before it.
+            if outgoing.header.op.get() != op::RW {
+                self.settle(port, &mut lent, now);
+            }
+            let (before, to) = (outgoing.done, outgoing.header.dst_cid.get());
             let fate = self.route(sender, port, &mut outgoing, now);
             let here = outgoing.done - before;
             moved |= here > 0;
@@ -357,26 +401,48 @@ impl Routes {
             let work = port.take_work();
             charge(&mut self.meter, &self.stats, sender.account, Work { bytes: work.bytes + here, ..work });
             match fate {
-                Fate::Finished => {
-                    self.stats.packets.bump(1);
-                    port.finish(&outgoing);
-                    moved = true;
+                Fate::Lent => {
+                    lent.push(outgoing);
                     hidden += here;
-                    if hidden >= SHOWN {
-                        hidden = 0;
-                        let to = u32::try_from(outgoing.header.dst_cid.get()).ok();
-                        let to = to.and_then(|to| self.vms.port(to));
-                        to.into_iter().for_each(|receiver| receiver.flush(now));
-                        port.flush(now);
-                    }
+                }
+                Fate::Finished => {
+                    // Chains are completed in their order.
+                    self.settle(port, &mut lent, now);
+                    self.finish(port, &outgoing);
+                    hidden += here;
                 }
                 Fate::Waits => {
                     port.keep(outgoing);
                     break;
                 }
             }
+            moved = true;
+            if hidden >= SHOWN {
+                hidden = 0;
+                self.settle(port, &mut lent, now);
+                let to = u32::try_from(to).ok().and_then(|to| self.vms.port(to));
+                to.into_iter().for_each(|receiver| receiver.flush(now));
+                port.flush(now);
+            }
         }
+        self.settle(port, &mut lent, now);
+        self.lent = lent;
         moved
+    }
+
+    /// The packets whose payload was lent to streams are delivered.
+    #[inline]
+    fn settle(&mut self, port: &mut Port, lent: &mut Vec<Outgoing>, now: Instant) {
+        if lent.is_empty() {
+            return;
+        }
+        self.bridge.iter_mut().for_each(|bridge| bridge.settle(now));
+        lent.drain(..).for_each(|outgoing| self.finish(port, &outgoing));
+    }
+
+    fn finish(&mut self, port: &mut Port, outgoing: &Outgoing) {
+        self.stats.packets.bump(1);
+        port.finish(outgoing);
     }
 
     fn route(
@@ -397,8 +463,8 @@ impl Routes {
         if !matches!(header.kind.get(), kind::STREAM | kind::SEQPACKET) {
             return self.refuse(port, &header);
         }
-        if to.is_some_and(|to| self.relay((cid, to), port, outgoing)) {
-            return Fate::Finished;
+        if let Some(fate) = to.and_then(|to| self.relay((cid, to), port, outgoing, now)) {
+            return fate;
         }
         let known = self.known.load();
         let Some(to) = to.filter(|&to| known.may_talk(cid, to)) else { return self.refuse(port, &header) };
@@ -436,17 +502,11 @@ impl Routes {
         if sender.backlog.waits_for(to) {
             return self.wait(to, sender, port, outgoing, now);
         }
-        // Replies before packets: a reset must not be overtaken by what comes after it.
-        if receiver.holds_replies() {
-            receiver.send_replies();
-        }
         let before = outgoing.done;
         let delivered = receiver.deliver(port, outgoing).is_ok();
         if !self.taps.is_empty() {
             show(&self.taps, port, outgoing, before, delivered);
         }
-        // The sender pays for the copy, the receiver for its descriptors.
-        charge(&mut self.meter, &self.stats, vm.account, receiver.take_work());
         if !delivered {
             return self.wait(to, sender, port, outgoing, now);
         }
@@ -456,24 +516,32 @@ impl Routes {
         Fate::Finished
     }
 
-    /// A packet to what is no virtio-vsock guest, or is reached as one that is not. False: it is none.
+    /// A packet to what is no virtio-vsock guest, or is reached as one that is not. None: it is none.
     #[inline]
-    fn relay(&mut self, (cid, to): (u32, u32), port: &mut Port, outgoing: &mut Outgoing) -> bool {
+    fn relay(
+        &mut self,
+        (cid, to): (u32, u32),
+        port: &mut Port,
+        outgoing: &mut Outgoing,
+        now: Instant,
+    ) -> Option<Fate> {
         let header = outgoing.header;
-        let Some(bridge) = &mut self.bridge else { return false };
+        let bridge = self.bridge.as_mut()?;
         if self.vms.contains(to) && !bridge.relays(&header) {
-            return false;
+            return None;
         }
-        let taken = self.known.load().get(cid).is_some_and(|vm| bridge.take(port, outgoing, vm));
-        self.stats.refused.bump(u64::from(!taken));
+        let known = self.known.load();
+        let relayed = known.get(cid).map_or(Relayed::Refused, |vm| bridge.take(port, outgoing, vm, now));
+        let refused = u64::from(relayed == Relayed::Refused);
+        self.stats.refused.bump(refused);
         self.stats.relayed_bytes.bump(outgoing.done as u64);
-        port.stats.refused.bump(u64::from(!taken));
+        port.stats.refused.bump(refused);
         if header.op.get() == op::REQUEST
             && let Some(vm) = self.vms.get(cid)
         {
             self.meter.charge(vm.account, CONNECT);
         }
-        true
+        Some(if relayed == Relayed::Lent { Fate::Lent } else { Fate::Finished })
     }
 
     /// The receiver of a packet has no buffers for it. It waits in its ring for a moment, and then in the backlog. If that is
@@ -581,6 +649,21 @@ impl Routes {
         self.table.views().chain(self.bridge.iter().flat_map(Bridge::views)).collect()
     }
 
+    /// The engine of streams with ends here, if there is one.
+    pub fn streams(&mut self) -> Option<&mut dyn Rounds> {
+        self.bridge.as_mut()?.rounds()
+    }
+
+    /// The same, to be asked.
+    pub fn streams_ref(&self) -> Option<&dyn Rounds> {
+        self.bridge.as_ref()?.rounds_ref()
+    }
+
+    /// Commands for it may wait.
+    pub fn notified(&mut self) {
+        self.bridge.iter_mut().for_each(Bridge::run_commands);
+    }
+
     /// Does a driver wait for a notice that is not due yet?
     pub fn undelivered(&self) -> bool {
         self.vms.polled_ports().any(Port::withholds)
@@ -599,7 +682,7 @@ impl Routes {
     /// Is there something for which nothing wakes the worker: a packet that waits for its receiver, a VM whose doorbell it
     /// cannot listen to?
     pub fn is_waiting(&self) -> bool {
-        self.vms.polled_ports().any(|port| port.holds_packet() || !port.announces())
+        self.vms.polled_ports().any(|port| port.holds_packet() || port.is_waited_for() || !port.announces())
             || self.vms.holds_packets()
             || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }

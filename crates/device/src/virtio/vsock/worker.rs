@@ -12,15 +12,15 @@ use vmlane_port::role::Role;
 use vmlane_port::wrap::{Fault, StreamTap};
 use vmlane_vsock::{Endpoint, Router, VmTable};
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Ports, WakeFds, Woken, Worker, contained,
+    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Polling, Ports, Ride, Rounds, WakeFds,
+    Woken, Worker, contained,
 };
 
 use crate::virtio::recall;
 
 use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
-use super::link::Waker;
 use super::port::Port;
-use super::route::Routes;
+use super::route::{Moved, Routes};
 use super::stats::{GuestStats, VsockStats};
 use super::views::{ConnectionView, GuestView, Question};
 
@@ -33,10 +33,12 @@ pub struct Settings {
 }
 
 enum Request {
-    /// What the VM's device counts is put there.
-    Add(u32, Arc<OnceLock<Arc<GuestStats>>>),
+    /// Where the VM's device counts is put there; what it is given is for one that is new.
+    Add(u32, Arc<GuestStats>, Arc<OnceLock<Arc<GuestStats>>>),
     Remove(u32),
     Attach(u32, Box<Port>),
+    /// The VM is served by another worker from here on. What it takes along is put there.
+    Move(u32, Arc<Mutex<Option<Moved>>>),
     Detach(u32),
     Gone(u32),
     /// Out of service, or back in it.
@@ -54,9 +56,10 @@ impl Request {
     /// Whose it is, if a VM's.
     fn cid(&self) -> Option<u32> {
         match self {
-            Request::Add(cid, _)
+            Request::Add(cid, ..)
             | Request::Remove(cid)
             | Request::Attach(cid, _)
+            | Request::Move(cid, _)
             | Request::Detach(cid)
             | Request::Gone(cid)
             | Request::Shut(cid, _)
@@ -73,6 +76,9 @@ struct Command {
 }
 
 type Requests = CommandQueue<Command>;
+
+/// What a worker needs whose guests reach VMCI guests and the host.
+pub type Relay = (Arc<Router>, Ride);
 
 /// How long a worker sleeps at most while a packet waits for buffers.
 const SHORT: Duration = Duration::from_millis(1);
@@ -97,23 +103,11 @@ struct Questions {
     connections: Question<Vec<ConnectionView>>,
 }
 
-/// Wakes the worker for what it looks at before it sleeps.
-struct WakesWorker(Arc<Requests>);
-
-impl Waker for WakesWorker {
-    fn wake(&self) {
-        self.0.parking().wake();
-    }
-}
-
 impl VsockWorker {
-    /// Starts a worker that is alone, for VMs in `vms`. With a `router`, VMCI guests and the host are reached through it.
-    pub fn start(
-        settings: Settings,
-        vms: &VmTable,
-        router: Option<Arc<Router>>,
-    ) -> std::io::Result<VsockWorker> {
-        VsockWorker::start_one_of(0, 1, settings, vms, router)
+    /// Starts a worker that is alone, for VMs in `vms`. With a `relay`, VMCI guests and the host are reached: by the router, and
+    /// with the engine of streams that rides.
+    pub fn start(settings: Settings, vms: &VmTable, relay: Option<Relay>) -> std::io::Result<VsockWorker> {
+        VsockWorker::start_one_of(0, 1, settings, vms, relay)
     }
 
     /// Starts the worker `number` of `count`, which share what a process may have of connections' memory.
@@ -122,13 +116,17 @@ impl VsockWorker {
         count: usize,
         settings: Settings,
         vms: &VmTable,
-        router: Option<Arc<Router>>,
+        relay: Option<Relay>,
     ) -> std::io::Result<VsockWorker> {
-        let requests = Arc::new(Requests::new(Parking::new()?));
-        let mailbox = Mailbox::new(Arc::new(WakesWorker(requests.clone())));
-        let bridge = router.map(|router| Bridge::new(router, mailbox.clone(), MAX_LINKS / count));
+        let (parking, heartbeat) = match &relay {
+            Some((_, Ride { parking, heartbeat, .. })) => (parking.clone(), heartbeat.clone()),
+            None => (Arc::new(Parking::new()?), Arc::default()),
+        };
+        let requests = Arc::new(Requests::new(parking.clone()));
+        let mailbox = Mailbox::new(parking);
+        let most = MAX_LINKS / count;
+        let bridge = relay.map(|(router, ride)| Bridge::new(router, mailbox.clone(), Some(ride), most));
         let stats = Arc::new(VsockStats::default());
-        let heartbeat = Arc::new(Heartbeat::default());
         let questions = Arc::new(Questions::default());
         let routes = Routes::new(vms.reader(), stats.clone(), bridge, !settings.poll)?;
         let engine = VsockEngine { routes, stats: stats.clone(), questions: questions.clone() };
@@ -198,9 +196,23 @@ impl VsockWorker {
 
     /// A VM has such a device from here on. Returns what that counts.
     pub fn add(&self, cid: u32) -> Arc<GuestStats> {
+        self.add_counted(cid, Arc::default())
+    }
+
+    fn add_counted(&self, cid: u32, new: Arc<GuestStats>) -> Arc<GuestStats> {
         let stats = Arc::new(OnceLock::new());
-        self.ask(Request::Add(cid, stats.clone()));
-        stats.get().cloned().unwrap_or_default()
+        self.ask(Request::Add(cid, new.clone(), stats.clone()));
+        stats.get().cloned().unwrap_or(new)
+    }
+
+    /// A VM that `from` has served is served here from now on. Returns what its device counts.
+    pub(super) fn take_over(&self, cid: u32, from: &VsockWorker) -> Arc<GuestStats> {
+        let moved = Arc::<Mutex<Option<Moved>>>::default();
+        from.ask(Request::Move(cid, moved.clone()));
+        let Some(Moved { rings, stats }) = moved.lock().take() else { return self.add(cid) };
+        let stats = self.add_counted(cid, stats);
+        rings.into_iter().for_each(|rings| self.ask(Request::Attach(cid, rings)));
+        stats
     }
 
     /// Takes a VM out of service, or back into it: then its driver must be loaded anew. When it returns, the worker does
@@ -262,9 +274,10 @@ struct VsockEngine {
 impl VsockEngine {
     fn carry_out(&mut self, request: Request) {
         match request {
-            Request::Add(cid, stats) => drop(stats.set(self.routes.add(cid))),
+            Request::Add(cid, new, stats) => drop(stats.set(self.routes.add(cid, new))),
             Request::Remove(cid) => self.routes.remove(cid),
             Request::Attach(cid, port) => self.routes.attach(cid, port),
+            Request::Move(cid, to) => *to.lock() = self.routes.hand_over(cid),
             Request::Detach(cid) => self.routes.detach(cid),
             Request::Gone(cid) => self.routes.reset_all(cid),
             Request::Shut(cid, shut) => self.routes.set_shut(cid, shut),
@@ -280,6 +293,10 @@ impl Engine for VsockEngine {
     type Command = Command;
     type Shared = ();
 
+    fn notified(&mut self) {
+        self.routes.notified();
+    }
+
     fn run_command(&mut self, command: Command, _: Instant) {
         // The answer goes with the command's end, however it ends.
         let Command { request, _answer } = command;
@@ -288,38 +305,53 @@ impl Engine for VsockEngine {
             Some(cid) => contained(|| self.carry_out(request)).unwrap_or_else(|| self.routes.fault(cid)),
         }
     }
+}
+
+/// Of the guests' rings, and of the engine of their streams, which rides.
+impl Rounds for VsockEngine {
+    fn clock(&mut self, now: Instant, polling: Polling) {
+        self.routes.streams().into_iter().for_each(|streams| streams.clock(now, polling));
+    }
 
     fn round(&mut self, now: Instant) -> bool {
         self.routes.round(now)
     }
 
     fn moved_bytes(&self) -> u64 {
-        self.stats.bytes.get()
+        self.stats.bytes.get() + self.routes.streams_ref().map_or(0, |streams| streams.moved_bytes())
     }
 
     fn ports(&mut self) -> Ports {
         let repeats = self.routes.repeats().then_some(recall::FIRST);
-        Ports::Armable(repeats.or(self.routes.is_waiting().then_some(SHORT)))
+        let limit = repeats.or(self.routes.is_waiting().then_some(SHORT));
+        match self.routes.streams().map(|streams| streams.ports()) {
+            Some(Ports::Armed(of_streams)) => Ports::Armable(limit.into_iter().chain(of_streams).min()),
+            Some(busy) => busy,
+            None => Ports::Armable(limit),
+        }
     }
 
     fn undelivered(&self) -> bool {
-        self.routes.undelivered()
+        self.routes.undelivered() || self.routes.streams_ref().is_some_and(|streams| streams.undelivered())
     }
 
     fn deliver_withheld(&mut self) {
         self.routes.deliver_withheld(Instant::now());
+        self.routes.streams().into_iter().for_each(|streams| streams.deliver_withheld());
     }
 
     fn arm(&mut self) -> bool {
-        self.routes.arm()
+        self.routes.streams().is_some_and(|streams| streams.arm()) || self.routes.arm()
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
         fds.doorbell(self.routes.doorbells());
+        self.routes.streams_ref().into_iter().for_each(|streams| streams.wake_fds(fds));
     }
 
     fn woken(&mut self, by: Woken) {
         self.routes.woken(by.doorbell);
+        self.routes.streams().into_iter().for_each(|streams| streams.woken(by));
     }
 
     fn count(&mut self, event: Event) {

@@ -1,20 +1,20 @@
 //! The workers of all virtio-vsock devices, and which of them serves which VM.
 //!
 //! VMs of one isolation group can talk, and no others. So a group is with one worker: its packets are copied once, by one
-//! thread, and no two groups wait for each other. Were two VMs of one group with two workers, they would still talk: by way of
-//! the router, as with VMCI guests, which carries streams and no SOCK_SEQPACKET.
+//! thread, and no two groups wait for each other. A VM that is given another group while it runs moves to that group's worker;
+//! its connections are reset, as those with its old group are anyway.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmlane_port::wrap::StreamTap;
-use vmlane_vsock::{Cid, Router, Vm};
+use vmlane_vsock::{Cid, Vm, VmTable};
 use vmlane_worker::Heartbeat;
 
 use super::stats::{GuestStats, VsockStats};
 use super::views::{ConnectionView, GuestView};
-use super::worker::{Settings, VsockWorker};
+use super::worker::{Relay, Settings, VsockWorker};
 
 /// All workers; dropping it stops them.
 pub struct VsockWorkers {
@@ -24,28 +24,32 @@ pub struct VsockWorkers {
 }
 
 impl VsockWorkers {
-    /// Starts `count` threads, one at least. VMCI guests and the host are reached through `router`.
-    pub fn start(count: usize, settings: Settings, router: &Arc<Router>) -> std::io::Result<VsockWorkers> {
-        let count = count.max(1);
-        let start = |number| {
-            let worker =
-                VsockWorker::start_one_of(number, count, settings, router.vms(), Some(router.clone()));
-            worker.map(Arc::new)
-        };
-        let others = (1..count).map(start).collect::<std::io::Result<_>>()?;
-        Ok(VsockWorkers { first: start(0)?, others, places: Mutex::new(Places::new(count)) })
+    /// Starts a thread for each of `relays`, one at least. They have the same router.
+    pub fn start(settings: Settings, relays: Vec<Relay>, vms: &VmTable) -> std::io::Result<VsockWorkers> {
+        let count = relays.len().max(1);
+        let mut relays = relays.into_iter();
+        let start =
+            |number, relay| VsockWorker::start_one_of(number, count, settings, vms, relay).map(Arc::new);
+        let first = start(0, relays.next())?;
+        let others = relays.enumerate().map(|(at, relay)| start(at + 1, Some(relay)));
+        let others = others.collect::<std::io::Result<_>>()?;
+        Ok(VsockWorkers { first, others, places: Mutex::new(Places::new(count)) })
     }
 
-    /// A VM has such a device from here on. Returns the worker that serves it, and what the device counts.
-    pub fn add(&self, vm: &Vm) -> (Arc<VsockWorker>, Arc<GuestStats>) {
-        let worker = self.at(self.places.lock().place(vm));
-        let stats = worker.add(vm.cid);
-        (worker.clone(), stats)
+    /// A VM has such a device from here on, or may have another group. Returns who serves it, and what the device counts.
+    pub fn add(&self, vm: &Vm) -> (Home, Arc<GuestStats>) {
+        let mut places = self.places.lock();
+        let worker = self.at(places.place(vm));
+        let home = places.homes.entry(vm.cid).or_insert_with(|| worker.clone().into());
+        let stats = home.move_to(vm.cid, worker);
+        (home.clone(), stats)
     }
 
     /// Forgets a VM.
     pub fn remove(&self, cid: Cid) {
-        let worker = self.places.lock().remove(cid);
+        let mut places = self.places.lock();
+        places.homes.remove(&cid);
+        let worker = places.remove(cid);
         worker.into_iter().for_each(|worker| self.at(worker).remove(cid));
     }
 
@@ -88,22 +92,52 @@ impl VsockWorkers {
     }
 }
 
+/// The worker that serves a VM, at any time.
+#[derive(Clone)]
+pub struct Home(Arc<Mutex<Arc<VsockWorker>>>);
+
+impl From<Arc<VsockWorker>> for Home {
+    fn from(worker: Arc<VsockWorker>) -> Home {
+        Home(Arc::new(Mutex::new(worker)))
+    }
+}
+
+impl Home {
+    /// Does something with the worker. The VM moves to no other one meanwhile.
+    pub fn with<T>(&self, action: impl FnOnce(&Arc<VsockWorker>) -> T) -> T {
+        action(&self.0.lock())
+    }
+
+    /// The VM is served by `worker` from here on, with its rings where they are. Returns what its device counts there.
+    fn move_to(&self, cid: Cid, worker: &Arc<VsockWorker>) -> Arc<GuestStats> {
+        let mut home = self.0.lock();
+        if Arc::ptr_eq(&home, worker) {
+            return worker.add(cid);
+        }
+        let before = std::mem::replace(&mut *home, worker.clone());
+        worker.take_over(cid, &before)
+    }
+}
+
 /// Which VM is with which worker, and in which group.
 struct Places {
     workers: usize,
     vms: BTreeMap<Cid, (usize, String)>,
+    homes: BTreeMap<Cid, Home>,
 }
 
 impl Places {
     fn new(workers: usize) -> Places {
-        Places { workers, vms: BTreeMap::new() }
+        Places { workers, vms: BTreeMap::new(), homes: BTreeMap::new() }
     }
 
-    /// A VM that is new goes to its group's worker, or, as the first of a group, to the one that has the fewest VMs.
+    /// A VM goes to its group's worker, or, as the first of a group, to the one that has the fewest VMs if it is new.
     fn place(&mut self, vm: &Vm) -> usize {
-        let before = self.vms.get(&vm.cid).map(|&(worker, _)| worker);
-        let of_group = || self.vms.values().find(|(_, group)| *group == vm.group).map(|&(worker, _)| worker);
-        let worker = before.or_else(of_group).unwrap_or_else(|| self.idlest());
+        let others = self.vms.iter().filter(|(cid, _)| **cid != vm.cid);
+        let of_group = others.map(|(_, place)| place).find(|(_, group)| *group == vm.group);
+        let before = || self.vms.get(&vm.cid).map(|&(worker, _)| worker);
+        let worker = of_group.map(|&(worker, _)| worker).or_else(before);
+        let worker = worker.unwrap_or_else(|| self.idlest());
         self.vms.insert(vm.cid, (worker, vm.group.clone()));
         worker
     }
@@ -128,9 +162,10 @@ mod tests {
         let order = [(3, "a"), (4, "a"), (5, "b"), (6, "c"), (7, "b"), (8, "a"), (9, "d")];
         let placed = order.map(|(cid, group)| places.place(&Vm::new("vm", cid, group)));
         assert_eq!(placed, [0, 0, 1, 1, 1, 0, 0]);
-        assert_eq!(places.place(&Vm::new("vm", 4, "b")), 0, "its rings run there");
+        assert_eq!(places.place(&Vm::new("vm", 9, "e")), 0, "alone in its new group, it stays");
+        assert_eq!(places.place(&Vm::new("vm", 4, "b")), 1, "it moves to its new group");
         assert_eq!(places.remove(5), Some(1));
-        assert_eq!(places.place(&Vm::new("vm", 10, "b")), 0, "with the first VM of its group");
+        assert_eq!(places.place(&Vm::new("vm", 10, "b")), 1, "with the others of its group");
         assert_eq!(places.remove(5), None);
     }
 }

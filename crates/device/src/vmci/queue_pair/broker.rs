@@ -148,7 +148,12 @@ impl Hypervisor {
         let [creator_notifier, attacher_notifier] = notifiers.clone().into_array();
         let end = |pages: Waiting, notifier, produce, consume, budget, slow| {
             let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier);
-            StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow }
+            StreamEnd {
+                port: Box::new(QueuePairPort::new(queues, produce, consume)),
+                budget,
+                slow,
+                worker: None,
+            }
         };
         let (produce, consume) = (pair.produce_size, pair.consume_size);
         let stream = self.streams.join([
@@ -232,7 +237,12 @@ impl Hypervisor {
         let (produce, consume) = pair.sizes(side);
         let call = connection.call.ok_or(Refusal::Destination)?;
         let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier.clone());
-        let ours = StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
+        let ours = StreamEnd {
+            port: Box::new(QueuePairPort::new(queues, produce, consume)),
+            budget,
+            slow,
+            worker: None,
+        };
         let (event, notifiers) = match side {
             Side::A => (Event::Supply(ours), Sides::new(Some(notifier), None)),
             Side::B => (Event::Attach(ours), Sides::new(None, Some(notifier))),

@@ -233,7 +233,8 @@ impl Hypervisor {
                 left[peer] = (rest.to_vec(), Some(contexts[peer].1.clone()));
             }
             let (_, budget, slow) = &contexts[side];
-            ends[side] = Some(StreamEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
+            ends[side] =
+                Some(StreamEnd { port: Box::new(port), budget: budget.clone(), slow: *slow, worker: None });
         }
         let (ends, left, marks) = (ends.into_array(), left.into_array(), marks.into_array());
         let stream = self.streams.resume(Resumed { ends, left, marks });

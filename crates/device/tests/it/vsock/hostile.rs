@@ -364,7 +364,7 @@ fn groups_and_unknown_cids_are_refused() {
 }
 
 /// A bench with a program of the host.
-fn with_host() -> (Bench, Arc<Host>) {
+pub fn with_host() -> (Bench, Arc<Host>) {
     let (bench, host) = (bench(), Arc::new(Host::default()));
     bench.router.set_endpoint(2, host.clone());
     (bench, host)
@@ -375,7 +375,7 @@ fn lane_end() -> StreamEnd {
 }
 
 fn sending_end(bytes: usize) -> StreamEnd {
-    StreamEnd { port: loose_end(bytes), budget: Arc::new(Budget::new(1 << 20)), slow: false }
+    StreamEnd { port: loose_end(bytes), budget: Arc::new(Budget::new(1 << 20)), slow: false, worker: None }
 }
 
 /// A guest with an accepted connection to the host's port 80.

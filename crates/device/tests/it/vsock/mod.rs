@@ -2,6 +2,7 @@
 
 mod events;
 mod hostile;
+mod lanes;
 mod notices;
 mod orders;
 mod repeats;
@@ -16,9 +17,9 @@ use std::sync::{Arc, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
-use vmlane_device::virtio::vsock::{GuestStats, Settings, VsockDevice, VsockWorker};
+use vmlane_device::virtio::vsock::{GuestStats, Home, Relay, Settings, VsockDevice, VsockWorker};
 use vmlane_guestsim::vsock::{Bench, Guest, vm};
-use vmlane_stream::Inline;
+use vmlane_stream::{Inline, Workers};
 use vmlane_testkit::eventually;
 use vmlane_vsock::{Router, Vm as VsockVm, VmTable};
 use vmlane_wire::virtio::feature;
@@ -111,6 +112,14 @@ struct Vm {
     outstanding: usize,
 }
 
+/// A router, and what a worker needs to reach others by it.
+fn relay() -> (Arc<Router>, Relay) {
+    let mut workers = Workers::start(Default::default()).expect("workers");
+    let ride = workers.ride().expect("an event fd");
+    let router = Router::new(Arc::new(workers));
+    (router.clone(), (router, ride))
+}
+
 fn spec(cid: u32, group: &str) -> VsockVm {
     VsockVm { connections: 100, ..VsockVm::new(format!("vm-{cid}"), cid, group) }
 }
@@ -118,6 +127,7 @@ fn spec(cid: u32, group: &str) -> VsockVm {
 /// A worker, and the VMs that it may serve.
 struct Served {
     worker: Arc<VsockWorker>,
+    home: Home,
     vms: Arc<VmTable>,
 }
 
@@ -130,9 +140,10 @@ impl Deref for Served {
 }
 
 impl Served {
-    fn start(settings: Settings, router: Option<Arc<Router>>) -> Served {
-        let vms = router.as_ref().map(|router| router.vms().clone()).unwrap_or_default();
-        Served { worker: Arc::new(VsockWorker::start(settings, &vms, router).expect("a worker")), vms }
+    fn start(settings: Settings, relay: Option<Relay>) -> Served {
+        let vms = relay.as_ref().map(|(router, _)| router.vms().clone()).unwrap_or_default();
+        let worker = Arc::new(VsockWorker::start(settings, &vms, relay).expect("a worker"));
+        Served { home: worker.clone().into(), worker, vms }
     }
 
     /// A VM is what `spec` says from here on, and is served.
@@ -161,7 +172,7 @@ impl Vm {
     fn new(worker: &Served, cid: u32, packed: bool) -> Vm {
         worker.add(spec(cid, "test"));
         let wires = Wires::new(worker);
-        let mut device = VsockDevice::new(cid, worker.worker.clone(), wires.clone());
+        let mut device = VsockDevice::new(cid, worker.home.clone(), wires.clone());
         assert_eq!((device.queues(), device.config()), (3, u64::from(cid).to_le_bytes().to_vec()));
         let mut guest = driver(cid, packed);
         assert_eq!(setup(&guest, packed).features & !device.features(), 0, "only what is on offer");

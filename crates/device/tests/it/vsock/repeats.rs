@@ -1,17 +1,14 @@
 //! A guest sends the RST of a connection once more, as Linux does when its program closes the socket: a new connection of the same
 //! ports does not end by it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use vmlane_device::virtio::vsock::Settings;
+use vmlane_device::virtio::vsock::{Relay, Settings};
 use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::{Machine, Path, Placement, vm};
-use vmlane_stream::Workers;
-use vmlane_vsock::Router;
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
-use super::{LOCAL, Served, Vm, connect};
+use super::{LOCAL, Served, Vm, connect, relay};
 
 const ROOM: u32 = 256 << 10;
 const BYTES: &[u8] = b"bytes";
@@ -41,9 +38,9 @@ fn use_and_close(client: &mut Vm, server: &mut Vm) {
     client.expect(op::RST);
 }
 
-fn worker(router: Option<Arc<Router>>) -> Served {
+fn worker(relay: Option<Relay>) -> Served {
     let settings = Settings { spin: Duration::from_millis(1), poll: false };
-    Served::start(settings, router)
+    Served::start(settings, relay)
 }
 
 #[test]
@@ -94,9 +91,9 @@ fn a_second_rst_ends_no_new_connection_of_two_virtio_guests() {
 
 #[test]
 fn a_second_rst_ends_no_new_connection_to_a_vmci_guest() {
-    let router = Router::new(Arc::new(Workers::start(Default::default()).expect("workers")));
+    let (router, relay) = relay();
     let hypervisor = Hypervisor::new(router.clone());
-    let worker = worker(Some(router.clone()));
+    let worker = worker(Some(relay));
     let machine = Machine::new(&hypervisor, vm(3));
     let vmci = machine.boot(Path::Dma);
     let mut b = Vm::new(&worker, 4, false);

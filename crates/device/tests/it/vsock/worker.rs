@@ -7,19 +7,17 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use vmlane_device::virtio::vhost::VhostDevice;
-use vmlane_device::virtio::vsock::{ConnectionView, Settings, VsockDevice, VsockWorker};
+use vmlane_device::virtio::vsock::{ConnectionView, Relay, Settings, VsockDevice, VsockWorker};
 use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::{Machine, Path, Pattern, Placement, vm};
 use vmlane_port::wrap::Fault;
-use vmlane_stream::Workers;
 use vmlane_testkit::{LONGEST, wait_until};
-use vmlane_vsock::Router;
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
-use super::{LOCAL, Served, Vm, Wires, connect, driver, setup, spec};
+use super::{LOCAL, Served, Vm, Wires, connect, driver, relay, setup, spec};
 
-fn worker(spin: Duration, router: Option<Arc<Router>>) -> Served {
-    Served::start(Settings { spin, poll: false }, router)
+fn worker(spin: Duration, relay: Option<Relay>) -> Served {
+    Served::start(Settings { spin, poll: false }, relay)
 }
 
 fn asleep(worker: &VsockWorker) {
@@ -199,10 +197,9 @@ fn rings_outside_of_memory_do_not_run() {
 /// A VMCI guest and a virtio guest: every byte, both ways, and each end's close.
 #[test]
 fn streams_to_a_vmci_guest_are_whole() {
-    let workers = Arc::new(Workers::start(Default::default()).expect("workers"));
-    let router = Router::new(workers.clone());
+    let (router, relay) = relay();
     let hypervisor = Hypervisor::new(router.clone());
-    let worker = worker(Duration::from_millis(1), Some(router.clone()));
+    let worker = worker(Duration::from_millis(1), Some(relay));
     let machine = Machine::new(&hypervisor, vm(3));
     let vmci = machine.boot(Path::Dma);
     let mut b = Vm::new(&worker, 4, false);

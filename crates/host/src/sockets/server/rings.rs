@@ -56,7 +56,7 @@ impl Rings {
             let pump = Pump::new(out, incoming);
             Ring::Ours(Box::new(if account.is_user() { pump } else { pump.of_vmm() }))
         };
-        Ok((StreamEnd { port, budget, slow: false }, waker, ring))
+        Ok((StreamEnd { port, budget, slow: false, worker: None }, waker, ring))
     }
 
     /// What bytes are taken from that an account's streams leave behind.
@@ -76,7 +76,7 @@ impl Rings {
         let waker = Arc::new(StreamWaker::new(token, self.mailbox.clone(), Some(socket.clone())));
         let port = Box::new(LeftEnd::of_program(&left.map, waker.clone())?);
         left.program = Some(token);
-        let end = StreamEnd { port, budget: self.budget(account), slow: false };
+        let end = StreamEnd { port, budget: self.budget(account), slow: false, worker: None };
         Ok((end, waker, Ring::Left(left.map.clone())))
     }
 
@@ -91,7 +91,7 @@ impl Rings {
         let waker = Arc::new(StreamWaker::new(token, self.mailbox.clone(), None));
         let port = Box::new(LeftEnd::of_helper(&left.map, line.clone())?);
         left.helper = Some(token);
-        let end = StreamEnd { port, budget: self.budget(account), slow: false };
+        let end = StreamEnd { port, budget: self.budget(account), slow: false, worker: None };
         Ok((end, waker, Ring::Helpers(left.map.clone())))
     }
 

@@ -1,4 +1,4 @@
-//! What other threads tell the worker of virtio-vsock guests: the router of connections, streams' workers of their ends.
+//! What the router says of connections to the worker of virtio-vsock guests, from any thread.
 //!
 //! Each guest has a mailbox of its own, so that one that takes nothing costs no other guest anything. What waits in
 //! one is bounded: requests by their number, news of requests that the guest has heard of by its connections.
@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use vmlane_port::{Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Remote, WaitingCalls};
+use vmlane_worker::Parking;
 
 use super::name::Name;
-use super::ready::ReadySet;
-use crate::virtio::vsock::link::Waker;
 
 /// Requests that may wait for one guest.
 const MOST_REQUESTS: usize = 1024;
@@ -35,14 +34,12 @@ pub struct Mailbox {
 struct WorkerSignal {
     /// Something happened in some mailbox since they were last looked at.
     changed: AtomicBool,
-    waker: Arc<dyn Waker>,
+    parking: Arc<Parking>,
 }
 
 /// One guest's.
 pub struct GuestMailbox {
     mail: Mutex<Mail>,
-    /// Its links to which something happened.
-    pub ready: ReadySet,
     /// Something happened since it was last looked at.
     changed: AtomicBool,
     signal: Arc<WorkerSignal>,
@@ -58,13 +55,14 @@ struct Mail {
 impl WorkerSignal {
     fn notify(&self) {
         self.changed.store(true, Ordering::SeqCst);
-        self.waker.wake();
+        self.parking.wake();
     }
 }
 
 impl Mailbox {
-    pub fn new(waker: Arc<dyn Waker>) -> Arc<Mailbox> {
-        let signal = Arc::new(WorkerSignal { changed: AtomicBool::new(false), waker });
+    /// For the worker that sleeps in `parking`.
+    pub fn new(parking: Arc<Parking>) -> Arc<Mailbox> {
+        let signal = Arc::new(WorkerSignal { changed: AtomicBool::new(false), parking });
         Arc::new(Mailbox { guests: Mutex::default(), signal })
     }
 
@@ -97,7 +95,7 @@ impl GuestMailbox {
     fn new(signal: Arc<WorkerSignal>) -> GuestMailbox {
         let requests = WaitingCalls::new(MOST_REQUESTS);
         let mail = Mutex::new(Mail { requests, news: VecDeque::new(), closed: false });
-        GuestMailbox { mail, ready: ReadySet::new(), changed: AtomicBool::new(false), signal }
+        GuestMailbox { mail, changed: AtomicBool::new(false), signal }
     }
 
     fn notify(&self) {
@@ -185,18 +183,5 @@ impl Remote for GuestRemote {
 
     fn failed(&self, call: Call, _: Failed) {
         self.mailbox.put(News::Failed(self.name, call));
-    }
-}
-
-/// Wakes the worker for one link of a guest.
-pub struct LinkWaker {
-    pub slot: u16,
-    pub mailbox: Arc<GuestMailbox>,
-}
-
-impl Waker for LinkWaker {
-    fn wake(&self) {
-        self.mailbox.ready.mark(self.slot);
-        self.mailbox.notify();
     }
 }
