@@ -456,7 +456,7 @@ mod tests {
         let fd = memfd("lane", MEMORY as u64).unwrap();
         let request = MapRequest { guest: 0, len: MEMORY as u64, offset: 0, fd, writable: true };
         let map = MemoryMap::default().map(request).unwrap();
-        let bytes: Vec<u8> = (0..MEMORY).map(|at| (at * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..MEMORY).map(|at| ((at * 31) >> 3) as u8).collect();
         pages(&map).write(0, &bytes);
         map
     }
