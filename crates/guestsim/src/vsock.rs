@@ -16,9 +16,8 @@ use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
-use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox, Port, Routes};
+use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox, Parking, Port, Routes};
 use vmlane_vsock::{Router, Vm};
-use vmlane_worker::Parking;
 
 /// Descriptors of each ring.
 pub const RING: u16 = 64;

@@ -54,4 +54,5 @@ pub mod parts {
     pub use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
     pub use super::port::Port;
     pub use super::route::Routes;
+    pub use vmlane_worker::Parking;
 }
