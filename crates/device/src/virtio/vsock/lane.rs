@@ -19,7 +19,7 @@ use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
 use super::bridge::Name;
 use super::credit::Flow;
-use super::receive::{Inlet, Receive};
+use super::receive::{Inlet, Receive, SHOWN};
 use super::repeats::Credit;
 
 /// Bytes that a guest may have sent and its peer not taken: what a Linux socket has by default.
@@ -349,13 +349,18 @@ impl StreamPort for LanePort {
         let mut receive = inlet.borrow_mut();
         lane.writes(&mut receive);
         let receive = Writes(&mut receive);
-        let mut done = 0;
+        let (mut done, mut hidden) = (0, 0);
         while done < len {
             let header = state.packet(&lane.name, op::RW);
             let sent = receive.0.send(header, len - done, |into| from.copy_to_spans(done, into));
             let sent = sent.map_err(|_| PortFault::buffers())?;
             state.asks |= state.flow.sends(sent as u32);
             done += sent;
+            hidden += sent;
+            if hidden >= SHOWN {
+                hidden = 0;
+                receive.0.show();
+            }
         }
         receive.0.copied += len;
         receive.0.show();

@@ -28,6 +28,9 @@ const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
 /// for the longest one.
 const AHEAD: usize = 1024;
 
+/// Bytes delivered before their receiver is shown them: it reads while the next ones are copied.
+pub const SHOWN: usize = 16 << 10;
+
 /// Shared by the rings' owner and the ends of streams: all are on one thread.
 pub type Inlet = AtomicRefCell<Receive>;
 

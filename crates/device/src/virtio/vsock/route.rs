@@ -14,6 +14,7 @@ use super::backlog::{ALONE, ALONE_AND_FULL, BESIDE_OTHERS, Backlog};
 use super::bridge::{Bridge, CONNECT, Relayed};
 use super::own_packets::{ask_for_credit, peer_reset, reply, show};
 use super::port::{Nonsense, Outgoing, Port};
+use super::receive::SHOWN;
 use super::stats::{GuestStats, VsockStats};
 use super::table::{Passage, Table};
 use super::views::{ConnectionView, GuestView};
@@ -25,8 +26,6 @@ const PACKETS: usize = 64;
 const QUOTA: usize = 256 << 10;
 /// Descriptors of a receive ring that are read in a round: no more than the quota pays for.
 const WALK: usize = QUOTA / 96;
-/// Bytes delivered before their receiver is shown them: it reads while the next ones are copied.
-const SHOWN: usize = 16 << 10;
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
 /// For so long after a packet has waited for a receiver, the next ones do not wait for it in their rings.
