@@ -13,8 +13,10 @@ use toml::{Spanned, Value};
 use vmlane_bench::confidence::LEAST_RUNS;
 
 use crate::factors::{Factors, NAMES};
-use crate::run::OVERHEAD;
 use crate::steps::Boot;
+
+/// Seconds that a run takes beyond its length, until some were made: its clients start and report.
+pub(crate) const OVERHEAD: f64 = 1.5;
 
 /// No plan makes more runs than this.
 const MOST_RUNS: usize = 100_000;

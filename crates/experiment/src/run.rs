@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::bench::Bench;
 use crate::factors::Factors;
 use crate::host;
-use crate::plan::Plan;
+use crate::plan::{OVERHEAD, Plan};
 use crate::repeats::Made;
 use crate::rows::{PlanSource, Row, VERSION, Writer};
 use crate::steps::{Boot, Step};
@@ -24,8 +24,6 @@ use vmlane_lab::Lab;
 const GIVE_UP: u32 = 3;
 /// How often a run with too much skew is repeated.
 const REPEATS: u32 = 3;
-/// What a run takes beyond its length, until some were made: its clients start and report.
-pub(crate) const OVERHEAD: f64 = 1.5;
 
 /// What an experiment reports while it runs.
 pub enum News<'a> {

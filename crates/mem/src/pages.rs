@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 
 use crate::bulk;
 use crate::region::Region;
-use crate::spans::Spans;
 use crate::window::prefetch;
 use crate::word::{Word, atomic};
 
@@ -58,7 +57,7 @@ impl Pages {
     }
 
     #[inline]
-    fn check(&self, offset: usize, len: usize) {
+    pub(crate) fn check(&self, offset: usize, len: usize) {
         if !(offset <= self.len() && len <= self.len() - offset) {
             outside(offset, len, self.len());
         }
@@ -86,7 +85,7 @@ impl Pages {
 
     /// The longest contiguous run at `offset`, at most `max` bytes. `offset` is inside the pages.
     #[inline]
-    fn run(&self, offset: usize, max: usize) -> (*mut u8, usize) {
+    pub(crate) fn run(&self, offset: usize, max: usize) -> (*mut u8, usize) {
         let size = 1usize << self.shift;
         let index = offset >> self.shift;
         let within = offset & (size - 1);
@@ -129,40 +128,6 @@ impl Pages {
             data = &data[len..];
             offset += len;
         }
-    }
-
-    /// Copies `[from_offset, from_offset + len)` of `from` in at `offset`.
-    pub fn write_spans(&self, mut offset: usize, from: &Spans, from_offset: usize, len: usize) {
-        self.check(offset, len);
-        from.each_run(from_offset, len, |mut source, mut left| {
-            while left > 0 {
-                let (target, here) = self.run(offset, left);
-                // SAFETY: both runs are valid for `here` bytes of live mappings, the pages are writable.
-                unsafe {
-                    bulk::copy(target, source, here);
-                    source = source.add(here);
-                }
-                offset += here;
-                left -= here;
-            }
-        });
-    }
-
-    /// Copies `[offset, offset + len)` to byte `to_offset` of `to`, which is writable.
-    pub fn read_to_spans(&self, mut offset: usize, to: &Spans, to_offset: usize, len: usize) {
-        self.check(offset, len);
-        to.each_run_mut(to_offset, len, |mut target, mut left| {
-            while left > 0 {
-                let (source, here) = self.run(offset, left);
-                // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable.
-                unsafe {
-                    bulk::copy(target, source, here);
-                    target = target.add(here);
-                }
-                offset += here;
-                left -= here;
-            }
-        });
     }
 
     /// The 64-bit word at `offset`, which is inside the pages and a multiple of eight.

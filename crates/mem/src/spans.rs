@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 
 use crate::bulk;
 use crate::map::{Fault, MemoryMap};
+use crate::pages::Pages;
 use crate::sum::{Anywhere, Sum};
 use crate::window::Window;
 
@@ -304,11 +305,40 @@ impl Spans {
         self.runs(offset, len, |from, len| each(from, len));
     }
 
-    /// The same for runs that are written to; the list is writable.
-    pub(crate) fn each_run_mut(&self, offset: usize, len: usize, each: impl FnMut(*mut u8, usize)) {
+    /// Copies `[offset, offset + len)` to byte `at` of `pages`.
+    pub fn write_to_pages(&self, offset: usize, pages: &Pages, mut at: usize, len: usize) {
+        pages.check(at, len);
+        self.each_run(offset, len, |mut source, mut left| {
+            while left > 0 {
+                let (target, here) = pages.run(at, left);
+                // SAFETY: both runs are valid for `here` bytes of live mappings, the pages are writable.
+                unsafe {
+                    bulk::copy(target, source, here);
+                    source = source.add(here);
+                }
+                at += here;
+                left -= here;
+            }
+        });
+    }
+
+    /// Copies `len` bytes of `pages`, from byte `at` on, in at `offset`. The list is writable.
+    pub fn read_from_pages(&self, offset: usize, pages: &Pages, mut at: usize, len: usize) {
         assert!(self.writable);
         self.check(offset, len);
-        self.runs(offset, len, each);
+        pages.check(at, len);
+        self.runs(offset, len, |mut target, mut left| {
+            while left > 0 {
+                let (source, here) = pages.run(at, left);
+                // SAFETY: both runs are valid for `here` bytes of live mappings, the list is writable.
+                unsafe {
+                    bulk::copy(target, source, here);
+                    target = target.add(here);
+                }
+                at += here;
+                left -= here;
+            }
+        });
     }
 
     /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`, which was checked.

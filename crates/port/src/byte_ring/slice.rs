@@ -40,15 +40,15 @@ impl RingSlice<'_> {
     /// Copies `len` bytes of `from`, from its byte `at` on, into the ring.
     pub fn write_spans(&self, from: &Spans, at: usize, len: usize) {
         let head = len.min(self.size - self.at);
-        self.pages.write_spans(self.base + self.at, from, at, head);
-        self.pages.write_spans(self.base, from, at + head, len - head);
+        from.write_to_pages(at, self.pages, self.base + self.at, head);
+        from.write_to_pages(at + head, self.pages, self.base, len - head);
     }
 
     /// Copies the first `len` bytes to byte `at` of `to`, which is writable.
     pub fn read_to_spans(&self, to: &Spans, at: usize, len: usize) {
         let head = len.min(self.size - self.at);
-        self.pages.read_to_spans(self.base + self.at, to, at, head);
-        self.pages.read_to_spans(self.base, to, at + head, len - head);
+        to.read_from_pages(at, self.pages, self.base + self.at, head);
+        to.read_from_pages(at + head, self.pages, self.base, len - head);
     }
 }
 
