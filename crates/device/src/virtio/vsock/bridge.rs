@@ -39,8 +39,8 @@ pub struct Bridge {
     /// What moves their streams; without it, who is kicked does so at once.
     streams: Option<Ride>,
     notes: Arc<Notes>,
-    /// Connections that were lent something.
-    lent: Vec<Name>,
+    /// Connections with payload in flight.
+    in_flight: Vec<Name>,
     /// How many connections each guest has.
     places: SharedPlaces<u32>,
     /// How many have a guest here at both ends.
@@ -58,8 +58,8 @@ pub struct Bridge {
 pub enum Relayed {
     Refused,
     Taken,
-    /// Its payload is lent to a stream until [`Bridge::settle`].
-    Lent,
+    /// Its payload is in flight until [`Bridge::settle`].
+    InFlight,
 }
 
 /// Connections of all guests of all workers together: each may keep `CREDIT` (`lane.rs`) bytes.
@@ -68,6 +68,7 @@ pub const MAX_LINKS: usize = 2048;
 const MOST_HEARD: usize = 64;
 /// What a connect costs.
 pub const CONNECT: Work = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 2 };
+
 impl Bridge {
     /// `most`: connections of its guests together.
     pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>, streams: Option<Ride>, most: usize) -> Bridge {
@@ -77,7 +78,7 @@ impl Bridge {
             guests: HashMap::new(),
             streams,
             notes: Arc::default(),
-            lent: Vec::new(),
+            in_flight: Vec::new(),
             places: SharedPlaces::new(most),
             relayed: 0,
             unfinished: false,
@@ -139,16 +140,16 @@ impl Bridge {
         }
     }
 
-    /// The streams that were lent something take what they can at once; the rest is copied. Nothing is lent any more.
+    /// Streams with payload in flight take what they can at once; the rest is copied. Nothing is in flight any more.
     pub fn settle(&mut self, now: Instant) {
-        let mut lent = std::mem::take(&mut self.lent);
-        for name in lent.drain(..) {
+        let mut in_flight = std::mem::take(&mut self.in_flight);
+        for name in in_flight.drain(..) {
             let Some(link) = self.link(&name) else { continue };
             let (lane, stream) = (link.lane.clone(), link.stream);
             stream.into_iter().for_each(|stream| _ = self.turn_now(stream, now));
             lane.keep_rest();
         }
-        self.lent = lent;
+        self.in_flight = in_flight;
     }
 
     /// Streams whose bytes for a guest have waited for buffers, which are there now, have their turns. True if there are some.
@@ -234,18 +235,17 @@ impl Bridge {
             }
             return done(over);
         };
-        let heard = link.lane.hears(&header);
-        let wakes = link.stream.filter(|_| heard);
+        let has_waited = link.lane.receive_credit(&header);
+        let wakes = link.stream.filter(|_| has_waited);
         let good = match header.op.get() {
             op::RW => {
-                let may = link.said & SHUTDOWN_SEND == 0;
-                let lends = may && link.lane.lend(port.payload(), outgoing.len);
-                if lends {
+                let sends = link.said & SHUTDOWN_SEND == 0;
+                if sends && link.lane.receive(port.payload(), outgoing.len) {
                     outgoing.done = outgoing.len;
-                    if !self.lent.contains(&name) {
-                        self.lent.push(name);
+                    if !self.in_flight.contains(&name) {
+                        self.in_flight.push(name);
                     }
-                    return Relayed::Lent;
+                    return Relayed::InFlight;
                 }
                 false
             }
@@ -276,7 +276,7 @@ impl Bridge {
         let mut link = guest.make(name);
         let end = link.port.take().map(|port| guest.end(port));
         let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
-        link.lane.hears(header);
+        link.lane.receive_credit(header);
         link.owes_response = true;
         match self.router.open(key, end, guest.remote(name)) {
             Ok(call) => {
@@ -366,6 +366,12 @@ impl Bridge {
         })
     }
 
+    /// Sends `port`, the rings of the guest `cid`, an RST for each connection.
+    pub fn reset_guest(&self, cid: u32, port: &mut Port) {
+        let names = self.guests.get(&cid).map(GuestLinks::names).unwrap_or_default();
+        names.iter().for_each(|name| port.reply(name.packet(op::RST)));
+    }
+
     /// All connections of a guest are over for it.
     pub fn drop_all(&mut self, cid: u32) {
         let names = self.guests.get(&cid).map(GuestLinks::names).unwrap_or_default();
@@ -382,10 +388,10 @@ impl Bridge {
         self.mailbox.has_changed()
     }
 
-    /// Hears what the router said, and tells guests what their streams have led to. True if something moved.
+    /// Takes what the router has announced, and reports to guests what their streams have led to. True if something moved.
     /// A panic of ours in a guest's turn ends that guest's rings and no other's.
     pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>, stats: &VsockStats) -> bool {
-        let mut moved = self.tell_all(vms, stats);
+        let mut moved = self.report_all(vms, stats);
         let unfinished = std::mem::take(&mut self.unfinished);
         if !self.mailbox.take_change() && !unfinished {
             return moved;
@@ -404,8 +410,8 @@ impl Bridge {
         moved
     }
 
-    /// Tells guests what their streams have led to. One that has no room for it is told later.
-    fn tell_all(&mut self, vms: &mut Vms, stats: &VsockStats) -> bool {
+    /// Reports to guests what their streams have led to. One that has no room for it gets it later.
+    fn report_all(&mut self, vms: &mut Vms, stats: &VsockStats) -> bool {
         let mut moved = false;
         for _ in 0..self.notes.lanes() {
             let Some(name) = self.notes.pop() else { break };
@@ -414,15 +420,15 @@ impl Bridge {
             if stream.is_none() || vms.get(name.cid).is_none_or(|vm| vm.port.is_none()) {
                 continue;
             }
-            let told = guarded(name.cid, vms, stats, |vms| {
+            let reported = guarded(name.cid, vms, stats, |vms| {
                 let port = vms.port(name.cid).filter(|port| port.takes_replies());
-                port.map(|port| self.tell(name, port)).is_some()
+                port.map(|port| self.report(name, port)).is_some()
             });
-            if !told {
+            if !reported {
                 self.notes.push(name);
                 self.unfinished = true;
             }
-            moved |= told;
+            moved |= reported;
         }
         moved
     }
@@ -509,20 +515,20 @@ impl Bridge {
         self.insert(name, link);
     }
 
-    /// Tells a guest what its stream has led to: credit, a question for credit, how its peer's stream ends.
-    fn tell(&mut self, name: Name, port: &mut Port) {
+    /// What a guest's stream has led to: credit, a question for credit, how its peer's stream ends.
+    fn report(&mut self, name: Name, port: &mut Port) {
         let Some(link) = self.link(&name) else { return };
         link.lane.forget_note();
-        let [owes, asks] = link.lane.owes();
-        for (due, op) in [(asks, op::CREDIT_REQUEST), (owes, op::CREDIT_UPDATE)] {
+        let [update, request] = link.lane.take_due();
+        for (due, op) in [(request, op::CREDIT_REQUEST), (update, op::CREDIT_UPDATE)] {
             if due {
                 port.reply(link.lane.packet(op));
             }
         }
-        self.tell_ends(name, port);
+        self.report_ends(name, port);
     }
 
-    fn tell_ends(&mut self, name: Name, port: &mut Port) {
+    fn report_ends(&mut self, name: Name, port: &mut Port) {
         const BOTH: u32 = SHUTDOWN_SEND | SHUTDOWN_RECEIVE;
         let Some(link) = self.link(&name) else { return };
         let Ends { shut, detached, reset } = link.lane.ends();

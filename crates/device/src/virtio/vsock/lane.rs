@@ -2,7 +2,7 @@
 //! and whose sink is its receive buffers, under its credit.
 //!
 //! The device's worker and the stream's engine share a [`Lane`]; both are on one thread, so it is borrowed and never
-//! locked. The worker *lends* the payload of packets: for the time of one turn of the stream, the lane knows where in the guest's
+//! locked. For the time of one turn of the stream the payload of packets is *in flight*: the lane knows where in the guest's
 //! memory it lies, and the stream copies it from there. What its peer has no room for is then copied once more, into the
 //! lane's own memory, and no more than the credit that was announced. So outside a turn nothing here refers to a chain.
 
@@ -33,7 +33,7 @@ pub struct Notes(AtomicRefCell<Noted>);
 
 #[derive(Debug, Default)]
 struct Noted {
-    /// Lanes whose guests are to be told something, each once.
+    /// Lanes with something to report to their guests, each once.
     lanes: VecDeque<Name>,
     /// VMs whose receive rings were written to.
     written: Vec<u32>,
@@ -45,7 +45,7 @@ impl Notes {
         self.0.borrow_mut().lanes.pop_front()
     }
 
-    /// One whose guest cannot be told yet is behind all others.
+    /// One whose guest takes no report yet is behind all others.
     pub fn push(&self, name: Name) {
         self.0.borrow_mut().lanes.push_back(name);
     }
@@ -83,11 +83,11 @@ struct State {
     /// Bytes of the guest that its peer had no room for.
     kept: VecDeque<u8>,
     /// Those behind them, where the guest has them; the first ones are taken already.
-    lent: Spans,
-    lent_taken: usize,
-    /// Bytes of the guest that were taken, modulo 2^32, and what the guest was told of that.
+    in_flight: Spans,
+    flight_taken: usize,
+    /// Bytes of the guest that were taken, modulo 2^32, and how many of them were reported to it.
     taken: u32,
-    told_taken: u32,
+    reported_taken: u32,
     /// What the guest is given.
     flow: Flow,
     /// It is to be asked for news of that.
@@ -108,22 +108,22 @@ fn nothing() -> Spans {
 }
 
 impl State {
-    fn lent(&self) -> usize {
-        self.lent.len() - self.lent_taken
+    fn in_flight(&self) -> usize {
+        self.in_flight.len() - self.flight_taken
     }
 
     fn pending(&self) -> usize {
-        self.kept.len() + self.lent()
+        self.kept.len() + self.in_flight()
     }
 
-    /// Calls `kept` and `lent` with the parts of `[from, from + len)`: the first is in this lane's memory, the second begins at
-    /// that byte of what is lent.
+    /// Calls `kept` and `in_flight` with the parts of `[from, from + len)`: the first is in this lane's memory, the second begins at
+    /// that byte of what is in flight.
     fn parts(
         &self,
         from: usize,
         len: usize,
         mut kept: impl FnMut(&[u8]),
-        lent: impl FnOnce(&Spans, usize, usize),
+        in_flight: impl FnOnce(&Spans, usize, usize),
     ) {
         let mut left = len;
         let (first, second) = self.kept.as_slices();
@@ -136,7 +136,7 @@ impl State {
             skip = skip.saturating_sub(first.len());
         }
         if left > 0 {
-            lent(&self.lent, self.lent_taken + from.saturating_sub(self.kept.len()), left);
+            in_flight(&self.in_flight, self.flight_taken + from.saturating_sub(self.kept.len()), left);
         }
     }
 }
@@ -146,10 +146,10 @@ impl Lane {
         let state = State {
             inlet,
             kept: VecDeque::new(),
-            lent: nothing(),
-            lent_taken: 0,
+            in_flight: nothing(),
+            flight_taken: 0,
             taken: 0,
-            told_taken: 0,
+            reported_taken: 0,
             flow: Flow::default(),
             asks: false,
             ends: Ends::default(),
@@ -171,8 +171,8 @@ impl Lane {
         self.state.borrow_mut().packet(&self.name, op)
     }
 
-    /// A packet of the guest says what it has taken. True if its peer has waited for that.
-    pub fn hears(&self, header: &Header) -> bool {
+    /// A packet of the guest has its credit. True if its peer has waited for that.
+    pub fn receive_credit(&self, header: &Header) -> bool {
         let mut state = self.state.borrow_mut();
         state.flow.hears(header);
         state.blocked && state.flow.left() > 0
@@ -188,36 +188,39 @@ impl Lane {
         self.state.borrow().flow.all_taken()
     }
 
-    /// `len` bytes of `payload` are there until [`Lane::keep_rest`]. False: more than the guest had credit for.
-    pub fn lend(&self, payload: &Spans, len: usize) -> bool {
+    /// `len` bytes of `payload` are in flight until [`Lane::keep_rest`]. False: more than the guest had credit for.
+    pub fn receive(&self, payload: &Spans, len: usize) -> bool {
         let mut state = self.state.borrow_mut();
         if state.pending() + len > CREDIT {
             return false;
         }
-        if state.lent.is_empty() {
-            state.lent.follow(payload);
+        if state.in_flight.is_empty() {
+            state.in_flight.follow(payload);
         }
-        state.lent.append(payload, 0, len)
+        state.in_flight.append(payload, 0, len)
     }
 
-    /// What is left of what was lent is kept here; then nothing is lent.
+    /// What is left of what was in flight is kept here; then nothing is.
     pub fn keep_rest(&self) {
         let state = &mut *self.state.borrow_mut();
-        let rest = state.lent();
-        if rest > 0 {
-            let mut bytes = vec![0; rest];
-            state.lent.read(state.lent_taken, &mut bytes);
-            state.kept.extend(&bytes);
+        let (mut at, mut chunk) = (state.flight_taken, [0; 4096]);
+        while at < state.in_flight.len() {
+            let here = chunk.len().min(state.in_flight.len() - at);
+            if let Some(chunk) = chunk.get_mut(..here) {
+                state.in_flight.read(at, chunk);
+                state.kept.extend(&*chunk);
+            }
+            at += here;
         }
-        state.lent.clear();
-        state.lent_taken = 0;
+        state.in_flight.clear();
+        state.flight_taken = 0;
     }
 
-    /// The guest's rings run from here on, or do so no longer: what is lent is lost with them.
+    /// The guest's rings run from here on, or do so no longer: what is in flight is lost with them.
     pub fn set_inlet(&self, inlet: Option<Arc<Inlet>>) {
         let mut state = self.state.borrow_mut();
         (state.inlet, state.waits) = (inlet, false);
-        (state.lent, state.lent_taken) = (nothing(), 0);
+        (state.in_flight, state.flight_taken) = (nothing(), 0);
     }
 
     /// There are buffers now.
@@ -225,12 +228,12 @@ impl Lane {
         self.state.borrow_mut().waits = false;
     }
 
-    /// Its guest is told something, if anything is to be told: the lane is noted again from here on.
+    /// What there is to report is reported now: the lane is noted again from here on.
     pub fn forget_note(&self) {
         self.state.borrow_mut().noted = false;
     }
 
-    /// The worker is to look for something to tell the guest, although it was not able to when the lane was noted last.
+    /// There may be something to report that could not be when the lane was noted last.
     pub fn note_again(&self) {
         let mut state = self.state.borrow_mut();
         state.noted = false;
@@ -243,10 +246,10 @@ impl Lane {
         }
     }
 
-    /// Is the guest to hear of what was taken? To be asked for credit?
-    pub fn owes(&self) -> [bool; 2] {
+    /// Is a CREDIT_UPDATE due? Is a CREDIT_REQUEST? The latter once.
+    pub fn take_due(&self) -> [bool; 2] {
         let mut state = self.state.borrow_mut();
-        [state.owes_credit(), std::mem::take(&mut state.asks)]
+        [state.is_update_due(), std::mem::take(&mut state.asks)]
     }
 
     pub fn ends(&self) -> Ends {
@@ -256,7 +259,7 @@ impl Lane {
     /// Bytes of room in the guest's buffers, of `credit` that it may be given.
     fn room(&self, inlet: &Inlet, credit: usize) -> usize {
         let mut receive = inlet.borrow_mut();
-        // What is to be said comes before what is to be given.
+        // Replies come before payload.
         if receive.holds_replies() {
             self.writes(&mut receive);
             receive.send_replies();
@@ -273,12 +276,12 @@ impl Lane {
 
 impl State {
     fn packet(&mut self, name: &Name, op: u16) -> Header {
-        self.told_taken = self.taken;
+        self.reported_taken = self.taken;
         Header { buf_alloc: (CREDIT as u32).into(), fwd_cnt: self.taken.into(), ..name.packet(op) }
     }
 
-    fn owes_credit(&self) -> bool {
-        self.taken.wrapping_sub(self.told_taken) as usize >= CREDIT / 2
+    fn is_update_due(&self) -> bool {
+        self.taken.wrapping_sub(self.reported_taken) as usize >= CREDIT / 2
     }
 }
 
@@ -312,9 +315,9 @@ impl StreamPort for LanePort {
         if state.kept.is_empty() && state.kept.capacity() > KEPT {
             state.kept = VecDeque::new();
         }
-        state.lent_taken += len - kept;
+        state.flight_taken += len - kept;
         state.taken = state.taken.wrapping_add(len as u32);
-        if state.owes_credit() {
+        if state.is_update_due() {
             self.0.note_in(state);
         }
         Ok(())
@@ -486,7 +489,7 @@ mod tests {
         Lane::new(NAME, Arc::default(), None)
     }
 
-    /// What was kept, which begins anew in its memory, then what is lent, of which a part is taken: from any byte on, to any place.
+    /// What was kept, which begins anew in its memory, then what is in flight, of which a part is taken: from any byte on, to any place.
     #[test]
     fn bytes_are_copied_from_wherever_they_lie() {
         let (map, lane) = (memory(), lane());
@@ -494,7 +497,7 @@ mod tests {
         let sizes = [700, 5000, 300];
         let mut want = Vec::new();
         for (turn, len) in sizes.into_iter().enumerate() {
-            assert!(lane.lend(&spans(&map, turn * 10_000, len), len));
+            assert!(lane.receive(&spans(&map, turn * 10_000, len), len));
             want.extend(bytes(&map, turn * 10_000, len));
             port.consume(150).unwrap();
             want.drain(..150);
@@ -529,26 +532,26 @@ mod tests {
         let mut port = lane.port();
         for _ in 0..2 {
             for _ in 0..4 {
-                assert!(lane.lend(&spans(&map, 0, CREDIT / 4), CREDIT / 4));
+                assert!(lane.receive(&spans(&map, 0, CREDIT / 4), CREDIT / 4));
                 lane.keep_rest();
             }
-            assert!(!lane.lend(&spans(&map, 0, 1), 1), "beyond its credit");
-            assert!(!lane.owes()[0]);
+            assert!(!lane.receive(&spans(&map, 0, 1), 1), "beyond its credit");
+            assert!(!lane.take_due()[0]);
             port.consume(CREDIT).unwrap();
-            assert!(lane.owes()[0], "the guest is to hear that all of it was taken");
+            assert!(lane.take_due()[0], "that all of it was taken is to be reported");
             assert_eq!(lane.packet(op::CREDIT_UPDATE).buf_alloc.get() as usize, CREDIT);
             assert_eq!(lane.state.borrow().kept.capacity(), 0);
         }
     }
 
     #[test]
-    fn what_is_lent_is_forgotten_with_the_rings() {
+    fn what_is_in_flight_is_forgotten_with_the_rings() {
         let (map, lane) = (memory(), lane());
-        assert!(lane.lend(&spans(&map, 0, 100), 100));
+        assert!(lane.receive(&spans(&map, 0, 100), 100));
         lane.keep_rest();
-        assert!(lane.lend(&spans(&map, 100, 100), 100));
+        assert!(lane.receive(&spans(&map, 100, 100), 100));
         lane.set_inlet(None);
         assert_eq!(lane.port().readable().unwrap(), 100);
-        assert!(lane.lend(&spans(&memory(), 0, 10), 10), "of other memory, too");
+        assert!(lane.receive(&spans(&memory(), 0, 10), 10), "of other memory, too");
     }
 }

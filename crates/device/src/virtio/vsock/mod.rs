@@ -13,7 +13,7 @@
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `repeats.rs` | RSTs of connections that are over |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
-//! | `route.rs` | routes |
+//! | `route.rs`, `route/members.rs` | routes; the VMs that have some |
 //! | `own_packets.rs` | packets that the daemon sends by itself; what captures see |
 //! | `clients.rs` | who asks for connections, and is charged for them |
 //! | `backlog.rs` | packets that wait for a receiver's buffers |

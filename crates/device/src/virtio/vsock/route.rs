@@ -1,5 +1,7 @@
 //! Routes: from one guest's packet to its receiver, or back as a refusal.
 
+mod members;
+
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -10,14 +12,14 @@ use vmlane_vsock::VmReader;
 use vmlane_wire::virtio_vsock::{Header, kind, op};
 use vmlane_worker::{Account, Meter, Rounds, Work, contained};
 
+pub use self::members::Moved;
 use super::backlog::{ALONE, ALONE_AND_FULL, BESIDE_OTHERS, Backlog};
 use super::bridge::{Bridge, CONNECT, Relayed};
 use super::own_packets::{ask_for_credit, peer_reset, reply, show};
 use super::port::{Nonsense, Outgoing, Port};
 use super::receive::SHOWN;
-use super::stats::{GuestStats, VsockStats};
+use super::stats::VsockStats;
 use super::table::{Passage, Table};
-use super::views::{ConnectionView, GuestView};
 use super::vms::{Vm, Vms};
 
 /// Packets of one guest before the next one has its turn.
@@ -46,8 +48,8 @@ pub struct Routes {
     first: usize,
     /// Used anew in each round.
     order: Vec<u32>,
-    /// The same in each turn: packets whose payload is lent.
-    lent: Vec<Outgoing>,
+    /// The same in each turn: packets whose payload is in flight.
+    in_flight: Vec<Outgoing>,
     /// VMs to which nothing happens are not polled.
     leaves: bool,
     /// What looks at the packets, while there is a capture.
@@ -58,16 +60,9 @@ pub struct Routes {
 #[derive(Clone, Copy)]
 enum Fate {
     Finished,
-    /// Its payload is lent to a stream.
-    Lent,
+    /// Its payload is in flight to a stream.
+    InFlight,
     Waits,
-}
-
-/// What a VM takes along to another worker.
-pub struct Moved {
-    /// If they run.
-    pub rings: Option<Box<Port>>,
-    pub stats: Arc<GuestStats>,
 }
 
 /// A guest whose turn it is.
@@ -88,110 +83,13 @@ impl Routes {
         let (vms, table) = (Vms::new()?, Table::default());
         let meter = Meter::default();
         let (started, first, taps) = (Instant::now(), 0, Vec::new());
-        let (order, lent) = (Vec::new(), Vec::new());
-        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, lent, leaves, taps })
+        let (order, in_flight) = (Vec::new(), Vec::new());
+        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, in_flight, leaves, taps })
     }
 
     /// Has `taps`, and no others, look at packets from one guest to another.
     pub fn set_taps(&mut self, taps: Vec<Arc<dyn StreamTap>>) {
         self.taps = taps;
-    }
-
-    /// A VM has such a device from here on, which counts in `stats` if it is new. Returns where it counts.
-    pub fn add(&mut self, cid: u32, stats: Arc<GuestStats>) -> Arc<GuestStats> {
-        if let Some(bridge) = &mut self.bridge {
-            bridge.add(cid);
-        }
-        if let Some(vm) = self.vms.woken(cid) {
-            vm.stalled = false;
-            return vm.stats.clone();
-        }
-        let device = match self.known.load().get(cid) {
-            Some(vm) => format!("{}/vsock", vm.name),
-            None => format!("CID {cid}"),
-        };
-        self.vms.insert(cid, Vm::new(device, self.meter.open(cid), stats.clone()));
-        stats
-    }
-
-    pub fn remove(&mut self, cid: u32) {
-        self.reset_all(cid);
-        if let Some(vm) = self.vms.remove(cid) {
-            self.meter.close(vm.account);
-        }
-        if let Some(bridge) = &mut self.bridge {
-            bridge.forget(cid);
-        }
-    }
-
-    /// Forgets a VM that another worker serves from here on.
-    pub fn hand_over(&mut self, cid: u32) -> Option<Moved> {
-        let vm = self.vms.get_mut(cid)?;
-        let (mut rings, stats) = (vm.port.take(), vm.stats.clone());
-        self.remove(cid);
-        rings.iter_mut().for_each(|rings| rings.leave_doorbells());
-        Some(Moved { rings, stats })
-    }
-
-    pub fn attach(&mut self, cid: u32, mut port: Box<Port>) {
-        if self.vms.get(cid).is_some_and(|vm| vm.shut) {
-            return port.fail();
-        }
-        if port.fresh {
-            self.reset_all(cid);
-        }
-        if let Some(vm) = self.vms.get(cid) {
-            port.count_in(vm.stats.clone());
-        }
-        let inlet = port.inlet().clone();
-        self.vms.attach(cid, port);
-        if let Some(bridge) = &mut self.bridge {
-            bridge.attached(cid, &inlet);
-        }
-    }
-
-    pub fn detach(&mut self, cid: u32) {
-        self.bridge.iter_mut().for_each(|bridge| bridge.detached(cid));
-        if let Some(vm) = self.vms.get_mut(cid) {
-            vm.port = None;
-        }
-    }
-
-    /// Takes a VM out of service, or lets it have rings again: those that its driver sets up from then on.
-    pub fn set_shut(&mut self, cid: u32, shut: bool) {
-        if shut {
-            self.reset_all(cid);
-        }
-        let Some(vm) = self.vms.get_mut(cid) else { return };
-        vm.shut = shut;
-        if shut {
-            vm.end_port();
-        }
-    }
-
-    /// A fault of ours came while a VM was served: its rings end, and no other's.
-    #[cold]
-    pub fn fault(&mut self, cid: u32) {
-        self.bridge.iter_mut().for_each(|bridge| bridge.detached(cid));
-        match self.vms.get_mut(cid) {
-            Some(vm) => vm.fault(&self.stats),
-            None => self.stats.panics.bump(1),
-        }
-    }
-
-    /// A VM knows of no connection any more: its peers are told.
-    pub fn reset_all(&mut self, cid: u32) {
-        if let Some(bridge) = &mut self.bridge {
-            bridge.drop_all(cid);
-        }
-        self.vms.forget_waiting(cid);
-        for known in self.table.clear(cid) {
-            if let Some(peer) = self.vms.port(known.peer) {
-                let from = (cid, known.port);
-                let reset = Header::new(from, (known.peer, known.peer_port), known.kind, op::RST);
-                reply(peer, reset, &self.taps);
-            }
-        }
     }
 
     /// Polls every VM that is to be polled. True if anything moved.
@@ -372,7 +270,7 @@ impl Routes {
 
     fn send(&mut self, sender: &mut Sender<'_>, port: &mut Port, now: Instant) -> bool {
         let (mut moved, mut hidden) = (false, 0);
-        let mut lent = std::mem::take(&mut self.lent);
+        let mut in_flight = std::mem::take(&mut self.in_flight);
         for _ in 0..PACKETS {
             if self.meter.is_over(sender.account) {
                 break;
@@ -390,7 +288,7 @@ impl Routes {
             };
             // What may end a stream comes behind the bytes before it.
             if outgoing.header.op.get() != op::RW {
-                self.settle(port, &mut lent, now);
+                self.settle(port, &mut in_flight, now);
             }
             let (before, to) = (outgoing.done, outgoing.header.dst_cid.get());
             let fate = self.route(sender, port, &mut outgoing, now);
@@ -400,13 +298,13 @@ impl Routes {
             let work = port.take_work();
             charge(&mut self.meter, &self.stats, sender.account, Work { bytes: work.bytes + here, ..work });
             match fate {
-                Fate::Lent => {
-                    lent.push(outgoing);
+                Fate::InFlight => {
+                    in_flight.push(outgoing);
                     hidden += here;
                 }
                 Fate::Finished => {
                     // Chains are completed in their order.
-                    self.settle(port, &mut lent, now);
+                    self.settle(port, &mut in_flight, now);
                     self.finish(port, &outgoing);
                     hidden += here;
                 }
@@ -418,25 +316,25 @@ impl Routes {
             moved = true;
             if hidden >= SHOWN {
                 hidden = 0;
-                self.settle(port, &mut lent, now);
+                self.settle(port, &mut in_flight, now);
                 let to = u32::try_from(to).ok().and_then(|to| self.vms.port(to));
                 to.into_iter().for_each(|receiver| receiver.flush(now));
                 port.flush(now);
             }
         }
-        self.settle(port, &mut lent, now);
-        self.lent = lent;
+        self.settle(port, &mut in_flight, now);
+        self.in_flight = in_flight;
         moved
     }
 
-    /// The packets whose payload was lent to streams are delivered.
+    /// The packets whose payload is in flight are delivered.
     #[inline]
-    fn settle(&mut self, port: &mut Port, lent: &mut Vec<Outgoing>, now: Instant) {
-        if lent.is_empty() {
+    fn settle(&mut self, port: &mut Port, in_flight: &mut Vec<Outgoing>, now: Instant) {
+        if in_flight.is_empty() {
             return;
         }
         self.bridge.iter_mut().for_each(|bridge| bridge.settle(now));
-        lent.drain(..).for_each(|outgoing| self.finish(port, &outgoing));
+        in_flight.drain(..).for_each(|outgoing| self.finish(port, &outgoing));
     }
 
     fn finish(&mut self, port: &mut Port, outgoing: &Outgoing) {
@@ -540,7 +438,7 @@ impl Routes {
         {
             self.meter.charge(vm.account, CONNECT);
         }
-        Some(if relayed == Relayed::Lent { Fate::Lent } else { Fate::Finished })
+        Some(if relayed == Relayed::InFlight { Fate::InFlight } else { Fate::Finished })
     }
 
     /// The receiver of a packet has no buffers for it. It waits in its ring for a moment, and then in the backlog. If that is
@@ -623,29 +521,6 @@ impl Routes {
     /// Readable while a guest announces something.
     pub fn doorbells(&self) -> BorrowedFd<'_> {
         self.vms.doorbells()
-    }
-
-    /// What an operator may see of the VMs.
-    pub fn views(&mut self) -> Vec<GuestView> {
-        let known = self.known.load();
-        let view = |(cid, vm): (u32, &Vm)| {
-            let [opened, all] = self.bridge.as_ref().map_or([0, 0], |bridge| bridge.count(cid));
-            GuestView {
-                cid,
-                ready: vm.port.is_some(),
-                opened: self.table.opened(cid) + opened,
-                connections: self.table.count(cid) + all,
-                counted: self.table.opened(cid) + all,
-                limit: known.get(cid).map_or(0, |vm| vm.connections),
-                stats: vm.stats.clone(),
-            }
-        };
-        self.vms.iter().map(view).collect()
-    }
-
-    /// Their connections, each once.
-    pub fn connections(&self) -> Vec<ConnectionView> {
-        self.table.views().chain(self.bridge.iter().flat_map(Bridge::views)).collect()
     }
 
     /// The engine of streams with ends here, if there is one.

@@ -197,6 +197,11 @@ impl Table {
         ended
     }
 
+    /// The connections of a VM, as it sees them.
+    pub fn of(&self, cid: u32) -> impl Iterator<Item = &Known> {
+        self.known.get(&cid).into_iter().flat_map(|set| set.sides.keys())
+    }
+
     /// How many connections a VM has.
     pub fn count(&self, cid: u32) -> usize {
         self.known.get(&cid).map_or(0, |set| set.sides.len())

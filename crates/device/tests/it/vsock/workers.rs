@@ -49,6 +49,8 @@ fn a_vm_that_is_given_another_group_moves_to_its_worker() {
     assert!(Arc::ptr_eq(&moved, &serving[0]) && counted > Some(0));
     let (header, _) = d.next();
     assert_eq!((header.op.get(), header.src_cid.get()), (op::RST, 4), "its connections there are over");
+    let (header, _) = b.next();
+    assert_eq!((header.op.get(), header.src_cid.get()), (op::RST, 7), "it knows");
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     connect(&mut a, &mut c, LOCAL + 1, kind::SEQPACKET);
     connect(&mut b, &mut a, LOCAL + 2, kind::SEQPACKET);
