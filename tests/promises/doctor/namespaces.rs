@@ -107,6 +107,10 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         drop(self.server.take());
+        // A test that fails leaves nothing that would stop the next one.
+        if Path::new(RECORD).exists() {
+            self.undo();
+        }
         for name in &self.names {
             let _ = Command::new("ip").args(["netns", "del", name]).status();
         }
@@ -248,6 +252,14 @@ impl Running {
     fn kill_guardian(&self) {
         kill_process(self.guardian, Signal::KILL).expect("a guardian to kill");
     }
+
+    /// Until it has ended, it holds the lock that `--undo` takes.
+    fn wait_for_guardian(&self) {
+        let stat = format!("/proc/{}/stat", self.guardian.as_raw_nonzero());
+        wait_until("the guardian has ended", || {
+            std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "))
+        });
+    }
 }
 
 /// Numbers that look random, the same for the same seed.
@@ -294,6 +306,7 @@ pub fn whoever_is_killed_settings_are_put_back() {
                 // Both, so that only the record is left.
                 running.kill_guardian();
                 running.kill_doctor(Signal::KILL);
+                running.wait_for_guardian();
             }
             2 => running.interrupt(&pair, &before),
             _ => {
