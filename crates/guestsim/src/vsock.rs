@@ -122,7 +122,8 @@ impl Bench {
     /// The VM's rings run, from where they are.
     pub fn attach(&mut self, guest: &Guest) {
         let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
-        let setup = Setup { features: guest.features, memory: guest.rx.ram.device_map(), rings };
+        let memory = guest.rx.ram.device_map();
+        let setup = Setup { features: guest.features, memory, rings, resumed: false };
         if let Some(port) = Port::new(guest.cid, setup, guest.calls.clone()) {
             self.routes.attach(guest.cid, Box::new(port));
         }

@@ -146,7 +146,7 @@ impl VhostDevice for PciOverVirtio {
     }
 
     fn run(&mut self, setup: Setup) {
-        let Setup { features, memory, rings } = setup;
+        let Setup { features, memory, rings, .. } = setup;
         let ring = |number: u16| {
             let setup = rings.get(usize::from(number))?.as_ref()?;
             let ring = Ring::new(setup, features, &memory);

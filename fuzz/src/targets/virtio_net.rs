@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
     let mut features = device.features() & (input.number::<8>() | feature::VERSION_1);
     features = if packed { features | feature::PACKED } else { features & !feature::PACKED };
     let setups = rings.iter().map(|ring| Some(ring.setup())).collect();
-    device.run(Setup { features, memory: ram.device_map(), rings: setups });
+    device.run(Setup { features, memory: ram.device_map(), rings: setups, resumed: false });
     let page = rings[0].alloc(1 << 17);
     let mut now = Instant::now();
     while !input.is_empty() {

@@ -1,10 +1,11 @@
 //! What a vhost-user session asks of a device, and what it passes to it.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use vmlane_mem::MemoryMap;
+use vmlane_state::Found;
 
 use super::log::DirtyLog;
 use super::queue::Record;
@@ -38,6 +39,31 @@ pub trait VhostDevice: Send {
 
     /// The VMM is gone, and its guest with it. The device is stopped.
     fn gone(&mut self) {}
+
+    /// What of it outlives this process. None: nothing; its front ends connect to the next daemon by themselves.
+    fn survival(&mut self) -> Option<&mut dyn VhostSurvives> {
+        None
+    }
+}
+
+/// A device whose session the next daemon continues.
+pub trait VhostSurvives {
+    /// Memory files that the next daemon's device needs, by name. Asked when a session begins, and again after
+    /// [`VhostSurvives::abandon`].
+    fn files(&self) -> Vec<(&'static str, OwnedFd)>;
+
+    /// Continues with what a previous daemon's device had: its files, by name. Called before any thread of the device's
+    /// session runs, so that all devices have done so before the first ring runs. An error: it is of no use, and
+    /// [`VhostSurvives::abandon`] follows.
+    fn adopt(&mut self, found: &mut Found) -> Result<(), String>;
+
+    /// Nothing of a previous daemon's device is used: the device begins anew with fresh files, and its guest's connections
+    /// end as soon as its rings run.
+    fn abandon(&mut self);
+
+    /// Where positions of the ring `ring` of `size` descriptors are noted. It has precedence over what the front end keeps
+    /// (SET_INFLIGHT_FD).
+    fn record(&self, ring: usize, size: u16) -> Option<Record>;
 }
 
 /// Everything a device needs to run.
@@ -48,6 +74,8 @@ pub struct Setup {
     pub memory: MemoryMap,
     /// By number; None: does not run.
     pub rings: Vec<Option<RingSetup>>,
+    /// The rings ran in a previous daemon: their driver has not begun anew, wherever they are.
+    pub resumed: bool,
 }
 
 /// A ring that is to run. Addresses are the guest's; nothing is checked yet.

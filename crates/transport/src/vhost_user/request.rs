@@ -210,7 +210,8 @@ impl<'d> Requests<'d> {
             }
             rings.push(setup);
         }
-        self.device.run(Setup { features: self.features, memory: self.memory.map.clone(), rings });
+        let memory = self.memory.map.clone();
+        self.device.run(Setup { features: self.features, memory, rings, resumed: false });
         result
     }
 

@@ -272,6 +272,7 @@ impl Card {
             features: self.features,
             memory: self.ram.device_map(),
             rings: self.rings.iter().take(count).map(|ring| Some(ring.setup())).collect(),
+            resumed: false,
         });
         self.runs = true;
     }

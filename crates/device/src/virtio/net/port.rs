@@ -106,7 +106,7 @@ impl NetPort {
         counters: Arc<VirtioNetStats>,
         checkpoint: Arc<Checkpoint>,
     ) -> NetPort {
-        let Setup { features, memory, rings } = setup;
+        let Setup { features, memory, rings, .. } = setup;
         let has = |feature: u64| features & feature != 0;
         let long = has(feature::VERSION_1) || has(net_feature::MERGEABLE);
         let header = if long { LONG_HEADER } else { SHORT_HEADER };

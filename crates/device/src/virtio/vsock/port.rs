@@ -89,7 +89,7 @@ pub struct Nonsense;
 impl Port {
     /// The rings of `setup`. None if not both of them can run.
     pub fn new(cid: u32, setup: Setup, lines: Arc<dyn Lines>) -> Option<Port> {
-        let Setup { features, memory, rings } = setup;
+        let Setup { features, memory, rings, .. } = setup;
         let ring = |number: usize| {
             let ring = rings.get(number)?.as_ref()?;
             let fresh = ring.is_at_start();

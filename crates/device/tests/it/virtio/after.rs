@@ -256,6 +256,7 @@ fn every_written_page_is_logged() {
                 features,
                 memory: nic.ram.device_map(),
                 rings: vec![Some(logged(nic.rx.setup())), Some(logged(nic.tx.setup()))],
+                resumed: false,
             });
             let _ = nic.deliver(&Frame::new(len), |packet| packet);
             assert!(nic.sent().is_some());
@@ -308,7 +309,7 @@ impl Controlled {
         self.nic.device.stop();
         let Nic { rx, tx, features, ram, .. } = &self.nic;
         let rings = [rx.setup(), tx.setup(), self.control.setup()].map(Some).to_vec();
-        let setup = Setup { features: *features, memory: ram.device_map(), rings };
+        let setup = Setup { features: *features, memory: ram.device_map(), rings, resumed: false };
         self.nic.device.run(setup);
     }
 

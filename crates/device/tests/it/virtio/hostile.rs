@@ -281,6 +281,7 @@ fn rings_that_cannot_run_are_reported() {
             features: MODERN,
             memory: nic.ram.device_map(),
             rings: vec![Some(rx), Some(nic.tx.setup())],
+            resumed: false,
         });
         assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1, "edit {number}");
         assert_eq!(nic.deliver(&Frame::new(100), |packet| packet), Err(DropReason::NoBuffers));

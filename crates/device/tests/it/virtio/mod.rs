@@ -93,6 +93,7 @@ impl Nic {
             features: self.features,
             memory: self.ram.device_map(),
             rings: vec![Some(self.rx.setup()), Some(self.tx.setup())],
+            resumed: false,
         });
     }
 

@@ -68,7 +68,8 @@ impl Moved {
         ];
         let features = feature::VERSION_1 | feature::INDIRECT | packed;
         self.device.stop();
-        self.device.run(Setup { features, memory: self.guest.rx.ram.device_map(), rings });
+        let memory = self.guest.rx.ram.device_map();
+        self.device.run(Setup { features, memory, rings, resumed: false });
     }
 
     /// A buffer for events.

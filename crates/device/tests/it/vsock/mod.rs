@@ -165,7 +165,7 @@ fn setup(guest: &Guest, packed: bool) -> Setup {
     let packed = if packed { feature::PACKED } else { 0 };
     let features = feature::VERSION_1 | feature::INDIRECT | STREAM | SEQPACKET | packed;
     let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
-    Setup { features, memory: guest.rx.ram.device_map(), rings }
+    Setup { features, memory: guest.rx.ram.device_map(), rings, resumed: false }
 }
 
 impl Vm {
