@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use vmlane_config::paths::Paths;
 use vmlane_config::{Config, Mode, PeerConfig, RouteConfig};
-use vmlane_device::virtio::vsock::VsockWorkers;
+use vmlane_device::virtio::vsock::{VsockWorkers, hold_logs, recover_all};
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets, RoutePeer, Routes};
 use vmlane_keeper::takeover::HYPERVISOR_LOG;
@@ -69,6 +69,7 @@ impl Host {
             tracing::error!(%error, "the key of the previous daemon's records is of no use: they are lost");
         }
         let (log, checkpoint) = hypervisor_log(&*store, found);
+        recover_all(found);
         extras.faults = extras.faults.filter(|_| config.daemon.fault_injection);
         let streams: Arc<dyn Streams> = match &extras.faults {
             Some(faults) => faults.streams(workers.clone()),
@@ -89,6 +90,9 @@ impl Host {
         let relays = rides.into_iter().map(|ride| (router.clone(), ride)).collect();
         let vsock_workers = VsockWorkers::start(settings, relays, router.vms());
         let vsock_workers = Arc::new(vsock_workers.map_err(HostError::Workers)?);
+        if let Err(error) = hold_logs(&store, vsock_workers.logs()) {
+            tracing::error!(%error, "virtio-vsock devices do not outlive this daemon");
+        }
         drop(placed);
         // For its own user, until access control lists let others in.
         let path = paths.host();

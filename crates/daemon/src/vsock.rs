@@ -203,7 +203,7 @@ fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Resu
     let stats = Arc::new(SessionStats::default());
     stats.memory.set_limit(config.memory_limit(vm));
     let (home, counts) = serve_virtio(host, config, vm);
-    let device = Box::new(VsockDevice::new(vm.cid, home.clone(), lines.clone()));
+    let device = Box::new(VsockDevice::new(vm.cid, home.clone(), lines.clone()).map_err(threads)?);
     let served = end.serve(&device_name(&vm.name, "vsock"), device, lines, stats.clone());
     let served =
         served.map_err(threads).and_then(|server| match host.sockets.add_guest(Guest { cid: vm.cid, uds }) {

@@ -55,6 +55,7 @@ pub mod vhost_user_peer;
 pub mod virtio;
 pub mod virtio_nic;
 pub mod vsock;
+pub mod vsock_vm;
 
 pub use connect::{Listener, Options};
 pub use driver::{Driver, Path, ProbeError};

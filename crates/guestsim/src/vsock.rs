@@ -16,7 +16,9 @@ use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
-use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox, Parking, Port, Routes};
+use vmlane_device::virtio::vsock::parts::{
+    Bridge, GuestEndpoint, Kept, MAX_LINKS, Mailbox, Parking, Port, Routes, Shares, Transaction,
+};
 use vmlane_vsock::{Router, Vm};
 
 /// Descriptors of each ring.
@@ -74,6 +76,7 @@ pub struct Guest {
     pub rx: DriverRing,
     pub tx: DriverRing,
     pub calls: Arc<Calls>,
+    kept: Arc<Kept>,
     features: u64,
     /// Buffers by id of their chain: address and bytes.
     buffers: Vec<(u64, usize)>,
@@ -91,10 +94,11 @@ impl Bench {
         let mailbox = Mailbox::new(Arc::new(Parking::new().expect("an event fd")));
         let stats = Arc::new(VsockStats::default());
         let bridge = Bridge::new(router.clone(), mailbox.clone(), None, MAX_LINKS);
+        let (transaction, _) = Transaction::create().expect("a file");
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
         Bench {
-            routes: Routes::new(router.vms().reader(), stats.clone(), Some(bridge), true)
+            routes: Routes::new(router.vms().reader(), stats.clone(), Some(bridge), transaction, true)
                 .expect("an epoll file"),
             mailbox,
             router,
@@ -109,8 +113,8 @@ impl Bench {
         let ram = Arc::new(Ram::new(32 << 20));
         let (rx, tx) = (DriverRing::new(&ram, RING, packed), DriverRing::new(&ram, RING, packed));
         let features = FEATURES | if packed { feature::PACKED } else { 0 };
-        let calls = Arc::default();
-        let guest = Guest { cid: vm.cid, rx, tx, calls, features, buffers: vec![(0, 0); RING.into()] };
+        let (calls, kept) = (Arc::default(), Kept::create().expect("a file"));
+        let guest = Guest { cid: vm.cid, rx, tx, calls, kept, features, buffers: vec![(0, 0); RING.into()] };
         self.router.vms().add(vm).expect("a CID of its own");
         let endpoint = GuestEndpoint::new(guest.cid, &self.mailbox);
         self.router.set_endpoint(guest.cid, Arc::new(endpoint));
@@ -124,7 +128,9 @@ impl Bench {
         let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
         let memory = guest.rx.ram.device_map();
         let setup = Setup { features: guest.features, memory, rings, resumed: false };
-        if let Some(port) = Port::new(guest.cid, setup, guest.calls.clone()) {
+        let (lines, kept) = (guest.calls.clone(), guest.kept.clone());
+        let shares = Shares { lines, kept, transaction: self.routes.transaction().clone() };
+        if let Some(port) = Port::new(guest.cid, setup, shares) {
             self.routes.attach(guest.cid, Box::new(port));
         }
     }

@@ -30,4 +30,5 @@ mod varlink;
 mod vhost_user_uplink;
 mod virtio_kill;
 mod vms;
+mod vsock_kill;
 mod vsock_views;

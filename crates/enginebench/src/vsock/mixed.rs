@@ -115,7 +115,7 @@ impl Connected {
         worker.add(VIRTIO);
         router.set_endpoint(VIRTIO, worker.endpoint(VIRTIO));
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES)?);
-        let device = VsockDevice::new(VIRTIO, worker.clone(), lines.clone());
+        let device = VsockDevice::new(VIRTIO, worker.clone(), lines.clone())?;
         let socket = folder.path().join("vsock.sock");
         let listener = Listener::bind(&socket)?;
         let server = VhostEnd::Listens(listener).serve("guest", Box::new(device), lines, Arc::default())?;

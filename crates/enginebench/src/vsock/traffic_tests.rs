@@ -25,7 +25,7 @@ fn serve() -> Served {
         vms.add(VsockVm::new(format!("vm{cid}"), cid, "one")).unwrap();
         worker.add(cid);
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).unwrap());
-        let device = VsockDevice::new(cid, worker.clone(), lines.clone());
+        let device = VsockDevice::new(cid, worker.clone(), lines.clone()).expect("a device");
         let listener = Listener::bind(&sockets[index]).unwrap();
         VhostEnd::Listens(listener).serve("guest", Box::new(device), lines, Arc::default()).unwrap()
     };

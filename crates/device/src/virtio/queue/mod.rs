@@ -167,6 +167,15 @@ impl Queue {
         tell
     }
 
+    /// If completions are not visible yet: what the ring's record, if it has one, says once they are, and where in its window.
+    #[inline]
+    pub fn unshown(&self) -> Option<(usize, u64)> {
+        match &self.kind {
+            Kind::Split(ring) => ring.unshown(),
+            Kind::Packed(ring) => ring.unshown(),
+        }
+    }
+
     /// Is it known that the driver has looked at all completions that are visible? Drivers say so in split rings with event
     /// index alone: there they ask to hear of the next one.
     pub fn is_heard(&self) -> bool {

@@ -176,6 +176,12 @@ impl Packed {
     }
 
     #[inline]
+    pub fn unshown(&self) -> Option<(usize, u64)> {
+        let record = self.record.as_ref().filter(|_| !self.noted.is_empty())?;
+        Some(record.packed_word(self.used.get(), self.published.get(), self.noted.len() as u16))
+    }
+
+    #[inline]
     pub fn publish(&mut self) -> bool {
         let [old, new] = [self.published, self.used].map(|place| Cursor(place.get()));
         if self.record.is_some() {

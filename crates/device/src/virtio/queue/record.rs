@@ -27,8 +27,8 @@ const THIS: u16 = 0x4c56;
 const WRAP: u16 = 1 << 15;
 
 /// Bytes of one ring's record: a header and an entry a descriptor, in the larger of the two layouts.
-pub fn bytes(size: u16) -> usize {
-    (32 + 32 * usize::from(size)).next_multiple_of(64)
+pub const fn bytes(size: u16) -> usize {
+    (32 + 32 * size as usize).next_multiple_of(64)
 }
 
 /// One ring's record.
@@ -36,6 +36,7 @@ pub fn bytes(size: u16) -> usize {
 pub struct Record {
     window: Arc<Window>,
     at: usize,
+    own: bool,
 }
 
 impl Record {
@@ -43,7 +44,17 @@ impl Record {
     pub fn new(window: &Arc<Window>, ring: usize, size: u16) -> Option<Record> {
         let (at, len) = (ring.checked_mul(bytes(size))?, bytes(size));
         let inside = at.checked_add(len).is_some_and(|end| end <= window.len());
-        inside.then(|| Record { window: window.clone(), at })
+        inside.then(|| Record { window: window.clone(), at, own: false })
+    }
+
+    /// One in memory of our own, which is written in order with what leads to it: before its ring is shown.
+    pub fn of_ours(window: &Arc<Window>, at: usize) -> Record {
+        Record { window: window.clone(), at, own: true }
+    }
+
+    /// Is it in memory of our own?
+    pub fn is_own(&self) -> bool {
+        self.own
     }
 
     /// Was something recorded, for a ring of this size?
@@ -71,6 +82,22 @@ impl Record {
         self.window.store_u16(self.at + SPLIT_USED, used);
     }
 
+    /// The index of the used ring as it was noted.
+    pub(super) fn split_used(&self) -> u16 {
+        self.window.load_u16(self.at + SPLIT_USED)
+    }
+
+    /// What [`Self::split`] will store: the word that this is part of, and where.
+    pub(super) fn split_word(&self, used: u16) -> (usize, u64) {
+        let at = self.at + VERSION;
+        (at, self.window.load_u64(at) & (u64::MAX >> 16) | u64::from(used) << 48)
+    }
+
+    /// What [`Self::packed`] will store, and where.
+    pub(super) fn packed_word(&self, new: u16, old: u16, count: u16) -> (usize, u64) {
+        (self.at + PACKED_USED, word(new, old, count))
+    }
+
     /// Completion number `at` of the next publication.
     pub(super) fn note(&self, at: usize, place: u16, word: u64) {
         let entry = self.at + ENTRIES + ENTRY * at;
@@ -87,10 +114,7 @@ impl Record {
     /// `count` completions that were noted are about to be published, from the place `old` to before `new`.
     /// None: nothing is under way, and `new` is next.
     pub(super) fn packed(&self, new: u16, old: u16, count: u16) {
-        let lap = |place: u16| u64::from(place >> 15);
-        let index = |place: u16| u64::from(place & !WRAP);
-        let places = index(new) | index(old) << 16 | lap(new) << 32 | lap(old) << 40;
-        self.window.store_u64(self.at + PACKED_USED, places | u64::from(count) << 48);
+        self.window.store_u64(self.at + PACKED_USED, word(new, old, count));
     }
 
     /// What [`Self::packed`] stored.
@@ -99,4 +123,10 @@ impl Record {
         let lap = |shift: u32| if word >> shift & 1 != 0 { WRAP } else { 0 };
         (word as u16 & !WRAP | lap(32), (word >> 16) as u16 & !WRAP | lap(40), (word >> 48) as u16)
     }
+}
+
+fn word(new: u16, old: u16, count: u16) -> u64 {
+    let lap = |place: u16| u64::from(place >> 15);
+    let index = |place: u16| u64::from(place & !WRAP);
+    index(new) | index(old) << 16 | lap(new) << 32 | lap(old) << 40 | u64::from(count) << 48
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use vmlane_mem::MemoryMap;
 use vmlane_wire::virtio::{desc, feature};
 
+use super::record::Record;
 use crate::virtio::vhost::RingSetup;
 
 /// User Mode Linux begins packed rings at 0 without the mark of the first lap (arch/um/drivers/virtio_uml.c,
@@ -31,17 +32,29 @@ fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32
     (u16::from_le_bytes(flags) & desc::USED == 0).then_some(BEGIN)
 }
 
+/// The index of the used ring. `noted`: a record that is written before the ring is, and so may be ahead of it: what it says is shown.
+fn split(setup: &RingSetup, noted: Option<&Record>, memory: &MemoryMap) -> Option<u32> {
+    let at = setup.device.checked_add(2)?;
+    let mut index = [0; 2];
+    memory.read(at, &mut index).ok()?;
+    let index = u16::from_le_bytes(index);
+    let ahead = noted.map(Record::split_used).filter(|used| used.wrapping_sub(index) <= setup.size);
+    if let Some(used) = ahead.filter(|used| *used != index) {
+        memory.write(at, &used.to_le_bytes()).ok()?;
+    }
+    Some(ahead.unwrap_or(index).into())
+}
+
 /// Where a ring whose device died continues, if its record says so: a position as SET_VRING_BASE has it. The
 /// record and the ring are the VMM's and the guest's: what comes out is checked by [`super::Queue::new`].
 pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
-    let Some(record) = setup.record.as_ref().filter(|record| record.is_of(setup.size)) else {
-        return first_lap(setup, features, memory);
-    };
-    if features & feature::PACKED == 0 {
-        let mut index = [0; 2];
-        memory.read(setup.device.checked_add(2)?, &mut index).ok()?;
-        return Some(u16::from_le_bytes(index).into());
+    let known = setup.record.as_ref().filter(|record| record.is_of(setup.size));
+    if features & feature::PACKED == 0
+        && let Some(record) = known.or(setup.record.as_ref().filter(|record| record.is_own()))
+    {
+        return split(setup, known.filter(|_| record.is_own()), memory);
     }
+    let Some(record) = known else { return first_lap(setup, features, memory) };
     const WRAP: u16 = 1 << 15;
     let (new, old, count) = record.places();
     let (index, lap) = (old & !WRAP, old & WRAP != 0);

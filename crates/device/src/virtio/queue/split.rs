@@ -194,6 +194,12 @@ impl Split {
     }
 
     #[inline]
+    pub fn unshown(&self) -> Option<(usize, u64)> {
+        let record = self.record.as_ref().filter(|_| self.published.get() != self.written.get())?;
+        Some(record.split_word(self.written.get()))
+    }
+
+    #[inline]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published.get(), self.written.get());
         if old == new {

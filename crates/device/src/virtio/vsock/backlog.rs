@@ -8,11 +8,14 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_mem::Spans;
 use vmlane_port::fair::may_take;
 use vmlane_wire::virtio_vsock::Header;
+
+use super::kept::{Area, Block, Kept, Stored, Transaction};
 
 /// How long a packet waits in the ring if its sender has connections with others, too, and if it has none:
 /// then it delays no one but a new connection; and so if too much waits already.
@@ -26,7 +29,6 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// Bytes that wait for all receivers of one VM together, with what each packet takes beside its payload. What
 /// of it one receiver may have: [`may_take`].
 const MOST: usize = 16 << 20;
-const PACKET: usize = 128;
 
 /// A packet that waits.
 pub struct Waiting {
@@ -36,11 +38,13 @@ pub struct Waiting {
     /// What was left of them when it began to wait; those before `done` are delivered.
     pub bytes: Vec<u8>,
     pub done: usize,
+    /// Where they are for the next daemon, too.
+    block: Block,
 }
 
 impl Waiting {
     fn cost(&self) -> usize {
-        PACKET + self.bytes.len()
+        Block::cost(self.bytes.len())
     }
 
     /// What its connection is known by, between these two VMs.
@@ -64,9 +68,20 @@ pub struct Backlog {
     lines: BTreeMap<u32, Line>,
     /// What all of it costs.
     cost: usize,
+    /// None while its device has had no rings: nothing waits then.
+    area: Option<(Area, Arc<Transaction>)>,
 }
 
 impl Backlog {
+    /// Its device has this file from here on. What waited there with a previous daemon waits here; what was here waits no more.
+    pub fn bind(&mut self, kept: &Arc<Kept>, transaction: &Arc<Transaction>, now: Instant) {
+        let (area, stored) = Area::open(kept.clone());
+        *self = Backlog { area: Some((area, transaction.clone())), ..Backlog::default() };
+        for Stored { block, receiver, header, len, bytes, done } in stored {
+            self.append(receiver, Waiting { header, len, bytes, done, block }, now);
+        }
+    }
+
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
@@ -97,15 +112,19 @@ impl Backlog {
         if !may_take(own, self.cost, MOST) {
             return false;
         }
-        let mut bytes = vec![0; rest.len()];
-        payload.read(rest.start, &mut bytes);
-        let waiting = Waiting { header, len: rest.end, bytes, done: 0 };
-        let line =
-            self.lines.entry(receiver).or_insert_with(|| Line { packets: VecDeque::new(), cost: 0, since });
+        let Some((area, transaction)) = &mut self.area else { return false };
+        let (end, put) = (rest.end, area.put(transaction, (receiver, &header), (payload, rest)));
+        let Some((block, bytes)) = put else { return false };
+        self.append(receiver, Waiting { header, len: end, bytes, done: 0, block }, since);
+        true
+    }
+
+    fn append(&mut self, receiver: u32, waiting: Waiting, since: Instant) {
+        let new = || Line { packets: VecDeque::new(), cost: 0, since };
+        let line = self.lines.entry(receiver).or_insert_with(new);
         line.cost += waiting.cost();
         self.cost += waiting.cost();
         line.packets.push_back(waiting);
-        true
     }
 
     /// What waits longest for `receiver`.
@@ -115,17 +134,21 @@ impl Backlog {
 
     /// The receiver has taken a part of it.
     pub fn moves(&mut self, receiver: u32, now: Instant) {
-        if let Some(line) = self.lines.get_mut(&receiver) {
-            line.since = now;
+        let Some(line) = self.lines.get_mut(&receiver) else { return };
+        line.since = now;
+        if let (Some(packet), Some((area, transaction))) = (line.packets.front(), &self.area) {
+            area.moves(transaction, &packet.block, packet.done);
         }
     }
 
     /// The receiver has all of it.
     pub fn pop(&mut self, receiver: u32) {
         let Some(line) = self.lines.get_mut(&receiver) else { return };
-        let cost = line.packets.pop_front().map_or(0, |packet| packet.cost());
+        let packet = line.packets.pop_front();
+        let cost = packet.as_ref().map_or(0, Waiting::cost);
         line.cost -= cost;
         self.cost -= cost;
+        free(&mut self.area, packet.iter());
         if line.packets.is_empty() {
             self.lines.remove(&receiver);
         }
@@ -138,13 +161,22 @@ impl Backlog {
 
     /// Nothing waits for `receiver` any more.
     pub fn forget(&mut self, receiver: u32) {
-        self.cost -= self.lines.remove(&receiver).map_or(0, |line| line.cost);
+        let Some(line) = self.lines.remove(&receiver) else { return };
+        self.cost -= line.cost;
+        free(&mut self.area, line.packets.iter());
+    }
+
+    /// Nothing waits any more.
+    pub fn clear(&mut self) {
+        let receivers: Vec<u32> = self.lines.keys().copied().collect();
+        receivers.into_iter().for_each(|receiver| self.forget(receiver));
     }
 
     /// The same; a packet of each connection of which something did.
     pub fn take(&mut self, receiver: u32) -> Vec<Header> {
         let Some(line) = self.lines.remove(&receiver) else { return Vec::new() };
         self.cost -= line.cost;
+        free(&mut self.area, line.packets.iter());
         let mut names = HashSet::new();
         let headers = line.packets.iter().map(|packet| packet.header);
         headers.filter(|header| names.insert(Waiting::name(header))).collect()
@@ -154,13 +186,22 @@ impl Backlog {
     pub fn forget_connection(&mut self, receiver: u32, header: &Header) -> usize {
         let Some(line) = self.lines.get_mut(&receiver) else { return 0 };
         let (count, before) = (line.packets.len(), line.cost);
-        line.packets.retain(|packet| Waiting::name(&packet.header) != Waiting::name(header));
+        let stays = |packet: &Waiting| Waiting::name(&packet.header) != Waiting::name(header);
+        free(&mut self.area, line.packets.iter().filter(|packet| !stays(packet)));
+        line.packets.retain(stays);
         line.cost = line.packets.iter().map(Waiting::cost).sum();
         self.cost -= before - line.cost;
         if line.packets.is_empty() {
             self.lines.remove(&receiver);
         }
         count
+    }
+}
+
+/// These packets' bytes are of no interest any more.
+fn free<'p>(area: &mut Option<(Area, Arc<Transaction>)>, packets: impl Iterator<Item = &'p Waiting>) {
+    if let Some((area, transaction)) = area {
+        packets.for_each(|packet| area.remove(transaction, packet.block));
     }
 }
 
@@ -176,6 +217,18 @@ mod tests {
         Header::new((3, 1), (4, port), kind::STREAM, op::RW)
     }
 
+    fn backlog(kept: &Arc<Kept>, transaction: &Arc<Transaction>) -> Backlog {
+        let mut backlog = Backlog::default();
+        backlog.bind(kept, transaction, Instant::now());
+        backlog
+    }
+
+    fn new() -> (Arc<Kept>, Arc<Transaction>, Backlog) {
+        let (kept, (transaction, _)) = (Kept::create().unwrap(), Transaction::create().unwrap());
+        let backlog = backlog(&kept, &transaction);
+        (kept, transaction, backlog)
+    }
+
     fn payload(len: usize) -> Spans {
         let fd = memfd("payload", len as u64).unwrap();
         let request = MapRequest { guest: 0, len: len as u64, offset: 0, fd, writable: true };
@@ -187,7 +240,7 @@ mod tests {
     #[test]
     fn one_receiver_leaves_places_for_another_and_all_is_given_back() {
         const LEN: usize = 64 << 10;
-        let (mut backlog, payload, now) = (Backlog::default(), payload(LEN), Instant::now());
+        let ((_, _, mut backlog), payload, now) = (new(), payload(LEN), Instant::now());
         let fill = |backlog: &mut Backlog, receiver| {
             (0..1000).take_while(|_| backlog.push(receiver, packet(2), (&payload, 0..LEN), now)).count()
         };
@@ -205,10 +258,44 @@ mod tests {
 
     #[test]
     fn a_receiver_that_takes_something_has_its_time_again() {
-        let (mut backlog, payload, now) = (Backlog::default(), payload(4096), Instant::now());
+        let ((_, _, mut backlog), payload, now) = (new(), payload(4096), Instant::now());
         assert!(backlog.push(4, packet(2), (&payload, 0..100), now));
         assert!(!backlog.is_over(4, now + LONGEST / 2) && backlog.is_over(4, now + LONGEST));
         backlog.moves(4, now + LONGEST);
         assert!(!backlog.is_over(4, now + LONGEST) && !backlog.is_over(5, now + LONGEST));
+    }
+
+    /// What was valid when the last daemon died comes back, in order, as far as it was not delivered; places are used again.
+    #[test]
+    fn what_waits_outlives_the_daemon() {
+        let ((kept, transaction, mut backlog), payload, now) = (new(), payload(3 << 12), Instant::now());
+        for round in 0..300u32 {
+            for (receiver, port) in [(4, 1), (5, 2), (4, 3)] {
+                let rest = 1000..(3000 + 7 * port as usize + round as usize);
+                assert!(backlog.push(receiver, packet(port), (&payload, rest), now));
+            }
+            transaction.commit();
+            backlog.first(4).unwrap().done = 17;
+            backlog.moves(4, now);
+            backlog.pop(5);
+            transaction.commit();
+            // Of this nothing is valid.
+            backlog.pop(4);
+            backlog.push(4, packet(9), (&payload, 0..5000), now);
+            let mut next = self::backlog(&kept, &transaction);
+            assert!(!next.waits_for(5));
+            let mut found = Vec::new();
+            while let Some(packet) = next.first(4) {
+                let len = packet.len - 1000;
+                assert!(packet.bytes.len() == len && packet.bytes.iter().all(|byte| *byte == 0));
+                found.push((packet.header.dst_port.get(), packet.done));
+                next.pop(4);
+            }
+            assert_eq!(found, [(1, 17), (3, 0)]);
+            assert_eq!((next.is_empty(), next.cost), (true, 0));
+            backlog.clear();
+            transaction.commit();
+        }
+        assert!(self::backlog(&kept, &transaction).is_empty());
     }
 }

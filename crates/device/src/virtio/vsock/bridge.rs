@@ -23,6 +23,7 @@ use self::mailbox::News;
 pub use self::mailbox::{GuestEndpoint, Mailbox};
 pub use self::name::Name;
 use super::clients::Clients;
+use super::kept::{Kept, Transaction};
 use super::lane::{Ends, Notes};
 use super::port::{Outgoing, Port};
 use super::receive::Inlet;
@@ -93,6 +94,12 @@ impl Bridge {
         let worker = self.streams.as_ref().map(|streams| streams.number);
         let guest = || GuestLinks::new(mailbox.guest(cid), notes.clone(), worker);
         self.guests.entry(cid).or_insert_with(guest);
+    }
+
+    /// The VM's device has this file from here on. Connections that a previous daemon noted there are over.
+    pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
+        let guest = self.guests.get_mut(&cid);
+        guest.into_iter().for_each(|guest| guest.bind(cid, kept, transaction));
     }
 
     /// The VM's rings run from here on: what has waited for them goes on.
@@ -436,6 +443,9 @@ impl Bridge {
     /// Hears what the router said, as far as the guest has room for what it will be told. True if there was anything.
     /// A client that has had its share of the round waits for the next.
     fn hear(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
+        if let (Some(guest), Some(port)) = (self.guests.get_mut(&cid), vms.port(cid)) {
+            guest.end_lost(port);
+        }
         for number in 0..MOST_HEARD {
             let Some(guest) = self.guests.get_mut(&cid) else { return false };
             let port = vms.port(cid);

@@ -22,13 +22,24 @@ pub struct Flow {
     room: u32,
     /// `sent` when the receiver was last asked.
     asked: u32,
+    /// It began before this daemon did: how much was sent is not known until the receiver says what it has taken.
+    is_unknown: bool,
 }
 
 impl Flow {
+    /// That of a connection of which a previous daemon has noted no more than that it is there.
+    pub fn unknown() -> Flow {
+        Flow { is_unknown: true, ..Flow::default() }
+    }
+
     /// The receiver's packets say what it has taken.
     #[inline]
     pub fn hears(&mut self, header: &Header) {
         (self.room, self.taken) = (header.buf_alloc.get(), header.fwd_cnt.get());
+        if self.is_unknown {
+            // Too little, by what was under way: its receiver is asked a little later than others.
+            (self.sent, self.asked, self.is_unknown) = (self.taken, self.taken, false);
+        }
     }
 
     /// What a receiver says that has taken all of it.
@@ -82,7 +93,8 @@ mod tests {
 
     #[test]
     fn counts_wrap_and_lies_do_not_matter() {
-        let mut flow = Flow { sent: u32::MAX - 10, taken: u32::MAX - 10, room: 100, asked: u32::MAX - 10 };
+        let at = u32::MAX - 10;
+        let mut flow = Flow { sent: at, taken: at, room: 100, asked: at, is_unknown: false };
         assert!(!flow.sends(100), "asked too soon");
         assert_eq!(flow.left(), 0);
         flow.hears(&news(100, 50));

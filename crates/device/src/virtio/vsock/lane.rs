@@ -349,24 +349,25 @@ impl StreamPort for LanePort {
         let lane = &*self.0;
         let state = &mut *lane.state.borrow_mut();
         let inlet = state.inlet.clone().ok_or_else(PortFault::buffers)?;
-        let mut receive = inlet.borrow_mut();
-        lane.writes(&mut receive);
-        let receive = Writes(&mut receive);
-        let (mut done, mut hidden) = (0, 0);
+        let mut done = 0;
         while done < len {
-            let header = state.packet(&lane.name, op::RW);
-            let sent = receive.0.send(header, len - done, |into| from.copy_to_spans(done, into));
-            let sent = sent.map_err(|_| PortFault::buffers())?;
-            state.asks |= state.flow.sends(sent as u32);
-            done += sent;
-            hidden += sent;
-            if hidden >= SHOWN {
-                hidden = 0;
-                receive.0.show();
+            let begin = done;
+            let mut receive = inlet.borrow_mut();
+            lane.writes(&mut receive);
+            let writes = Writes(&mut receive);
+            while done < len && done - begin < SHOWN {
+                let header = state.packet(&lane.name, op::RW);
+                let sent = writes.0.send(header, len - done, |into| from.copy_to_spans(done, into));
+                let sent = sent.map_err(|_| PortFault::buffers())?;
+                state.asks |= state.flow.sends(sent as u32);
+                done += sent;
             }
+            writes.0.copied += done - begin;
+            drop(writes);
+            let transaction = receive.transaction().clone();
+            drop(receive);
+            transaction.commit();
         }
-        receive.0.copied += len;
-        receive.0.show();
         if state.asks {
             lane.note_in(state);
         }

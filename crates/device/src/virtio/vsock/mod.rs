@@ -9,7 +9,8 @@
 //! | --- | --- |
 //! | `device.rs` | a VM's device as its vhost-user session drives it |
 //! | `events.rs` | the event queue: a driver that comes from elsewhere hears of it |
-//! | `port.rs`, `receive.rs` | its running rings: packets out; packets in |
+//! | `port.rs`, `transmit.rs`, `receive.rs` | its running rings; packets out; packets in |
+//! | `kept.rs` | what of it outlives the daemon |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `repeats.rs` | RSTs of connections that are over |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
@@ -29,6 +30,7 @@ mod clients;
 mod credit;
 mod device;
 mod events;
+mod kept;
 mod lane;
 mod own_packets;
 mod port;
@@ -37,12 +39,14 @@ mod repeats;
 mod route;
 mod stats;
 mod table;
+mod transmit;
 mod views;
 mod vms;
 mod worker;
 mod workers;
 
 pub use device::VsockDevice;
+pub use kept::{hold_logs, recover_all};
 pub use stats::{GuestStats, VsockStats};
 pub use views::{ConnectionView, GuestView};
 pub use worker::{Relay, Settings, VsockWorker};
@@ -52,7 +56,9 @@ pub use workers::{Home, VsockWorkers};
 #[doc(hidden)]
 pub mod parts {
     pub use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
+    pub use super::kept::{Kept, Transaction};
     pub use super::port::Port;
+    pub use super::receive::Shares;
     pub use super::route::Routes;
     pub use vmlane_worker::Parking;
 }

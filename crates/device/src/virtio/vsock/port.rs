@@ -14,8 +14,10 @@ use zerocopy::FromBytes;
 
 use super::backlog::Waiting;
 use super::bridge::Name;
-use super::receive::{Inlet, NoBuffers, RX, Receive};
+use super::kept::{Kept, Part, Replies, Transaction};
+use super::receive::{Inlet, NoBuffers, RX, Receive, Shares};
 use super::stats::GuestStats;
+use super::transmit::{Outlet, Transmit};
 
 const TX: usize = 1;
 
@@ -37,6 +39,8 @@ pub struct Outgoing {
     /// Payload bytes, and how many of them are delivered.
     pub len: usize,
     pub done: usize,
+    /// What it says of its connection was noted.
+    pub passed: bool,
     /// Since when its receiver has had no buffer for it.
     pub waits: Option<Instant>,
 }
@@ -45,7 +49,7 @@ pub struct Outgoing {
 /// charge of this round need is looked at together in every turn.
 pub struct Port {
     rx: Arc<Inlet>,
-    tx: Queue,
+    tx: Arc<Outlet>,
     pub seqpacket: bool,
     /// The guest's driver has begun anew: it knows of no connection.
     pub fresh: bool,
@@ -65,6 +69,8 @@ pub struct Port {
     charged: u64,
     broken: bool,
     lines: Arc<dyn Lines>,
+    pub kept: Arc<Kept>,
+    transaction: Arc<Transaction>,
     /// Of its VM.
     pub stats: Arc<GuestStats>,
     bell: Option<Bell>,
@@ -88,8 +94,9 @@ pub struct Nonsense;
 
 impl Port {
     /// The rings of `setup`. None if not both of them can run.
-    pub fn new(cid: u32, setup: Setup, lines: Arc<dyn Lines>) -> Option<Port> {
-        let Setup { features, memory, rings, .. } = setup;
+    pub fn new(cid: u32, setup: Setup, shares: Shares) -> Option<Port> {
+        let Setup { features, memory, rings, resumed } = setup;
+        let Shares { lines, kept, transaction } = &shares;
         let ring = |number: usize| {
             let ring = rings.get(number)?.as_ref()?;
             let fresh = ring.is_at_start();
@@ -103,12 +110,15 @@ impl Port {
             }
         };
         let ((mut rx, _), (tx, fresh)) = (ring(RX)?, ring(TX)?);
+        let fresh = fresh && !resumed && features & feature::VERSION_1 != 0;
         rx.quiet();
+        let replies = Replies::open(kept.clone(), cid);
+        let tx = Transmit::new(tx, transaction.clone(), kept.clone());
         let mut port = Port {
-            rx: Arc::new(Inlet::new(Receive::new(rx, &memory, lines.clone()))),
+            rx: Receive::new(rx, &memory, replies, &shares),
             tx,
             seqpacket: features & SEQPACKET != 0,
-            fresh: fresh && features & feature::VERSION_1 != 0,
+            fresh,
             segments: Vec::with_capacity(64),
             payload: Spans::new(memory.clone(), false),
             outgoing: None,
@@ -116,15 +126,23 @@ impl Port {
             owed: None,
             unheard: 0,
             held: 0,
-            recall: Recall::new(&*lines),
+            recall: Recall::new(&**lines),
             charged: 0,
             broken: false,
-            lines,
+            lines: shares.lines,
+            kept: shares.kept,
+            transaction: shares.transaction,
             stats: Arc::default(),
             bell: None,
         };
         port.disarm();
         Some(port)
+    }
+
+    /// Forgets what there was for the driver before this one, which has begun anew.
+    pub fn forget_last_driver(&mut self) {
+        self.rx.borrow_mut().forget_replies();
+        self.tx.borrow_mut().keep(Part::default());
     }
 
     /// What the rings do is counted there from now on.
@@ -142,16 +160,21 @@ impl Port {
             return Ok(None);
         }
         self.segments.clear();
-        let taken = match self.tx.read(self.tx.next, &mut self.segments) {
+        let mut tx = self.tx.borrow_mut();
+        let next = tx.ring.next;
+        let taken = match tx.ring.read(next, &mut self.segments) {
             Ok(Some(taken)) => taken,
             Ok(None) => return Ok(None),
             Err(broken) => {
+                drop(tx);
                 self.breaks(broken);
                 return Ok(None);
             }
         };
-        self.tx.next = taken.next();
-        match self.parse(taken) {
+        tx.ring.next = taken.next();
+        let part = std::mem::take(&mut tx.part);
+        drop(tx);
+        match self.parse(taken, part) {
             Some(outgoing) => Ok(Some(outgoing)),
             None => {
                 self.sent(&taken, 0);
@@ -160,7 +183,7 @@ impl Port {
         }
     }
 
-    fn parse(&mut self, taken: Taken) -> Option<Outgoing> {
+    fn parse(&mut self, taken: Taken, part: Part) -> Option<Outgoing> {
         self.payload.clear();
         let (mut header, mut have) = ([0; HEADER], 0);
         for segment in &self.segments {
@@ -183,13 +206,16 @@ impl Port {
             taken,
             header,
             len,
-            done: 0,
+            done: part.done.min(len),
+            passed: part.passed,
             waits: None,
         })
     }
 
     /// The packet is not delivered wholly: it is fetched again.
     pub fn keep(&mut self, outgoing: Outgoing) {
+        let Outgoing { done, passed, .. } = outgoing;
+        self.tx.borrow_mut().keep(Part { done, passed });
         self.outgoing = Some(outgoing);
     }
 
@@ -201,7 +227,7 @@ impl Port {
     }
 
     fn sent(&mut self, taken: &Taken, payload: usize) {
-        self.tx.complete(taken.id(), taken.count(), 0);
+        self.tx.borrow_mut().complete(taken);
         self.unheard = self.unheard.saturating_add(taken.count());
         self.held = self.held.saturating_add(PACKET + payload);
     }
@@ -262,7 +288,7 @@ impl Port {
 
     /// What the packets that the guest sent have caused since this was last asked.
     pub fn take_work(&mut self) -> Work {
-        let walked = self.tx.walked();
+        let walked = self.tx.borrow().ring.walked();
         let descriptors = (walked - std::mem::replace(&mut self.charged, walked)) as usize;
         Work { descriptors, ..Work::default() }
     }
@@ -281,30 +307,16 @@ impl Port {
     /// its ring is given back, or a little later; if they hold much memory, before the packets for it, since these may be the
     /// credit that a sender waits for.
     pub fn flush(&mut self, now: Instant) {
-        let calls = self.rx.borrow_mut().publish();
-        self.flush_both(calls, now);
-    }
-
-    /// A round is over: waiting replies are delivered, what was done is visible. True if there was a reply, and what the
-    /// receive ring has caused.
-    pub fn end_round(&mut self, now: Instant) -> (bool, Work) {
-        let mut rx = self.rx.borrow_mut();
-        let (replied, work) = (rx.send_replies(), rx.take_work());
-        let calls = rx.publish();
-        drop(rx);
-        self.flush_both(calls, now);
-        (replied, work)
-    }
-
-    /// `calls`: the driver is to hear of packets for it.
-    fn flush_both(&mut self, calls: bool, now: Instant) {
-        if self.tx.publish() {
+        self.transaction.commit();
+        let calls = self.rx.borrow_mut().take_calls();
+        let mut tx = self.tx.borrow_mut();
+        if tx.take_calls() {
             self.owed.get_or_insert(now);
         }
+        let half = tx.ring.size() / 2;
+        drop(tx);
         let due = |since| {
-            self.unheard >= self.tx.size() / 2
-                || calls && self.held >= HELD
-                || now.saturating_duration_since(since) >= LATE
+            self.unheard >= half || calls && self.held >= HELD || now.saturating_duration_since(since) >= LATE
         };
         if self.owed.is_some_and(due) {
             self.deliver_withheld(now);
@@ -313,6 +325,12 @@ impl Port {
             self.lines.call(RX);
             self.recall.called(now);
         }
+    }
+
+    /// A round is over: waiting replies are delivered. True if there was one, and what the receive ring has caused.
+    pub fn end_round(&mut self) -> (bool, Work) {
+        let mut rx = self.rx.borrow_mut();
+        (rx.send_replies(), rx.take_work())
     }
 
     /// Nothing moves: a driver whose packets hold much memory hears of them now.
@@ -328,7 +346,8 @@ impl Port {
             return;
         }
         // What is withheld is not to be heard yet.
-        let heard = self.rx.borrow().ring.is_heard() && (self.owed.is_some() || self.tx.is_heard());
+        let heard =
+            self.rx.borrow().ring.is_heard() && (self.owed.is_some() || self.tx.borrow().ring.is_heard());
         if self.recall.is_due(now, heard) {
             self.lines.call(RX);
         }
@@ -374,7 +393,7 @@ impl Port {
 
     /// Asks the driver to announce packets, and buffers if some are waited for.
     pub fn arm(&mut self, for_buffers: bool) {
-        self.tx.listen();
+        self.tx.borrow_mut().ring.listen();
         if for_buffers {
             self.rx.borrow_mut().ring.listen();
         }
@@ -385,7 +404,11 @@ impl Port {
         let rx = self.rx.borrow();
         let sends = self.outgoing.is_none() && rx.takes_replies();
         let fills = (rx.holds_replies() || rx.is_waited_for()) && rx.has_buffers();
-        !self.broken && !rx.is_broken() && (fills || sends && self.tx.is_there(self.tx.next))
+        let sent = || {
+            let tx = self.tx.borrow();
+            tx.ring.is_there(tx.ring.next)
+        };
+        !self.broken && !rx.is_broken() && (fills || sends && sent())
     }
 
     /// Connections whose peers' bytes have waited for buffers that are there now.
@@ -408,7 +431,7 @@ impl Port {
     }
 
     pub fn disarm(&mut self) {
-        self.tx.quiet();
+        self.tx.borrow_mut().ring.quiet();
         self.rx.borrow_mut().ring.quiet();
         self.lines.clear();
     }
@@ -422,6 +445,13 @@ impl Port {
                 tracing::warn!(device, %error, "a virtio-vsock device has no doorbell; it is polled all the time")
             }
         }
+    }
+
+    /// From here on what is done becomes valid with another worker's transactions; nothing is under way in one of the last's.
+    pub fn set_transaction(&mut self, transaction: &Arc<Transaction>) {
+        self.rx.borrow_mut().set_transaction(transaction.clone());
+        self.tx.borrow_mut().set_transaction(transaction.clone());
+        self.transaction = transaction.clone();
     }
 
     /// It is among none from here on.
@@ -446,15 +476,13 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.unheard = self.tx.size();
+        self.unheard = u16::MAX;
         self.flush(Instant::now());
-        // What is under way is taken again from its beginning when the rings run next, unless
-        // part of it is delivered: then it is lost, as its connection is.
-        let first = match &self.outgoing {
-            Some(outgoing) if outgoing.done == 0 => outgoing.taken.at(),
-            _ => self.tx.next,
-        };
-        self.tx.leave(first);
+        // What is under way is taken again when the rings run next, and goes on where it was.
+        let mut tx = self.tx.borrow_mut();
+        let first = self.outgoing.as_ref().map_or(tx.ring.next, |outgoing| outgoing.taken.at());
+        tx.ring.leave(first);
+        drop(tx);
         self.rx.borrow_mut().leave();
     }
 }

@@ -4,7 +4,7 @@
 //! here until a packet is written into it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::virtio::queue::{Broken, Queue, Segment, Taken};
 use crate::virtio::vhost::Lines;
@@ -15,14 +15,13 @@ use vmlane_worker::Work;
 use zerocopy::IntoBytes;
 
 use super::bridge::Name;
+use super::kept::{Kept, Replies, Shown, Transaction, Words};
 use super::stats::GuestStats;
 
 /// The ring's number.
 pub const RX: usize = 0;
 /// Packets of our own that wait for buffers. While as many do, the guest's are not looked at.
 const MAX_REPLIES: usize = 256;
-/// Beyond so many they are forgotten.
-const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
 
 /// Pieces of buffers that are read ahead, to see whether a packet can be delivered as a whole. Linux needs 34
 /// for the longest one.
@@ -61,7 +60,7 @@ pub struct Receive {
     head: Spans,
     into: Spans,
     /// Headers of packets that the daemon sends to this guest.
-    replies: VecDeque<Header>,
+    replies: Replies,
     /// Connections whose peers' bytes wait for buffers.
     waiting: Vec<Name>,
     /// A stream has written to it since its owner last saw to it.
@@ -78,10 +77,27 @@ pub struct Receive {
     lines: Arc<dyn Lines>,
     /// Of its VM.
     pub stats: Arc<GuestStats>,
+    kept: Arc<Kept>,
+    transaction: Arc<Transaction>,
+    /// The transaction has it.
+    added: bool,
+    me: Weak<Inlet>,
+}
+
+/// What a ring of either kind is shared with.
+pub struct Shares {
+    pub lines: Arc<dyn Lines>,
+    pub kept: Arc<Kept>,
+    pub transaction: Arc<Transaction>,
 }
 
 impl Receive {
-    pub fn new(ring: Queue, memory: &MemoryMap, lines: Arc<dyn Lines>) -> Receive {
+    /// The ring of the guest `cid`. `replies`: those that wait for it.
+    pub fn new(ring: Queue, memory: &MemoryMap, replies: Replies, shares: &Shares) -> Arc<Inlet> {
+        Arc::new_cyclic(|me| Inlet::new(Receive::of(ring, memory, replies, shares, me.clone())))
+    }
+
+    fn of(ring: Queue, memory: &MemoryMap, replies: Replies, shares: &Shares, me: Weak<Inlet>) -> Receive {
         Receive {
             ring,
             unused: VecDeque::new(),
@@ -90,7 +106,7 @@ impl Receive {
             descriptors: 0,
             head: Spans::new(memory.clone(), true),
             into: Spans::new(memory.clone(), true),
-            replies: VecDeque::new(),
+            replies,
             waiting: Vec::new(),
             written: false,
             copied: 0,
@@ -99,8 +115,12 @@ impl Receive {
             walk_until: u64::MAX,
             limited: false,
             broken: false,
-            lines,
+            lines: shares.lines.clone(),
             stats: Arc::default(),
+            kept: shares.kept.clone(),
+            transaction: shares.transaction.clone(),
+            added: false,
+            me,
         }
     }
 
@@ -166,16 +186,25 @@ impl Receive {
         !self.waiting.is_empty() && !self.broken
     }
 
-    /// What was written is visible to the driver.
-    pub fn show(&mut self) {
-        self.calls |= self.ring.publish();
-    }
-
-    /// The same. True if the driver is to be called.
-    pub fn publish(&mut self) -> bool {
-        self.show();
+    /// Is the driver to be called, after what was shown? Once.
+    pub fn take_calls(&mut self) -> bool {
         self.written = false;
         std::mem::take(&mut self.calls)
+    }
+
+    /// Something has changed that becomes valid with the next commit.
+    fn add(&mut self) {
+        if !std::mem::replace(&mut self.added, true) {
+            self.transaction.add(self.me.clone());
+        }
+    }
+
+    pub fn transaction(&self) -> &Arc<Transaction> {
+        &self.transaction
+    }
+
+    pub fn set_transaction(&mut self, transaction: Arc<Transaction>) {
+        self.transaction = transaction;
     }
 
     /// The next buffer, whose pieces are the first of all. It is not used yet.
@@ -219,6 +248,7 @@ impl Receive {
         self.room = self.room.saturating_sub(buffer.room);
         self.descriptors = self.descriptors.saturating_sub(buffer.taken.count());
         self.ring.complete(buffer.taken.id(), buffer.taken.count(), bytes as u32);
+        self.add();
     }
 
     /// May the ring be read on, in this round?
@@ -272,9 +302,14 @@ impl Receive {
     /// Sends this guest a packet without payload, now or when there is room. It is forgotten if too
     /// many wait: a guest that takes none gets none.
     pub fn reply(&mut self, header: Header) {
-        if self.replies.len() < TOO_MANY_REPLIES {
-            self.replies.push_back(header);
-        }
+        self.replies.push(header);
+        self.add();
+    }
+
+    /// None of them is of interest any more.
+    pub fn forget_replies(&mut self) {
+        self.replies.clear();
+        self.add();
     }
 
     /// Is there room for more of them? A caller that can wait, waits until there is.
@@ -301,11 +336,11 @@ impl Receive {
             return false;
         }
         let mut moved = false;
-        while let Some(header) = self.replies.front().copied() {
+        while let Some(header) = self.replies.front() {
             if self.send(header, 0, |_| ()).is_err() {
                 break;
             }
-            self.replies.pop_front();
+            self.replies.pop();
             moved = true;
         }
         moved
@@ -343,5 +378,17 @@ impl Receive {
         self.broken = true;
         let first = self.unused.front().map_or(self.ring.next, |buffer| buffer.taken.at());
         self.ring.leave(first);
+    }
+}
+
+impl Shown for Receive {
+    fn note(&mut self, words: &mut Words) {
+        self.kept.note_ring(words, &self.ring);
+        self.replies.note(words);
+    }
+
+    fn show(&mut self) {
+        self.added = false;
+        self.calls |= self.ring.publish();
     }
 }

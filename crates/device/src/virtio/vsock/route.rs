@@ -15,6 +15,7 @@ use vmlane_worker::{Account, Meter, Rounds, Work, contained};
 pub use self::members::Moved;
 use super::backlog::{ALONE, ALONE_AND_FULL, BESIDE_OTHERS, Backlog};
 use super::bridge::{Bridge, CONNECT, Relayed};
+use super::kept::Transaction;
 use super::own_packets::{ask_for_credit, peer_reset, reply, show};
 use super::port::{Nonsense, Outgoing, Port};
 use super::receive::SHOWN;
@@ -45,6 +46,9 @@ pub struct Routes {
     /// Who has had its share of a round.
     meter: Meter<u32>,
     started: Instant,
+    /// Connections of which one end did not come back are over once the time for that has passed.
+    restored: bool,
+    transaction: Arc<Transaction>,
     first: usize,
     /// Used anew in each round.
     order: Vec<u32>,
@@ -73,18 +77,39 @@ struct Sender<'a> {
 }
 
 impl Routes {
-    /// `leaves`: VMs to which nothing happens are not polled, as a worker wants it that sleeps.
+    /// `transaction`: with which all that is done becomes valid. `leaves`: VMs to which nothing happens are not polled, as a worker wants it that sleeps.
     pub fn new(
         known: VmReader,
         stats: Arc<VsockStats>,
         bridge: Option<Bridge>,
+        transaction: Arc<Transaction>,
         leaves: bool,
     ) -> std::io::Result<Routes> {
-        let (vms, table) = (Vms::new()?, Table::default());
+        let (vms, table) = (Vms::new()?, Table::new(transaction.clone()));
         let meter = Meter::default();
         let (started, first, taps) = (Instant::now(), 0, Vec::new());
         let (order, in_flight) = (Vec::new(), Vec::new());
-        Ok(Routes { known, vms, table, bridge, stats, meter, started, first, order, in_flight, leaves, taps })
+        Ok(Routes {
+            known,
+            vms,
+            table,
+            bridge,
+            stats,
+            meter,
+            started,
+            restored: false,
+            transaction,
+            first,
+            order,
+            in_flight,
+            leaves,
+            taps,
+        })
+    }
+
+    /// See [`Routes::new`].
+    pub fn transaction(&self) -> &Arc<Transaction> {
+        &self.transaction
     }
 
     /// Has `taps`, and no others, look at packets from one guest to another.
@@ -95,6 +120,7 @@ impl Routes {
     /// Polls every VM that is to be polled. True if anything moved.
     pub fn round(&mut self, now: Instant) -> bool {
         self.vms.check_now_and_then(now);
+        self.end_one_sided(now);
         let mut moved = self.begin_round();
         let mut order = std::mem::take(&mut self.order);
         order.clear();
@@ -147,10 +173,16 @@ impl Routes {
             let account = vm.account;
             within(vm, stats, |vm| {
                 let Some(port) = &mut vm.port else { return };
-                let (replies, work) = port.end_round(now);
+                let (replies, work) = port.end_round();
                 charge(meter, stats, account, work);
                 replied |= replies;
-                moved |= replies;
+            });
+        });
+        moved |= replied;
+        self.vms.each_polled(|vm| {
+            within(vm, stats, |vm| {
+                let Some(port) = &mut vm.port else { return };
+                port.flush(now);
                 if !moved {
                     port.deliver_held(now);
                 }
@@ -286,8 +318,9 @@ impl Routes {
                     continue;
                 }
             };
-            // What may end a stream comes behind the bytes before it.
-            if outgoing.header.op.get() != op::RW {
+            // What may end a stream comes behind the bytes before it. What goes to another ring at once is completed at once: it may
+            // be shown at any time.
+            if outgoing.header.op.get() != op::RW || !self.is_relayed(&outgoing.header) {
                 self.settle(port, &mut in_flight, now);
             }
             let (before, to) = (outgoing.done, outgoing.header.dst_cid.get());
@@ -360,7 +393,7 @@ impl Routes {
         if !matches!(header.kind.get(), kind::STREAM | kind::SEQPACKET) {
             return self.refuse(port, &header);
         }
-        if let Some(fate) = to.and_then(|to| self.relay((cid, to), port, outgoing, now)) {
+        if let Some(fate) = to.and_then(|_| self.relay(cid, port, outgoing, now)) {
             return fate;
         }
         let known = self.known.load();
@@ -370,10 +403,11 @@ impl Routes {
             _ => 0,
         };
         // Once a packet, not once a try.
-        let first = outgoing.done == 0 && outgoing.waits.is_none();
-        match if first { self.table.pass(&header, most) } else { Passage::Passes } {
+        let passed = std::mem::replace(&mut outgoing.passed, true);
+        match if passed { Passage::Passes } else { self.table.pass(&header, most) } {
             Passage::Passes => {}
             Passage::Repeated => return Fate::Finished,
+            Passage::Lost => return self.refuse(port, &header),
             Passage::TooMany => {
                 port.stats.over_connections.bump(1);
                 return self.refuse(port, &header);
@@ -413,20 +447,21 @@ impl Routes {
         Fate::Finished
     }
 
+    /// Does this packet go to what is no virtio-vsock guest, or is reached as one that is not?
+    fn is_relayed(&self, header: &Header) -> bool {
+        let to = u32::try_from(header.dst_cid.get());
+        let here = to.is_ok_and(|to| self.vms.contains(to));
+        self.bridge.as_ref().is_some_and(|bridge| !here || bridge.relays(header))
+    }
+
     /// A packet to what is no virtio-vsock guest, or is reached as one that is not. None: it is none.
     #[inline]
-    fn relay(
-        &mut self,
-        (cid, to): (u32, u32),
-        port: &mut Port,
-        outgoing: &mut Outgoing,
-        now: Instant,
-    ) -> Option<Fate> {
+    fn relay(&mut self, cid: u32, port: &mut Port, outgoing: &mut Outgoing, now: Instant) -> Option<Fate> {
         let header = outgoing.header;
-        let bridge = self.bridge.as_mut()?;
-        if self.vms.contains(to) && !bridge.relays(&header) {
+        if !self.is_relayed(&header) {
             return None;
         }
+        let bridge = self.bridge.as_mut()?;
         let known = self.known.load();
         let relayed = known.get(cid).map_or(Relayed::Refused, |vm| bridge.take(port, outgoing, vm, now));
         let refused = u64::from(relayed == Relayed::Refused);

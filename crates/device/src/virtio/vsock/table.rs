@@ -2,10 +2,12 @@
 //! is under way.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
 use super::credit::Flow;
+use super::kept::{Book, Entry, Kept, Kind, Transaction};
 use super::repeats::{Credit, Repeats};
 use super::views::ConnectionView;
 
@@ -32,12 +34,25 @@ struct Side {
     established: bool,
     /// What it has shut down: flags of SHUTDOWN.
     shut: u32,
+    /// Its place in the book of its device, if it has one.
+    place: Option<u32>,
+}
+
+impl Side {
+    fn entry(&self, known: Known) -> Entry {
+        let Side { client, established, shut, .. } = *self;
+        Entry { known, client, established, shut }
+    }
 }
 
 /// One VM's connections.
 #[derive(Debug, Default)]
 struct Connections {
     sides: HashMap<Known, Side>,
+    /// Of its device, once that has had rings.
+    book: Option<Book>,
+    /// Its guest has connections of which nothing is known, not even whether all their packets were delivered.
+    lost: bool,
     /// How many of them it opened.
     opened: usize,
     /// How many it has with which VM.
@@ -47,23 +62,51 @@ struct Connections {
 }
 
 impl Connections {
-    fn add(&mut self, known: Known, client: bool) {
-        let before = self.sides.insert(known, Side { client, ..Side::default() });
-        if before.is_none() {
-            *self.peers.entry(known.peer).or_default() += 1;
-        }
+    fn add(&mut self, transaction: &Transaction, known: Known, client: bool) {
+        self.remove(transaction, &known);
+        *self.peers.entry(known.peer).or_default() += 1;
         self.opened += usize::from(client);
-        self.opened -= usize::from(before.is_some_and(|before| before.client));
+        let mut side = Side { client, ..Side::default() };
+        side.place = self.book.as_mut().and_then(|book| book.add(transaction, &side.entry(known)));
+        self.sides.insert(known, side);
     }
 
-    fn remove(&mut self, known: &Known) {
+    fn change(&mut self, transaction: &Transaction, known: &Known, change: impl FnOnce(&mut Side)) {
+        let Some(side) = self.sides.get_mut(known) else { return };
+        change(side);
+        if let (Some(book), Some(place)) = (&self.book, side.place) {
+            book.change(transaction, place, &side.entry(*known));
+        }
+    }
+
+    fn remove(&mut self, transaction: &Transaction, known: &Known) {
         let Some(side) = self.sides.remove(known) else { return };
+        if let (Some(book), Some(place)) = (&mut self.book, side.place) {
+            book.remove(transaction, place);
+        }
         self.opened -= usize::from(side.client);
         if let Some(count) = self.peers.get_mut(&known.peer) {
             *count -= 1;
             if *count == 0 {
                 self.peers.remove(&known.peer);
             }
+        }
+    }
+
+    /// Its device has this file from here on. What a previous daemon noted there comes back; what is not there is noted.
+    fn bind(&mut self, transaction: &Transaction, kept: &Arc<Kept>) {
+        let (mut book, noted) = Book::open(kept.clone(), Kind::Table);
+        for (known, side) in &mut self.sides {
+            side.place = book.add(transaction, &side.entry(*known));
+        }
+        self.book = Some(book);
+        for (place, entry) in noted {
+            let Entry { known, client, established, shut } = entry;
+            self.remove(transaction, &known);
+            *self.peers.entry(known.peer).or_default() += 1;
+            self.opened += usize::from(client);
+            let side = Side { flow: Flow::unknown(), client, established, shut, place: Some(place) };
+            self.sides.insert(known, side);
         }
     }
 }
@@ -77,15 +120,53 @@ pub enum Passage {
     TooMany,
     /// It is an RST of a connection that is over. Its receiver may have a new one of the same ports.
     Repeated,
+    /// It is of a connection that was lost.
+    Lost,
 }
 
 /// Connections by VM; each is in the maps of both.
-#[derive(Debug, Default)]
 pub struct Table {
     known: HashMap<u32, Connections>,
+    transaction: Arc<Transaction>,
 }
 
 impl Table {
+    pub fn new(transaction: Arc<Transaction>) -> Table {
+        Table { known: HashMap::new(), transaction }
+    }
+
+    /// The device of the VM `cid` has this file from here on. True if it is another one than before.
+    pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>) -> bool {
+        let set = self.known.entry(cid).or_default();
+        let is_new = set.book.as_ref().is_none_or(|book| !book.is_of(kept));
+        if is_new {
+            set.bind(&self.transaction, kept);
+        }
+        is_new
+    }
+
+    /// The VM's guest has connections of which nothing is known.
+    pub fn lose(&mut self, cid: u32) {
+        self.known.entry(cid).or_default().lost = true;
+    }
+
+    fn is_lost(&self, header: &Header) -> bool {
+        let [(src, sender), (dst, _)] = Table::sides(header);
+        let set = |cid: u32| self.known.get(&cid);
+        let lost = [src, dst].into_iter().any(|cid| set(cid).is_some_and(|set| set.lost));
+        lost && set(src).is_none_or(|set| !set.sides.contains_key(&sender))
+    }
+
+    /// Connections that only one end knows, as that sees them, with its CID: the other one's VM is gone, or its file was.
+    pub fn one_sided(&self) -> Vec<(u32, Known)> {
+        let all = self.known.iter().flat_map(|(&cid, set)| set.sides.keys().map(move |&known| (cid, known)));
+        let is_there = |(cid, known): &(u32, Known)| {
+            let other = Known { port: known.peer_port, peer: *cid, peer_port: known.port, kind: known.kind };
+            self.known.get(&known.peer).is_some_and(|set| set.sides.contains_key(&other))
+        };
+        all.filter(|side| !is_there(side)).collect()
+    }
+
     fn sides(header: &Header) -> [(u32, Known); 2] {
         let (src, dst) = (header.src_cid.get() as u32, header.dst_cid.get() as u32);
         let (port, peer_port, kind) = (header.src_port.get(), header.dst_port.get(), header.kind.get());
@@ -99,6 +180,7 @@ impl Table {
     /// what it may open.
     pub fn pass(&mut self, header: &Header, most: usize) -> Passage {
         match header.op.get() {
+            op::RESPONSE | op::SHUTDOWN if self.is_lost(header) => return Passage::Lost,
             op::REQUEST => {
                 let sides = Table::sides(header);
                 let [(client, _), _] = sides;
@@ -106,20 +188,16 @@ impl Table {
                     return Passage::TooMany;
                 }
                 for ((cid, known), client) in sides.into_iter().zip([true, false]) {
-                    self.known.entry(cid).or_default().add(known, client);
+                    self.known.entry(cid).or_default().add(&self.transaction, known, client);
                 }
             }
             op::RESPONSE => {
                 let [_, (cid, client)] = Table::sides(header);
-                if let Some(side) = self.side(cid, &client) {
-                    side.established = true;
-                }
+                self.change(cid, &client, |side| side.established = true);
             }
             op::SHUTDOWN => {
                 let [(cid, sender), _] = Table::sides(header);
-                if let Some(side) = self.side(cid, &sender) {
-                    side.shut |= header.flags.get() & BOTH;
-                }
+                self.change(cid, &sender, |side| side.shut |= header.flags.get() & BOTH);
             }
             op::RST => {
                 if self.is_repeat(header) {
@@ -127,6 +205,7 @@ impl Table {
                 }
                 self.forget(header);
             }
+            _ if self.is_lost(header) => return Passage::Lost,
             _ => {}
         }
         let [_, (cid, receiver)] = Table::sides(header);
@@ -154,6 +233,12 @@ impl Table {
         false
     }
 
+    fn change(&mut self, cid: u32, known: &Known, change: impl FnOnce(&mut Side)) {
+        if let Some(set) = self.known.get_mut(&cid) {
+            set.change(&self.transaction, known, change);
+        }
+    }
+
     fn side(&mut self, cid: u32, known: &Known) -> Option<&mut Side> {
         self.known.get_mut(&cid)?.sides.get_mut(known)
     }
@@ -169,7 +254,7 @@ impl Table {
     pub fn forget(&mut self, header: &Header) {
         for (cid, known) in Table::sides(header) {
             if let Some(set) = self.known.get_mut(&cid) {
-                set.remove(&known);
+                set.remove(&self.transaction, &known);
             }
         }
     }
@@ -182,19 +267,23 @@ impl Table {
 
     /// All connections of a VM are over; they are returned.
     pub fn clear(&mut self, cid: u32) -> Vec<Known> {
-        let ended = self.known.remove(&cid).into_iter();
-        let ended: Vec<Known> = ended.flat_map(|set| set.sides.into_keys()).collect();
+        let transaction = &self.transaction;
+        let Some(set) = self.known.get_mut(&cid) else { return Vec::new() };
+        let ended: Vec<Known> = set.sides.keys().copied().collect();
+        ended.iter().for_each(|known| set.remove(transaction, known));
+        (set.repeats, set.lost) = (Repeats::default(), false);
         for known in &ended {
             if let Some(set) = self.known.get_mut(&known.peer) {
-                set.remove(&Known {
-                    port: known.peer_port,
-                    peer: cid,
-                    peer_port: known.port,
-                    kind: known.kind,
-                });
+                let Known { port, peer_port, kind, .. } = *known;
+                set.remove(transaction, &Known { port: peer_port, peer: cid, peer_port: port, kind });
             }
         }
         ended
+    }
+
+    /// The VM is gone for good. Its connections are over.
+    pub fn forget_vm(&mut self, cid: u32) {
+        self.known.remove(&cid);
     }
 
     /// The connections of a VM, as it sees them.
@@ -232,7 +321,7 @@ mod tests {
 
     #[test]
     fn both_sides_know_and_forget() {
-        let mut table = Table::default();
+        let mut table = Table::new(Transaction::create().unwrap().0);
         let request = Header::new((3, 1000), (4, 22), kind::STREAM, op::REQUEST);
         assert_eq!(table.pass(&request, 1), Passage::Passes);
         assert_eq!(table.pass(&Header::new((3, 1), (4, 2), 1, op::RW), 1), Passage::Passes);

@@ -64,7 +64,7 @@ impl Vm {
     /// Ends its rings for good: its driver is told.
     #[cold]
     pub fn end_port(&mut self) {
-        self.backlog = Backlog::default();
+        self.backlog.clear();
         let Some(mut port) = self.port.take() else { return };
         let _ = contained(|| port.fail());
         let _ = contained(|| drop(port));
@@ -169,7 +169,7 @@ impl Vms {
     pub fn forget_waiting(&mut self, cid: u32) {
         self.all.values_mut().for_each(|vm| vm.backlog.forget(cid));
         if let Some(vm) = self.all.get_mut(&cid) {
-            vm.backlog = Backlog::default();
+            vm.backlog.clear();
         }
     }
 

@@ -3,6 +3,7 @@
 //! It is busy while packets move, then waits as `vmlane_worker` decides: before it sleeps, it asks all guests to announce what
 //! they do, and polls once more.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use vmlane_worker::{
 use crate::virtio::recall;
 
 use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
+use super::kept::{Kept, Transaction};
 use super::port::Port;
 use super::route::{Moved, Routes};
 use super::stats::{GuestStats, VsockStats};
@@ -37,6 +39,8 @@ enum Request {
     Add(u32, Arc<GuestStats>, Arc<OnceLock<Arc<GuestStats>>>),
     Remove(u32),
     Attach(u32, Box<Port>),
+    /// What the VM's device did with a previous daemon is there.
+    Restore(u32, Arc<Kept>),
     /// The VM is served by another worker from here on. What it takes along is put there.
     Move(u32, Arc<Mutex<Option<Moved>>>),
     Detach(u32),
@@ -59,6 +63,7 @@ impl Request {
             Request::Add(cid, ..)
             | Request::Remove(cid)
             | Request::Attach(cid, _)
+            | Request::Restore(cid, _)
             | Request::Move(cid, _)
             | Request::Detach(cid)
             | Request::Gone(cid)
@@ -87,6 +92,8 @@ const SHORT: Duration = Duration::from_millis(1);
 pub struct VsockWorker {
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
+    transaction: Arc<Transaction>,
+    log: OwnedFd,
     stats: Arc<VsockStats>,
     questions: Arc<Questions>,
     /// Held while they are changed; the worker never takes it.
@@ -128,7 +135,8 @@ impl VsockWorker {
         let bridge = relay.map(|(router, ride)| Bridge::new(router, mailbox.clone(), Some(ride), most));
         let stats = Arc::new(VsockStats::default());
         let questions = Arc::new(Questions::default());
-        let routes = Routes::new(vms.reader(), stats.clone(), bridge, !settings.poll)?;
+        let (transaction, log) = Transaction::create()?;
+        let routes = Routes::new(vms.reader(), stats.clone(), bridge, transaction.clone(), !settings.poll)?;
         let engine = VsockEngine { routes, stats: stats.clone(), questions: questions.clone() };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
@@ -138,6 +146,8 @@ impl VsockWorker {
         Ok(VsockWorker {
             requests,
             mailbox,
+            transaction,
+            log,
             stats,
             questions,
             taps: Mutex::default(),
@@ -238,6 +248,21 @@ impl VsockWorker {
         self.ask(Request::Attach(cid, Box::new(port)));
     }
 
+    /// What the VM's device did with a previous daemon is in `kept`.
+    pub(super) fn restore(&self, cid: u32, kept: Arc<Kept>) {
+        self.ask(Request::Restore(cid, kept));
+    }
+
+    /// The log of its transactions.
+    pub(super) fn log(&self) -> &OwnedFd {
+        &self.log
+    }
+
+    /// With which what its rings do becomes valid. Used on its thread alone.
+    pub(super) fn transaction(&self) -> &Arc<Transaction> {
+        &self.transaction
+    }
+
     /// When it returns, the worker does not touch the VM's memory any more.
     pub(super) fn detach(&self, cid: u32) {
         self.ask(Request::Detach(cid));
@@ -277,6 +302,7 @@ impl VsockEngine {
             Request::Add(cid, new, stats) => drop(stats.set(self.routes.add(cid, new))),
             Request::Remove(cid) => self.routes.remove(cid),
             Request::Attach(cid, port) => self.routes.attach(cid, port),
+            Request::Restore(cid, kept) => _ = self.routes.bind(cid, &kept),
             Request::Move(cid, to) => *to.lock() = self.routes.hand_over(cid),
             Request::Detach(cid) => self.routes.detach(cid),
             Request::Gone(cid) => self.routes.reset_all(cid),

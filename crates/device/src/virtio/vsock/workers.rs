@@ -5,6 +5,7 @@
 //! its connections are reset, as those with its old group are anyway.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -79,6 +80,11 @@ impl VsockWorkers {
     /// The workers' threads by name, and their heartbeats.
     pub fn heartbeats(&self) -> impl Iterator<Item = (&str, &Arc<Heartbeat>)> {
         self.all().map(|worker| (worker.name(), worker.heartbeat()))
+    }
+
+    /// The logs of their transactions, to be held for the next daemon before any VM is served.
+    pub fn logs(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.all().map(|worker| worker.log())
     }
 
     /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern it.

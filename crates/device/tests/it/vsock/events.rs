@@ -54,7 +54,7 @@ impl Moved {
         let worker = Served::start(settings, None);
         worker.add(vm(HERE));
         let called = Arc::new(Called::default());
-        let device = VsockDevice::new(HERE, worker.worker, called.clone());
+        let device = VsockDevice::new(HERE, worker.worker, called.clone()).expect("a device");
         Moved { guest, events, packed, device, called }
     }
 

@@ -172,7 +172,7 @@ impl Vm {
     fn new(worker: &Served, cid: u32, packed: bool) -> Vm {
         worker.add(spec(cid, "test"));
         let wires = Wires::new(worker);
-        let mut device = VsockDevice::new(cid, worker.home.clone(), wires.clone());
+        let mut device = VsockDevice::new(cid, worker.home.clone(), wires.clone()).expect("a device");
         assert_eq!((device.queues(), device.config()), (3, u64::from(cid).to_le_bytes().to_vec()));
         let mut guest = driver(cid, packed);
         assert_eq!(setup(&guest, packed).features & !device.features(), 0, "only what is on offer");

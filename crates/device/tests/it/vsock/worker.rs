@@ -181,7 +181,7 @@ fn rings_outside_of_memory_do_not_run() {
     worker.add(spec(3, "test"));
     let guest = driver(3, false);
     let wires = Wires::new(&worker);
-    let mut device = VsockDevice::new(3, worker.worker.clone(), wires.clone());
+    let mut device = VsockDevice::new(3, worker.worker.clone(), wires.clone()).expect("a device");
     let mut broken = setup(&guest, false);
     broken.rings[1].as_mut().unwrap().descriptors = 1 << 50;
     device.run(broken);

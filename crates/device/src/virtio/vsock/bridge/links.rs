@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use vmlane_port::{Budget, StreamEnd, StreamId};
 use vmlane_vsock::{Call, Vm};
-use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
 use super::mailbox::{GuestMailbox, GuestRemote};
 use super::name::Name;
+use crate::virtio::vsock::kept::{Book, Entry, Kept, Kind, Transaction};
 use crate::virtio::vsock::lane::{Lane, LanePort, Notes};
+use crate::virtio::vsock::port::Port;
 use crate::virtio::vsock::receive::Inlet;
 use crate::virtio::vsock::repeats::{Credit, Repeats};
+use crate::virtio::vsock::table::Known;
 
 /// How many bytes a guest may leave behind in streams that it left.
 const BUDGET: usize = 16 << 20;
@@ -32,6 +35,8 @@ pub struct Link {
     pub said: u32,
     /// The peer is a guest here, too.
     pub relayed: bool,
+    /// Its place in the book of its device, if it has one.
+    place: Option<u32>,
 }
 
 /// All of one guest.
@@ -47,6 +52,10 @@ pub struct GuestLinks {
     budget: Arc<Budget>,
     /// What the guest may still send for links that are gone.
     repeats: Repeats<Name>,
+    /// Where they are noted for the next daemon, once its device has had rings.
+    book: Option<(Book, Arc<Transaction>)>,
+    /// Those that a previous daemon had, with their places there.
+    lost: Vec<(u32, Name)>,
     /// There is more to do in the next turn, whether or not something happens until then.
     pub unfinished: bool,
 }
@@ -61,7 +70,38 @@ impl GuestLinks {
             worker,
             budget: Arc::new(Budget::new(BUDGET)),
             repeats: Repeats::default(),
+            book: None,
+            lost: Vec::new(),
             unfinished: false,
+        }
+    }
+
+    /// Its device has this file from here on.
+    pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
+        let (mut book, noted) = Book::open(kept.clone(), Kind::Links);
+        self.lost = noted.into_iter().map(|(place, entry)| (place, name(cid, &entry.known))).collect();
+        for (name, link) in &mut self.links {
+            link.place = book.add(transaction, &entry(name));
+        }
+        self.book = Some((book, transaction.clone()));
+    }
+
+    /// Its guest gets an RST for each connection that a previous daemon had, as far as there is room for them.
+    pub fn end_lost(&mut self, port: &mut Port) {
+        while port.takes_replies()
+            && let Some((place, name)) = self.lost.pop()
+        {
+            if !self.links.contains_key(&name) {
+                port.reply(name.packet(op::RST));
+            }
+            self.strike(place);
+        }
+        self.unfinished |= !self.lost.is_empty();
+    }
+
+    fn strike(&mut self, place: u32) {
+        if let Some((book, transaction)) = &mut self.book {
+            book.remove(transaction, place);
         }
     }
 
@@ -84,10 +124,13 @@ impl GuestLinks {
             told: 0,
             said: 0,
             relayed: false,
+            place: None,
         }
     }
 
-    pub fn insert(&mut self, name: Name, link: Link) {
+    pub fn insert(&mut self, name: Name, mut link: Link) {
+        let book = self.book.as_mut();
+        link.place = book.and_then(|(book, transaction)| book.add(transaction, &entry(&name)));
         self.links.insert(name, link);
     }
 
@@ -95,6 +138,7 @@ impl GuestLinks {
         let link = self.links.remove(name)?;
         // Its stream may go on for a moment, but not with this guest's memory.
         link.lane.set_inlet(None);
+        link.place.into_iter().for_each(|place| self.strike(place));
         Some(link)
     }
 
@@ -112,6 +156,7 @@ impl GuestLinks {
     /// The guest knows of no link any more.
     pub fn expect_nothing(&mut self) {
         self.repeats = Repeats::default();
+        std::mem::take(&mut self.lost).into_iter().for_each(|(place, _)| self.strike(place));
     }
 
     /// Is this RST of a link that is gone?
@@ -148,4 +193,13 @@ impl GuestLinks {
     pub fn remote(&self, name: Name) -> Arc<GuestRemote> {
         Arc::new(GuestRemote { name, mailbox: self.mailbox.clone() })
     }
+}
+
+fn entry(name: &Name) -> Entry {
+    let known = Known { port: name.port, peer: name.peer, peer_port: name.peer_port, kind: kind::STREAM };
+    Entry { known, client: false, established: false, shut: 0 }
+}
+
+fn name(cid: u32, known: &Known) -> Name {
+    Name { cid, port: known.port, peer: known.peer, peer_port: known.peer_port }
 }

@@ -1,11 +1,13 @@
 //! The VMs that a worker serves: they come, get rings and lose them, leave; and what an operator may see of them.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use vmlane_wire::virtio_vsock::{Header, op};
 
 use super::Routes;
 use crate::virtio::vsock::bridge::Bridge;
+use crate::virtio::vsock::kept::Kept;
 use crate::virtio::vsock::own_packets::reply;
 use crate::virtio::vsock::port::Port;
 use crate::virtio::vsock::stats::GuestStats;
@@ -39,6 +41,8 @@ impl Routes {
 
     pub fn remove(&mut self, cid: u32) {
         self.reset_all(cid);
+        self.transaction.commit();
+        self.table.forget_vm(cid);
         if let Some(vm) = self.vms.remove(cid) {
             self.meter.close(vm.account);
         }
@@ -72,8 +76,13 @@ impl Routes {
         if self.vms.get(cid).is_some_and(|vm| vm.shut) {
             return port.fail();
         }
-        if port.fresh {
+        port.set_transaction(&self.transaction);
+        let is_new = self.bind(cid, &port.kept);
+        if std::mem::take(&mut port.fresh) {
             self.reset_all(cid);
+            port.forget_last_driver();
+        } else if is_new {
+            self.table.lose(cid);
         }
         if let Some(vm) = self.vms.get(cid) {
             port.count_in(vm.stats.clone());
@@ -82,6 +91,32 @@ impl Routes {
         self.vms.attach(cid, port);
         if let Some(bridge) = &mut self.bridge {
             bridge.attached(cid, &inlet);
+        }
+    }
+
+    /// What the device of a VM has to do outlives the daemon in this file from here on. What a previous daemon left there comes back.
+    /// True if it had another one.
+    pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>) -> bool {
+        let is_new = self.table.bind(cid, kept);
+        if is_new {
+            self.bridge.iter_mut().for_each(|bridge| bridge.bind(cid, kept, &self.transaction));
+            let vm = self.vms.get_mut(cid);
+            vm.into_iter().for_each(|vm| vm.backlog.bind(kept, &self.transaction, Instant::now()));
+        }
+        is_new
+    }
+
+    /// Some time after the daemon's start: connections end whose other end did not come back.
+    pub(super) fn end_one_sided(&mut self, now: Instant) {
+        if self.restored || self.is_early(now) {
+            return;
+        }
+        self.restored = true;
+        for (cid, known) in self.table.one_sided() {
+            let (from, to) = ((known.peer, known.peer_port), (cid, known.port));
+            let reset = Header::new(from, to, known.kind, op::RST);
+            self.table.forget(&reset);
+            self.vms.port(cid).into_iter().for_each(|port| reply(port, reset, &self.taps));
         }
     }
 

@@ -1,0 +1,158 @@
+//! What a worker has done and no guest has seen yet.
+//!
+//! A packet leaves its sender's ring and comes into its receiver's. If the daemon died after one ring was shown and before
+//! the other, the next daemon would deliver the packet twice or never. So all that changes is first written to a log, as words
+//! and where they belong; one store makes the log valid; then the words are stored, and the rings shown. The next daemon stores
+//! the words of a valid log again, and [`recover`](crate::virtio::queue::recover) shows what was not shown.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use atomic_refcell::AtomicRefCell;
+use vmlane_mem::Window;
+use vmlane_state::{LAYOUT, Unusable};
+
+use super::{Kept, at};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"vmlanetx");
+
+/// Offsets in a log.
+mod log {
+    pub const MAGIC: usize = 0;
+    pub const LAYOUT: usize = 8;
+    /// How many entries are valid; 0: nothing is under way.
+    pub const COUNT: usize = 16;
+    pub const ENTRIES: usize = 4096;
+}
+/// Bytes of an entry: whose word it is, where, what.
+const ENTRY: usize = 24;
+/// Entries of a log, which is sparse. More words than these become valid in several steps: all connections of some VMs have ended
+/// at once then.
+const ENTRIES: usize = 1 << 17;
+const LEN: u64 = (log::ENTRIES + ENTRIES * ENTRY) as u64;
+
+/// A word that changes.
+#[derive(Debug)]
+struct Change {
+    window: Arc<Window>,
+    id: u64,
+    at: usize,
+    value: u64,
+}
+
+/// Words that change.
+#[derive(Debug, Default)]
+pub struct Words(Vec<Change>);
+
+/// Something whose state becomes valid with a transaction, such as a ring.
+pub trait Shown: Send + Sync {
+    /// Adds what changes.
+    fn note(&mut self, words: &mut Words);
+
+    /// What was added is valid: the guest may see it.
+    fn show(&mut self);
+}
+
+/// Shared by a worker's rings; all are on one thread.
+pub struct Transaction(AtomicRefCell<Inner>);
+
+struct Inner {
+    log: Window,
+    words: Words,
+    rings: Vec<Weak<AtomicRefCell<dyn Shown>>>,
+    /// Empty between commits.
+    shown: Vec<Arc<AtomicRefCell<dyn Shown>>>,
+    commits: u64,
+}
+
+impl Transaction {
+    /// With its log, to be held for the next daemon before the first commit.
+    pub fn create() -> io::Result<(Arc<Transaction>, OwnedFd)> {
+        let (log, file) = Window::of_file("vmlane-transaction", LEN)?;
+        log.store_u32(log::LAYOUT, LAYOUT);
+        log.store_u64(log::MAGIC, MAGIC);
+        let (words, rings, shown) = (Words::default(), Vec::new(), Vec::new());
+        Ok((Arc::new(Transaction(AtomicRefCell::new(Inner { log, words, rings, shown, commits: 0 }))), file))
+    }
+
+    /// This word of a device changes.
+    pub fn set(&self, kept: &Kept, at: usize, value: u64) {
+        self.0.borrow_mut().words.set(kept, at, value);
+    }
+
+    /// This ring has changed. Once until it is shown.
+    pub fn add(&self, ring: Weak<AtomicRefCell<dyn Shown>>) {
+        self.0.borrow_mut().rings.push(ring);
+    }
+
+    /// How often something has become valid: what is freed now may be written to once this has changed.
+    pub fn commits(&self) -> u64 {
+        self.0.borrow().commits
+    }
+
+    /// Makes all that was done valid at once, and shows it. No ring is borrowed.
+    pub fn commit(&self) {
+        let inner = &mut *self.0.borrow_mut();
+        if inner.rings.is_empty() && inner.words.0.is_empty() {
+            return;
+        }
+        inner.shown.extend(inner.rings.drain(..).filter_map(|ring| ring.upgrade()));
+        inner.shown.iter().for_each(|ring| ring.borrow_mut().note(&mut inner.words));
+        // The words of the rings are in the last part.
+        for part in inner.words.0.rchunks(ENTRIES).rev() {
+            inner.log.store_u64(log::COUNT, 0);
+            for (number, change) in part.iter().enumerate() {
+                change.write(&inner.log, log::ENTRIES + number * ENTRY);
+            }
+            inner.log.store_u64(log::COUNT, part.len() as u64);
+            part.iter().for_each(|change| change.window.store_u64(change.at, change.value));
+        }
+        inner.words.0.clear();
+        inner.shown.drain(..).for_each(|ring| ring.borrow_mut().show());
+        inner.log.store_u64(log::COUNT, 0);
+        inner.commits += 1;
+    }
+}
+
+impl Words {
+    pub fn set(&mut self, kept: &Kept, at: usize, value: u64) {
+        self.0.push(Change { window: kept.window.clone(), id: kept.id, at, value });
+    }
+}
+
+impl Change {
+    fn write(&self, log: &Window, at: usize) {
+        log.store_u64(at, self.id);
+        log.store_u64(at + 8, self.at as u64);
+        log.store_u64(at + 16, self.value);
+    }
+}
+
+/// Finishes what a previous daemon's worker had begun to make valid, in the files that are there.
+pub fn redo(file: &OwnedFd, kept: &[Arc<Kept>]) -> Result<(), Unusable> {
+    let have = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size as u64;
+    if have < LEN {
+        return Err(Unusable::Short { have, need: LEN });
+    }
+    let log = Window::over_file(file, LEN)?;
+    if log.load_u64(log::MAGIC) != MAGIC {
+        return Err(Unusable::Magic);
+    }
+    match log.load_u32(log::LAYOUT) {
+        LAYOUT => {}
+        have => return Err(Unusable::Layout { have }),
+    }
+    let count = usize::try_from(log.load_u64(log::COUNT)).ok().filter(|&count| count <= ENTRIES);
+    for number in 0..count.ok_or(Unusable::Damaged { at: log::COUNT })? {
+        let entry = log::ENTRIES + number * ENTRY;
+        let [id, place, value] = [0, 8, 16].map(|word| log.load_u64(entry + word));
+        // Of a session that has ended since, it is gone.
+        let Some(kept) = kept.iter().find(|kept| kept.id == id) else { continue };
+        let place = usize::try_from(place).ok().filter(|place| (at::PART..at::END).contains(place));
+        let place = place.filter(|place| place.is_multiple_of(8)).ok_or(Unusable::Damaged { at: entry })?;
+        kept.window.store_u64(place, value);
+    }
+    log.store_u64(log::COUNT, 0);
+    Ok(())
+}
