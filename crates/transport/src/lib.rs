@@ -13,6 +13,7 @@ mod event_fd;
 mod fds;
 mod handle;
 pub mod irq;
+mod kept;
 pub mod listener;
 pub mod stats;
 pub mod vfio_user;

@@ -7,13 +7,11 @@
 //!
 //! `VERSION` may come at any time or not at all: nothing depends on it, and a socket handed over by
 //! a previous daemon has had it already. What the next daemon needs is in shared files before each answer
-//! leaves (`mail.rs`, `checkpoint.rs`; `docs/survival.md`).
+//! leaves (`kept/mail.rs`, `checkpoint.rs`; `docs/survival.md`).
 
 mod checkpoint;
 mod error;
-mod held;
 mod inbox;
-mod mail;
 mod refuse;
 mod reply;
 mod request;
@@ -42,10 +40,10 @@ pub use request::MAX_ACCESS;
 use crate::event_fd::is_event_fd;
 pub use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
+use crate::kept::{self, Done, Inbound, Letter, Mail};
 use crate::stats::SessionStats;
-use checkpoint::{Done, Keep};
+use checkpoint::{KIND, Keep};
 use inbox::{Inbox, Message, Received};
-use mail::{Letter, Mail};
 use reply::Reply;
 use request::Requests;
 use vmlane_port::LogLimit;
@@ -91,8 +89,7 @@ pub struct Session<'d> {
 struct Unfinished {
     /// The request that it had carried out; its answer may not have been sent.
     done: Option<Done>,
-    /// Descriptors of requests that were not carried out.
-    inbound: Vec<(u64, u64, OwnedFd)>,
+    inbound: Vec<Inbound>,
 }
 
 impl<'d> Session<'d> {
@@ -107,8 +104,7 @@ impl<'d> Session<'d> {
         // Sleeping in the kernel is the idle state, whatever the acceptor had set.
         stream.set_nonblocking(false)?;
         let mail = Mail::create()?;
-        scope.remove_all("s/");
-        let keep = Keep::begin(scope, &stream, &mail, files(device))?;
+        let keep = Keep::new(kept::Keep::begin(KIND, scope, &stream, &mail, files(device))?);
         stats.counts.sessions.inc();
         let handle = SessionHandle::new(stream);
         let requests = Requests::new(device, irqs, stats, scope.clone(), handle.memory().clone());
@@ -168,7 +164,8 @@ impl<'d> Session<'d> {
         prepared.hold(files(device));
         let Prepared { stream, mail, map, keep, done, inbound, .. } = prepared;
         let handle = SessionHandle::new(stream);
-        let mut requests = Requests::new(device, irqs, stats, keep.scope.clone(), handle.memory().clone());
+        let mut requests =
+            Requests::new(device, irqs, stats, keep.files.scope.clone(), handle.memory().clone());
         requests.map = map;
         requests.note_map();
         Session::begin(handle, requests, mail, keep, Some(Unfinished { done, inbound }))
@@ -186,7 +183,7 @@ impl<'d> Session<'d> {
         let mut inbox = Inbox::resume(&mut self.mail, done.map(|done| done.size));
         self.held = inbound.last().map_or(0, |(number, ..)| *number);
         for (number, place, _) in inbound.iter().filter(|(number, ..)| *number < inbox.number()) {
-            self.keep.scope.remove(&format!("s/in.{number}.{place}"));
+            self.keep.files.scope.remove(&format!("s/in.{number}.{place}"));
         }
         inbox.restore_fds(&self.mail, inbound.into_iter().map(|(number, _, fd)| (number, fd)));
         self.requests.again = inbox.pending() > 0;
@@ -316,7 +313,7 @@ impl<'d> Session<'d> {
         let number = self.inbox.number();
         // Valid before the answer leaves: from here on the next daemon only answers.
         self.keep.done(Done { number, size: self.inbox.serving().1, letter }, &self.requests.irqs);
-        let (requests, log) = (&mut self.requests, &self.keep.log);
+        let (requests, log) = (&mut self.requests, &self.keep.files.log);
         guarded(&requests.stats, || {
             requests.device.survival().into_iter().for_each(|state| state.record(log))
         });
@@ -356,7 +353,7 @@ impl<'d> Session<'d> {
         guarded(&requests.stats, || requests.device.memory(&requests.map));
         requests.irqs.clear();
         guarded(&requests.stats, || requests.device.irqs_changed());
-        self.keep.end();
+        self.keep.files.end();
     }
 }
 
@@ -370,12 +367,8 @@ fn hold(requests: &Requests<'_>, held: &mut u64, number: u64, fds: &[OwnedFd]) {
     if !fds.is_empty() {
         *held = number.max(*held);
     }
-    // What no request can use is refused in any case, and the process that holds descriptors must not have it:
-    // closing a file of a file system that does not answer takes for ever.
-    let usable = |fd: &OwnedFd| vmlane_mem::may_hold_guest_memory(fd) || is_event_fd(fd.as_fd());
-    for (place, fd) in fds.iter().enumerate().filter(|(_, fd)| usable(fd)) {
-        held::hold(&requests.scope, &format!("s/in.{number}.{place}"), fd);
-    }
+    let is_usable = |fd: &OwnedFd| vmlane_mem::may_hold_guest_memory(fd) || is_event_fd(fd.as_fd());
+    kept::hold_inbound(&requests.scope, number, fds, is_usable);
 }
 
 /// An access to a register of the device itself: it costs two system calls, which messages with descriptors

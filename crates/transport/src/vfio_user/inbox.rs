@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use vmlane_wire::vfio_user::{HEADER, Header, MAX_MESSAGE, split};
 
-use super::mail::Mail;
 /// Descriptors one message may carry; QEMU refuses servers that announce more than 16.
 pub use crate::fds::MAX_FDS;
 use crate::fds::receive;
+use crate::kept::Mail;
 
 /// A stream that cannot be followed any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

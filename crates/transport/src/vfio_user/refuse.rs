@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::inbox::Inbox;
-use super::mail::Mail;
 use super::reply::Reply;
+use crate::kept::Mail;
 
 /// How long a VMM may take to say something after connecting.
 const PATIENCE: Duration = Duration::from_millis(200);

@@ -7,8 +7,8 @@ use rustix::net::{SendFlags, send};
 use vmlane_wire::vfio_user::{HEADER, Header};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::mail::{Letter, Mail};
 use crate::fds;
+use crate::kept::{Letter, Mail};
 
 /// An answer being put together; its buffer is used again for the next one.
 pub struct Reply {

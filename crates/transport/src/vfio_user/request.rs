@@ -19,12 +19,12 @@ use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::error::RequestError;
-use super::held::{MemoryName, hold};
 use super::inbox::{MAX_FDS, Message};
 use super::reply::Reply;
 use super::set_irqs::{set_irqs, vectors};
 use crate::handle::MemoryWatch;
 use crate::irq::IrqSet;
+use crate::kept::{MemoryName, hold};
 use crate::stats::SessionStats;
 
 /// Most bytes one register access may move; announced to the VMM.

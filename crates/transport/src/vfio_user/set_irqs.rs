@@ -12,8 +12,8 @@ use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{IrqAction, IrqData, SetIrqs, irq_index};
 
 use super::error::RequestError;
-use super::held::{hold, irq_name};
 use crate::irq::{IrqKind, IrqSet};
+use crate::kept::hold;
 
 /// How many vectors of a kind the device offers, by what it has of each; none of the kinds it does not know.
 pub fn vectors(offered: IrqCounts, index: u32) -> u32 {
@@ -95,6 +95,11 @@ pub fn set_irqs(
         }
     }
     Ok(())
+}
+
+/// The name of an interrupt's descriptor while it is held for the next daemon.
+fn irq_name(kind: IrqKind, vector: usize) -> String {
+    format!("s/irq.{}.{vector}", kind.name())
 }
 
 fn booleans(data: &[u8], count: u32) -> Result<&[u8], RequestError> {

@@ -6,6 +6,8 @@
 //! which moves the file's position in the same system call as the bytes leave: the position, which the
 //! holder of the file keeps, says what was sent. (Where the kernel sends pages by reference, an answer
 //! must not be overwritten before it is read; a place is used again after thousands of others.)
+//!
+//! A file has room for the longest messages of vfio-user, which are longer than any of vhost-user.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
