@@ -129,17 +129,36 @@ fn listen(
 ) -> Result<(Listener, Scope, Option<Prepared>), ListenError> {
     let scope = Scope::new(host.store.clone(), name);
     let mut found = found.scope(name);
-    let adopted = found.take("listen").and_then(|socket| Listener::adopt(path, socket));
-    let listener = match adopted {
-        Some(listener) => listener,
-        None => {
-            let listener = Listener::bind(path)?;
-            if let Err(error) = scope.put("listen", listener.socket().as_fd()) {
-                tracing::warn!(name, %error, "a listening socket is not held for the next daemon");
-            }
-            listener
-        }
-    };
+    let listener = held_listener(&scope, path, name, &mut found)?;
     let prepared = Prepared::from(found.scope("s"), &scope, irqs);
     Ok((listener, scope, prepared))
+}
+
+/// The same of a vhost-user device that survives: its end, where it is held, and what a previous daemon had of its session.
+pub fn held_vhost_end(
+    host: &Host,
+    role: Role,
+    path: &Path,
+    name: &str,
+    found: &mut Found,
+) -> Result<(VhostEnd, Scope, Found), ListenError> {
+    let scope = Scope::new(host.store.clone(), name);
+    let mut found = found.scope(name);
+    let end = match role {
+        Role::Server => VhostEnd::Listens(held_listener(&scope, path, name, &mut found)?),
+        Role::Client => VhostEnd::Calls(Caller::new(path)?),
+    };
+    Ok((end, scope, found.scope("s")))
+}
+
+/// A listening socket, a previous daemon's if it left one, held for the next one.
+fn held_listener(scope: &Scope, path: &Path, name: &str, found: &mut Found) -> Result<Listener, ListenError> {
+    if let Some(listener) = found.take("listen").and_then(|socket| Listener::adopt(path, socket)) {
+        return Ok(listener);
+    }
+    let listener = Listener::bind(path)?;
+    if let Err(error) = scope.put("listen", listener.socket().as_fd()) {
+        tracing::warn!(name, %error, "a listening socket is not held for the next daemon");
+    }
+    Ok(listener)
 }

@@ -9,12 +9,12 @@ use vmlane_device::vmci::{VmView, VmciDevice};
 use vmlane_host::sockets::{Guest, HybridView};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Found;
-use vmlane_transport::{RingLines, Server, SessionStats};
+use vmlane_transport::{RingLines, Server, SessionStats, vhost_user};
 use vmlane_vsock::Vm;
 
 use crate::host::Host;
 use crate::hybrid::ServedHybrid;
-use crate::serve::{Attachment, PciSocket, VmError, device_name, vhost_end};
+use crate::serve::{Attachment, PciSocket, VmError, device_name, held_vhost_end};
 
 /// A device of ours.
 pub struct ServedDevice {
@@ -94,7 +94,9 @@ impl ServedVsock {
                 let known = map.map(|map| (device.cid, map));
                 (ServedVsock::Vmci(device), known)
             }
-            Vsock::Virtio { role } => (ServedVsock::Virtio(offer_virtio(host, config, vm, *role)?), None),
+            Vsock::Virtio { role } => {
+                (ServedVsock::Virtio(offer_virtio(host, config, vm, *role, found)?), None)
+            }
             Vsock::Hybrid(hybrid) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, hybrid)?), None),
             Vsock::None => (ServedVsock::None, None),
         })
@@ -111,6 +113,7 @@ impl ServedVsock {
             ServedVsock::Virtio(ServedVirtio { device, .. }) => {
                 let cid = device.withdraw(host);
                 forget_virtio(host, cid);
+                host.store.remove_all(&format!("{name}.vsock/"));
             }
             ServedVsock::Hybrid(hybrid) => hybrid.withdraw(host, name),
             ServedVsock::None => {}
@@ -192,19 +195,27 @@ impl ServedDevice {
     }
 }
 
-fn offer_virtio(host: &Host, config: &Config, vm: &VmConfig, role: Role) -> Result<ServedVirtio, VmError> {
+fn offer_virtio(
+    host: &Host,
+    config: &Config,
+    vm: &VmConfig,
+    role: Role,
+    found: &mut Found,
+) -> Result<ServedVirtio, VmError> {
     let name = || vm.name.clone();
     let path = host.paths.vsock(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
     let uds = host.paths.uds(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
-    let end = vhost_end(role, &path);
-    let end = end.map_err(|cause| VmError::Listen { name: name(), cause })?;
+    let held = held_vhost_end(host, role, &path, &format!("{}.vsock", vm.name), found);
+    let (end, scope, left) = held.map_err(|cause| VmError::Listen { name: name(), cause })?;
     let threads = |cause| VmError::Threads { name: name(), cause };
     let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
     let stats = Arc::new(SessionStats::default());
     stats.memory.set_limit(config.memory_limit(vm));
     let (home, counts) = serve_virtio(host, config, vm);
-    let device = Box::new(VsockDevice::new(vm.cid, home.clone(), lines.clone()).map_err(threads)?);
-    let served = end.serve(&device_name(&vm.name, "vsock"), device, lines, stats.clone());
+    let mut device = Box::new(VsockDevice::new(vm.cid, home.clone(), lines.clone()).map_err(threads)?);
+    let prepared = vhost_user::Prepared::from(left, &scope, &mut *device, &lines, &stats);
+    let device_name = device_name(&vm.name, "vsock");
+    let served = end.serve_on(&device_name, device, lines, stats.clone(), scope, prepared);
     let served =
         served.map_err(threads).and_then(|server| match host.sockets.add_guest(Guest { cid: vm.cid, uds }) {
             Ok(()) => {

@@ -31,7 +31,7 @@ use vmlane_state::Scope;
 use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
 use crate::stats::SessionStats;
-use crate::vfio_user::{Prepared, Session, refuse};
+use crate::vfio_user::{self, Prepared, refuse};
 use crate::vhost_user::{self, RingLines};
 use vmlane_port::LogLimit;
 
@@ -115,9 +115,9 @@ impl Listener {
         scope: Scope,
         prepared: Option<Prepared>,
     ) -> io::Result<Server> {
-        let served = PciServed { device, irqs, stats: stats.clone(), scope };
+        let served = PciServed { device, irqs, stats: stats.clone(), scope, prepared };
         let Listener { socket, path } = self;
-        serve_any(Entrance::Listen(Arc::new(socket)), path, name, "vfu", Box::new(served), stats, prepared)
+        serve_any(Entrance::Listen(Arc::new(socket)), path, name, "vfu", Box::new(served), stats)
     }
 }
 
@@ -152,12 +152,26 @@ impl VhostEnd {
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
     ) -> io::Result<Server> {
-        let served = Box::new(VhostServed { device, lines, stats: stats.clone() });
+        self.serve_on(name, device, lines, stats, Scope::none(), None)
+    }
+
+    /// The same with what the next daemon needs held in `scope`. `prepared`, a previous daemon's front end that `device` has
+    /// taken over, is served first, once [`Server::go`] was called.
+    pub fn serve_on(
+        self,
+        name: &str,
+        device: Box<dyn VhostDevice>,
+        lines: Arc<RingLines>,
+        stats: Arc<SessionStats>,
+        scope: Scope,
+        prepared: Option<vhost_user::Prepared>,
+    ) -> io::Result<Server> {
+        let served = Box::new(VhostServed { device, lines, stats: stats.clone(), scope, prepared });
         let (entrance, path) = match self {
             VhostEnd::Listens(Listener { socket, path }) => (Entrance::Listen(Arc::new(socket)), path),
             VhostEnd::Calls(Caller { path }) => (Entrance::Call, path),
         };
-        serve_any(entrance, path, name, "vhu", served, stats, None)
+        serve_any(entrance, path, name, "vhu", served, stats)
     }
 }
 
@@ -174,11 +188,10 @@ fn serve_any(
     kind: &str,
     served: Box<dyn Served>,
     stats: Arc<SessionStats>,
-    prepared: Option<Prepared>,
 ) -> io::Result<Server> {
     let refuse = served.refusal();
-    let held = prepared.is_some();
-    let waiting = prepared.map(|prepared| Arrival::Prepared(Box::new(prepared)));
+    let held = served.is_prepared();
+    let waiting = held.then_some(Arrival::Prepared);
     let state = Mutex::new(AcceptorState { waiting, held, ..AcceptorState::default() });
     let acceptor = Arc::new(Acceptor {
         name: name.to_owned(),
@@ -214,6 +227,9 @@ trait Served: Send {
     /// A session with the VMM that has connected, and how to run it to its end; the result says why it ended.
     fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)>;
 
+    /// Is there a VMM of a previous daemon?
+    fn is_prepared(&self) -> bool;
+
     /// How a second VMM is turned away.
     fn refusal(&self) -> fn(UnixStream);
 }
@@ -225,16 +241,22 @@ struct PciServed {
     irqs: Arc<IrqSet>,
     stats: Arc<SessionStats>,
     scope: Scope,
+    prepared: Option<Prepared>,
 }
 
 impl Served for PciServed {
     fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)> {
         let (device, irqs, stats) = (self.device.as_mut(), self.irqs.clone(), self.stats.clone());
-        let session = match arrival {
-            Arrival::New(stream) => Session::new(stream, device, irqs, stats, &self.scope)?,
-            Arrival::Prepared(prepared) => Session::resume(*prepared, device, irqs, stats),
+        let session = match (arrival, self.prepared.take()) {
+            (Arrival::Prepared, Some(prepared)) => vfio_user::Session::resume(prepared, device, irqs, stats),
+            (Arrival::New(stream), _) => vfio_user::Session::new(stream, device, irqs, stats, &self.scope)?,
+            (Arrival::Prepared, None) => return Err(io::ErrorKind::NotFound.into()),
         };
         Ok((session.handle(), Box::new(|| session.run().to_string())))
+    }
+
+    fn is_prepared(&self) -> bool {
+        self.prepared.is_some()
     }
 
     fn refusal(&self) -> fn(UnixStream) {
@@ -246,15 +268,25 @@ struct VhostServed {
     device: Box<dyn VhostDevice>,
     lines: Arc<RingLines>,
     stats: Arc<SessionStats>,
+    scope: Scope,
+    prepared: Option<vhost_user::Prepared>,
 }
 
 impl Served for VhostServed {
     fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)> {
-        // A front end connects again by itself: nothing of its session outlives a daemon.
-        let Arrival::New(stream) = arrival else { return Err(io::ErrorKind::Unsupported.into()) };
-        let session =
-            vhost_user::Session::new(stream, self.device.as_mut(), self.lines.clone(), self.stats.clone())?;
+        let (device, lines, stats) = (self.device.as_mut(), self.lines.clone(), self.stats.clone());
+        let session = match (arrival, self.prepared.take()) {
+            (Arrival::Prepared, Some(prepared)) => {
+                vhost_user::Session::resume(prepared, device, lines, stats)
+            }
+            (Arrival::New(stream), _) => vhost_user::Session::new(stream, device, lines, stats, &self.scope)?,
+            (Arrival::Prepared, None) => return Err(io::ErrorKind::NotFound.into()),
+        };
         Ok((session.handle(), Box::new(|| session.run().to_string())))
+    }
+
+    fn is_prepared(&self) -> bool {
+        self.prepared.is_some()
     }
 
     /// A front end takes a closed connection for one to be tried again.
@@ -368,7 +400,8 @@ struct Acceptor {
 /// What is to be served next.
 enum Arrival {
     New(UnixStream),
-    Prepared(Box<Prepared>),
+    /// A previous daemon's VMM.
+    Prepared,
 }
 
 #[derive(Default)]

@@ -1,5 +1,6 @@
 //! What one device's sessions did, counted, and the memory that they may map; readers never disturb them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
@@ -101,4 +102,13 @@ impl SessionStats {
     pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
         self.counts.snapshot()
     }
+}
+
+/// Runs device code whose failure must not keep the rest from happening. False: it failed.
+pub(crate) fn guarded(stats: &SessionStats, work: impl FnOnce()) -> bool {
+    let done = catch_unwind(AssertUnwindSafe(work)).is_ok();
+    if !done {
+        stats.counts.panics.inc();
+    }
+    done
 }

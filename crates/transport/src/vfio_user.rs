@@ -41,7 +41,7 @@ use crate::event_fd::is_event_fd;
 pub use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
 use crate::kept::{self, Done, Inbound, Letter, Mail};
-use crate::stats::SessionStats;
+use crate::stats::{SessionStats, guarded};
 use checkpoint::{KIND, Keep};
 use inbox::{Inbox, Message, Received};
 use reply::Reply;
@@ -401,13 +401,6 @@ fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, number: u64, message
         Ok(Ok(())) => Outcome::Done,
         Ok(Err(error)) => Outcome::Refused(error),
         Err(panic) => Outcome::Panicked(panic),
-    }
-}
-
-/// Runs device code whose failure must not keep the rest from happening.
-fn guarded(stats: &SessionStats, work: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        stats.counts.panics.inc();
     }
 }
 

@@ -14,7 +14,7 @@ use vmlane_guestsim::vhost_user::Front;
 use vmlane_guestsim::virtio::DriverRing;
 use vmlane_mem::memfd;
 use vmlane_port::PortId;
-use vmlane_transport::{RingLines, SessionStats, vhost_user};
+use vmlane_transport::{RingLines, Scope, SessionStats, vhost_user};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vhost_user::Header;
 use vmlane_wire::virtio::feature;
@@ -35,7 +35,8 @@ pub fn run(data: &[u8]) {
             NetConfig { mac: Mac([0x52, 0, 0, 0, 0, 1]), mtu: 1500, queues: 2, lro: true, packed: true };
         let device = Arc::new(VirtioNetStats::default());
         let mut device = NetDevice::new(config, end, PortId(7), lines.clone(), device);
-        vhost_user::Session::new(theirs, &mut device, lines, counted).expect("session").run()
+        let session = vhost_user::Session::new(theirs, &mut device, lines, counted, &Scope::none());
+        session.expect("session").run()
     });
     // Often the session is one that runs already.
     let ram = crate::virtio::ram();

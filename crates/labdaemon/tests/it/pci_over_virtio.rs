@@ -19,7 +19,7 @@ use vmlane_labdaemon::pci_over_virtio::Messages;
 use vmlane_labdaemon::pci_over_virtio::message::{Message, Op};
 use vmlane_mem::MemoryMap;
 use vmlane_testkit::eventually;
-use vmlane_transport::{RingLines, SessionStats, vhost_user};
+use vmlane_transport::{RingLines, Scope, SessionStats, vhost_user};
 use vmlane_wire::pci::offset;
 use vmlane_wire::virtio::feature;
 use zerocopy::{FromBytes, IntoBytes};
@@ -156,7 +156,7 @@ impl Guest {
         let over = Arc::new(AtomicBool::new(false));
         let (counted, ended) = (stats.clone(), over.clone());
         let session = std::thread::spawn(move || {
-            vhost_user::Session::new(other, &mut device, lines, counted).unwrap().run();
+            vhost_user::Session::new(other, &mut device, lines, counted, &Scope::none()).unwrap().run();
             ended.store(true, Ordering::SeqCst);
         });
         let ram = Arc::new(Ram::new(1 << 20));

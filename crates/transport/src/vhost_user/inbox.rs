@@ -2,10 +2,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, recv};
 use vmlane_wire::vhost_user::{HEADER, Header, MAX_FDS, MAX_PAYLOAD};
 use zerocopy::FromBytes;
+
+use crate::kept::Mail;
 
 /// A stream that cannot be followed any further.
 #[derive(Debug, thiserror::Error)]
@@ -25,47 +27,121 @@ pub struct Message {
     pub header: Header,
     pub payload: Vec<u8>,
     pub fds: Vec<OwnedFd>,
-    /// Descriptors closed because there were too many.
-    pub surplus: u64,
 }
 
-/// Reads the next message; None: the peer closed between two.
-pub fn receive(socket: impl AsFd) -> Result<Option<Message>, StreamError> {
-    let (mut fds, mut surplus) = (Vec::new(), 0);
-    let mut bytes = [0; HEADER];
-    match fill(&socket, &mut bytes, &mut fds, &mut surplus)? {
+impl Message {
+    /// The one that lies in the mail; None: there is none.
+    #[expect(clippy::indexing_slicing, reason = "the mail has room for the longest message")]
+    pub fn of(mail: &Mail, fds: Vec<OwnedFd>) -> Result<Option<Message>, StreamError> {
+        let bytes = mail.inbound();
+        if bytes.iter().take(HEADER).all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let (header, size) = header(bytes)?;
+        Ok(Some(Message { header, payload: bytes[HEADER..size].to_vec(), fds }))
+    }
+
+    /// Its bytes.
+    pub fn size(&self) -> usize {
+        HEADER + self.payload.len()
+    }
+}
+
+/// What came with a message.
+#[derive(Default)]
+struct Descriptors {
+    kept: Vec<OwnedFd>,
+    surplus: u64,
+}
+
+impl Descriptors {
+    /// One byte at a time, each with descriptors, must not pile them up.
+    fn add(&mut self, fd: OwnedFd) {
+        if self.kept.len() < MAX_FDS { self.kept.push(fd) } else { self.surplus += 1 }
+    }
+}
+
+/// Receives the next message into `mail`. None: the peer closed between two. `hold` is given its descriptors before it is taken
+/// from the socket, unless it comes in pieces. Also returns how many descriptors were closed because there were too many.
+#[expect(clippy::indexing_slicing, reason = "both have room for the longest message")]
+pub fn receive(
+    socket: impl AsFd,
+    mail: &mut Mail,
+    hold: impl Fn(&[OwnedFd]),
+) -> Result<Option<(Message, u64)>, StreamError> {
+    let mut bytes = [0; HEADER + MAX_PAYLOAD];
+    let mut fds = Descriptors::default();
+    if let Some(size) = peek(&socket, &mut bytes, &mut fds) {
+        hold(&fds.kept);
+        fds = Descriptors::default();
+        // In one go: either all of it is in the mail, or all of it is still in the socket.
+        if fill(&socket, &mut mail.inbound_mut()[..size], &mut fds)? != size {
+            return Err(StreamError::Cut);
+        }
+    } else {
+        fds = Descriptors::default();
+        let Some(size) = receive_pieces(&socket, &mut bytes, &mut fds)? else { return Ok(None) };
+        hold(&fds.kept);
+        // Its header last: what has none is no message.
+        mail.inbound_mut()[HEADER..size].copy_from_slice(&bytes[HEADER..size]);
+        mail.inbound_mut()[..HEADER].copy_from_slice(&bytes[..HEADER]);
+    }
+    let message = Message::of(mail, fds.kept)?.ok_or(StreamError::Header)?;
+    Ok(Some((message, fds.surplus)))
+}
+
+/// Waits for a message and looks at it without taking it. Its bytes; None: it is not there as a whole, or is no request.
+#[expect(clippy::indexing_slicing, reason = "a valid size is one that there is room for")]
+fn peek(socket: &impl AsFd, bytes: &mut [u8], fds: &mut Descriptors) -> Option<usize> {
+    // No further than the message reaches: what is behind it may bring descriptors of its own.
+    let mut look = |bytes: &mut [u8]| {
+        *fds = Descriptors::default();
+        crate::fds::receive(socket, bytes, RecvFlags::PEEK, |fd| fds.add(fd)).ok()
+    };
+    look(&mut bytes[..HEADER])?;
+    let (_, size) = header(bytes).ok()?;
+    (look(&mut bytes[..size])? == size).then_some(size)
+}
+
+/// Is there something to receive, the end of the stream included?
+pub fn is_waiting(socket: impl AsFd) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    retry_on_intr(|| recv(&socket, &mut [0; 1][..], flags)) != Err(Errno::AGAIN)
+}
+
+/// The header that `bytes` begin with, and how many bytes its message has.
+fn header(bytes: &[u8]) -> Result<(Header, usize), StreamError> {
+    let (header, _) = Header::read_from_prefix(bytes).map_err(|_| StreamError::Header)?;
+    let size = header.size.get() as usize;
+    if !header.is_request() {
+        return Err(StreamError::Header);
+    }
+    if size > MAX_PAYLOAD { Err(StreamError::Long(size)) } else { Ok((header, HEADER + size)) }
+}
+
+/// Reads a message, however it comes. Its bytes.
+#[expect(clippy::indexing_slicing, reason = "a valid size is one that there is room for")]
+fn receive_pieces(
+    socket: &impl AsFd,
+    bytes: &mut [u8],
+    fds: &mut Descriptors,
+) -> Result<Option<usize>, StreamError> {
+    match fill(socket, &mut bytes[..HEADER], fds)? {
         0 => return Ok(None),
         HEADER => {}
         _ => return Err(StreamError::Cut),
     }
-    let header = Header::read_from_bytes(&bytes).map_err(|_| StreamError::Header)?;
-    if !header.is_request() {
-        return Err(StreamError::Header);
-    }
-    let size = header.size.get() as usize;
-    if size > MAX_PAYLOAD {
-        return Err(StreamError::Long(size));
-    }
-    let mut payload = vec![0; size];
-    if fill(&socket, &mut payload, &mut fds, &mut surplus)? != size {
-        return Err(StreamError::Cut);
-    }
-    Ok(Some(Message { header, payload, fds, surplus }))
+    let (_, size) = header(bytes)?;
+    let whole = fill(socket, &mut bytes[HEADER..size], fds)? == size - HEADER;
+    if whole { Ok(Some(size)) } else { Err(StreamError::Cut) }
 }
 
 /// Reads until `to` is full or the stream ends. Returns the bytes read.
 #[expect(clippy::indexing_slicing, reason = "what is there is less than what is wanted")]
-fn fill(
-    socket: &impl AsFd,
-    to: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-    surplus: &mut u64,
-) -> Result<usize, StreamError> {
+fn fill(socket: &impl AsFd, to: &mut [u8], fds: &mut Descriptors) -> Result<usize, StreamError> {
     let mut have = 0;
     while have < to.len() {
-        // One byte at a time, each with descriptors, must not pile them up.
-        let keep = |fd| if fds.len() < MAX_FDS { fds.push(fd) } else { *surplus += 1 };
-        match crate::fds::receive(socket, &mut to[have..], RecvFlags::empty(), keep) {
+        match crate::fds::receive(socket, &mut to[have..], RecvFlags::empty(), |fd| fds.add(fd)) {
             Ok(0) | Err(Errno::CONNRESET) => break,
             got => have += got?,
         }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketType, sockopt};
 use vmlane_device::virtio::vhost::Lines;
 
-use crate::event_fd::{EventFd, Owner};
+use crate::event_fd::{EventFd, Owner, is_event_fd};
 use crate::irq::IrqError;
 
 /// Outlives sessions, empty between them.
@@ -41,12 +41,16 @@ enum Signal {
 
 impl Signal {
     fn new(fd: OwnedFd, owner: &Arc<Owner>) -> Result<Signal, IrqError> {
-        let domain = match sockopt::socket_domain(&fd) {
-            Err(Errno::NOTSOCK) => return Ok(Signal::Event(EventFd::new(fd, owner)?)),
-            domain => domain?,
-        };
-        let local = domain == AddressFamily::UNIX && sockopt::socket_type(&fd)? == SocketType::STREAM;
-        if local { Ok(Signal::Socket(fd)) } else { Err(IrqError::NotLocal) }
+        match is_local_stream(&fd) {
+            Err(Errno::NOTSOCK) => Ok(Signal::Event(EventFd::new(fd, owner)?)),
+            local => {
+                if local? {
+                    Ok(Signal::Socket(fd))
+                } else {
+                    Err(IrqError::NotLocal)
+                }
+            }
+        }
     }
 
     /// A full counter or socket means that the event is pending anyway, so no error matters.
@@ -67,6 +71,29 @@ pub enum Line {
     Kick,
     Call,
     Error,
+}
+
+impl Line {
+    /// Its name while it is held for the next daemon.
+    pub fn name(self, ring: usize) -> String {
+        let word = match self {
+            Line::Kick => "kick",
+            Line::Call => "call",
+            Line::Error => "err",
+        };
+        format!("s/{word}.{ring}")
+    }
+}
+
+/// Can a line, or the front end's end of SET_BACKEND_REQ_FD, be of this kind? Asks no file system.
+pub fn is_usable(fd: &OwnedFd) -> bool {
+    is_local_stream(fd).unwrap_or(false) || is_event_fd(fd.as_fd())
+}
+
+/// A stream socket of this host; an error (NOTSOCK) if it is no socket.
+fn is_local_stream(fd: &OwnedFd) -> Result<bool, Errno> {
+    let domain = sockopt::socket_domain(fd)?;
+    Ok(domain == AddressFamily::UNIX && sockopt::socket_type(fd)? == SocketType::STREAM)
 }
 
 impl RingLines {

@@ -5,7 +5,13 @@
 //! between. Requests that make no sense are refused where an answer is wanted and change nothing; a
 //! panic in device code is contained the same way. A session ends when the peer closes, when its
 //! stream is no longer valid, when its memory file was cut short, or when it is told to stop.
+//!
+//! The session of a device that survives ([`VhostDevice::survival`]) is continued by the next daemon. Requests are received into
+//! a shared file and answered from there (`kept/mail.rs`), and what has come of each is recorded before it is answered
+//! (`checkpoint.rs`; `docs/survival.md`). Messages have no numbers here, and equal ones may follow each other: they are counted.
 
+mod agreed;
+mod checkpoint;
 mod error;
 mod inbox;
 mod lines;
@@ -14,6 +20,7 @@ mod request;
 mod rings;
 mod shared;
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -21,18 +28,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::net::SendFlags;
 use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_state::Scope;
 use vmlane_wire::vhost_user::request::SET_LOG_BASE;
-use vmlane_wire::vhost_user::{HEADER, Header, protocol};
+use vmlane_wire::vhost_user::{Header, protocol};
 use zerocopy::IntoBytes;
 
-use self::inbox::{Message, StreamError, receive};
+use self::checkpoint::Keep;
+pub use self::checkpoint::Prepared;
+use self::inbox::{Message, StreamError};
 pub use self::lines::RingLines;
 use self::request::{Answer, Requests};
 use crate::fds;
 use crate::handle::SessionHandle;
-use crate::stats::SessionStats;
+use crate::kept::{Done, Inbound, Letter, Mail, hold_inbound};
+use crate::stats::{SessionStats, guarded};
 use vmlane_port::LogLimit;
 
 /// Why a session ended.
@@ -52,22 +62,64 @@ pub enum SessionEnd {
 pub struct Session<'d> {
     handle: SessionHandle,
     requests: Requests<'d>,
+    mail: Mail,
+    keep: Keep,
+    /// What a previous daemon left to be done before anything else.
+    unfinished: Option<Unfinished>,
     stats: Arc<SessionStats>,
     log: LogLimit,
 }
 
+/// What a previous daemon had not finished.
+struct Unfinished {
+    /// The request that it had carried out; its answer may not have been sent.
+    done: Option<Done>,
+    inbound: Vec<Inbound>,
+}
+
 impl<'d> Session<'d> {
+    /// A front end that has just connected. If the device survives, what the next daemon needs is held in `scope`.
     pub fn new(
         stream: UnixStream,
         device: &'d mut dyn VhostDevice,
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
+        scope: &Scope,
     ) -> io::Result<Session<'d>> {
         stream.set_nonblocking(false)?;
+        let mut mail = Mail::create()?;
+        mail.set_cursor(1, 0);
+        let keep = Keep::begin(scope, &stream, &mail, device)?;
+        Ok(Session::begin(stream, mail, keep, device, lines, stats))
+    }
+
+    /// A previous daemon's front end, with whatever it had asked. The device has taken over.
+    pub fn resume(
+        prepared: Prepared,
+        device: &'d mut dyn VhostDevice,
+        lines: Arc<RingLines>,
+        stats: Arc<SessionStats>,
+    ) -> Session<'d> {
+        let Prepared { stream, mail, keep, agreed, questions, done, inbound } = prepared;
+        let mut session = Session::begin(stream, mail, keep, device, lines, stats);
+        session.requests.resume(agreed, questions);
+        session.unfinished = Some(Unfinished { done, inbound });
+        session
+    }
+
+    fn begin(
+        stream: UnixStream,
+        mail: Mail,
+        keep: Keep,
+        device: &'d mut dyn VhostDevice,
+        lines: Arc<RingLines>,
+        stats: Arc<SessionStats>,
+    ) -> Session<'d> {
         stats.counts.sessions.inc();
         let handle = SessionHandle::new(stream);
-        let requests = Requests::new(device, lines, stats.clone(), handle.memory().clone());
-        Ok(Session { handle, requests, stats, log: LogLimit::default() })
+        let (memory, scope) = (handle.memory().clone(), keep.scope().clone());
+        let requests = Requests::new(device, lines, stats.clone(), memory, scope);
+        Session { handle, requests, mail, keep, unfinished: None, stats, log: LogLimit::default() }
     }
 
     pub fn handle(&self) -> SessionHandle {
@@ -77,14 +129,13 @@ impl<'d> Session<'d> {
     /// Serves until the peer closes or cannot be served any longer. Afterwards no ring runs and
     /// nothing is mapped, ready for the next VMM.
     pub fn run(mut self) -> SessionEnd {
-        let end = self.serve();
+        let Err(end) = self.serve();
         let lost = self.requests.memory_lost();
         if let SessionEnd::Broken(_) = end {
             self.stats.counts.protocol_errors.inc();
         }
-        if catch_unwind(AssertUnwindSafe(|| self.requests.leave())).is_err() {
-            self.stats.counts.panics.inc();
-        }
+        guarded(&self.stats, || self.requests.leave());
+        self.keep.end();
         match end {
             _ if self.handle.is_stopped() => SessionEnd::Stopped,
             _ if lost => SessionEnd::MemoryLost,
@@ -92,25 +143,80 @@ impl<'d> Session<'d> {
         }
     }
 
-    fn serve(&mut self) -> SessionEnd {
-        loop {
-            let message = match receive(self.handle.stream()) {
-                Ok(Some(message)) => message,
-                Ok(None) => return SessionEnd::Closed,
-                Err(error) => return error.into(),
-            };
-            self.stats.counts.messages.inc();
-            self.stats.counts.surplus_fds.add(message.surplus);
-            let header = message.header;
-            let answer = self.dispatch(message);
-            if let Err(error) = self.answer(&header, answer) {
-                let gone = matches!(error, Errno::PIPE | Errno::CONNRESET);
-                return if gone { SessionEnd::Closed } else { StreamError::from(error).into() };
-            }
-            if self.requests.memory_lost() {
-                return SessionEnd::MemoryLost;
-            }
+    fn serve(&mut self) -> Result<Infallible, SessionEnd> {
+        if let Some(unfinished) = self.unfinished.take() {
+            self.finish(unfinished)?;
         }
+        loop {
+            // Requests that wait come first: a chain may lie in memory that one of them brings.
+            if self.requests.waits()
+                && !inbox::is_waiting(self.handle.stream())
+                && !guarded(&self.stats, || self.requests.go())
+            {
+                guarded(&self.stats, || self.requests.stop());
+            }
+            let (number, _) = self.mail.cursor();
+            let scope = self.keep.scope();
+            let hold = |fds: &[OwnedFd]| hold_inbound(scope, number, fds, is_usable);
+            let received = inbox::receive(self.handle.stream(), &mut self.mail, hold)?;
+            let (message, surplus) = received.ok_or(SessionEnd::Closed)?;
+            self.stats.counts.surplus_fds.add(surplus);
+            self.carry_out(message)?;
+        }
+    }
+
+    /// Sends the answer that a previous daemon had not sent, or carries out the request that it had taken.
+    fn finish(&mut self, Unfinished { done, inbound }: Unfinished) -> Result<(), SessionEnd> {
+        guarded(&self.stats, || self.requests.recover());
+        if let Some(done) = done.filter(|done| done.number == self.mail.cursor().0) {
+            self.mail.send(self.handle.stream(), done.letter).map_err(gone)?;
+            self.clear(done.size);
+        }
+        let (next, _) = self.mail.cursor();
+        let (fds, over): (Vec<_>, Vec<_>) = inbound.into_iter().partition(|(number, ..)| *number == next);
+        for (number, place, _) in over.iter().filter(|(number, ..)| *number < next) {
+            self.keep.scope().remove(&format!("s/in.{number}.{place}"));
+        }
+        let fds = fds.into_iter().map(|(.., fd)| fd).collect();
+        match Message::of(&self.mail, fds)? {
+            Some(message) => self.carry_out(message),
+            None => Ok(()),
+        }
+    }
+
+    /// Carries a request out, which may have been done before, records that, and answers it.
+    fn carry_out(&mut self, message: Message) -> Result<(), SessionEnd> {
+        self.stats.counts.messages.inc();
+        let (header, size, brought) = (message.header, message.size(), !message.fds.is_empty());
+        let answer = self.dispatch(message);
+        let (number, _) = self.mail.cursor();
+        self.answer(number, size, self.reply(&header, answer)).map_err(gone)?;
+        self.clear(size);
+        if brought {
+            self.keep.scope().remove_all(&format!("s/in.{number}."));
+        }
+        if self.requests.memory_lost() { Err(SessionEnd::MemoryLost) } else { Ok(()) }
+    }
+
+    /// Records what was done before the answer leaves: from then on the next daemon only answers. One that carries a descriptor
+    /// leaves first, since the next daemon would have to make that anew.
+    fn answer(&mut self, number: u64, size: usize, (bytes, file): Reply) -> Result<(), Errno> {
+        let stream = self.handle.stream();
+        let letter = match file {
+            // A few bytes: they go in one piece.
+            Some(file) => fds::send(stream, &bytes, &file).map(|_| Letter::default())?,
+            None if bytes.is_empty() => Letter::default(),
+            None => self.mail.put(&bytes)?,
+        };
+        self.keep.done(Done { number, size, letter }, &self.requests.agreed);
+        self.mail.send(stream, letter)
+    }
+
+    /// The request at hand is done with. Its bytes go first: a header that is left would be a request.
+    fn clear(&mut self, size: usize) {
+        let (number, _) = self.mail.cursor();
+        self.mail.inbound_mut().iter_mut().take(size).for_each(|byte| *byte = 0);
+        self.mail.set_cursor(number + 1, 0);
     }
 
     /// Carries a request out; None: it failed.
@@ -133,56 +239,43 @@ impl<'d> Session<'d> {
                 if let Some(held_back) = self.log.allow() {
                     tracing::error!(request = code, held_back, "fault in device code; device stopped");
                 }
-                if catch_unwind(AssertUnwindSafe(|| self.requests.stop())).is_err() {
-                    self.stats.counts.panics.inc();
-                }
+                guarded(&self.stats, || self.requests.stop());
                 None
             }
         }
     }
 
-    fn answer(&self, asked: &Header, answer: Option<Answer>) -> Result<(), Errno> {
+    /// What is answered: bytes, none if nothing is, and a descriptor that goes with them.
+    fn reply(&self, asked: &Header, answer: Option<Answer>) -> Reply {
         let acknowledged = asked.needs_reply() && self.requests.agreed(protocol::REPLY_ACK);
         let code = asked.request.get();
-        match answer {
-            Some(Answer::Payload(payload)) => self.send(code, &payload),
-            Some(Answer::File(payload, file)) => self.send_with(code, &payload, &file),
+        let with = |payload: &[u8]| [Header::reply(code, payload.len()).as_bytes(), payload].concat();
+        let bytes = match answer {
+            Some(Answer::Payload(payload)) => with(&payload),
+            Some(Answer::File(payload, file)) => return (with(&payload), Some(file)),
             // An empty answer says that the configuration space cannot be read.
-            None if request::answers_with_config(code) => self.send(code, &[]),
-            None if code == SET_LOG_BASE => self.send(code, 1u64.as_bytes()),
+            None if request::answers_with_config(code) => with(&[]),
+            None if code == SET_LOG_BASE => with(1u64.as_bytes()),
             // A front end that waits for a value gets zeros rather than nothing.
-            None if let Some(len) = request::answer_len(code) => self.send(code, &vec![0; len]),
-            Some(Answer::Done) if acknowledged => self.send(code, 0u64.as_bytes()),
-            None if acknowledged => self.send(code, 1u64.as_bytes()),
-            _ => Ok(()),
-        }
+            None if let Some(len) = request::answer_len(code) => with(&vec![0; len]),
+            Some(Answer::Done) if acknowledged => with(0u64.as_bytes()),
+            None if acknowledged => with(1u64.as_bytes()),
+            _ => Vec::new(),
+        };
+        (bytes, None)
     }
+}
 
-    /// The first byte carries the descriptor.
-    #[expect(clippy::indexing_slicing, reason = "no more is sent than there is")]
-    fn send_with(&self, code: u32, payload: &[u8], file: &OwnedFd) -> Result<(), Errno> {
-        let bytes = [Header::reply(code, payload.len()).as_bytes(), payload].concat();
-        let sent = fds::send(self.handle.stream(), &bytes, file)?;
-        self.write(&bytes[sent..])
-    }
+/// See [`Session::reply`].
+type Reply = (Vec<u8>, Option<OwnedFd>);
 
-    fn send(&self, code: u32, payload: &[u8]) -> Result<(), Errno> {
-        let mut bytes = Vec::with_capacity(HEADER + payload.len());
-        bytes.extend_from_slice(Header::reply(code, payload.len()).as_bytes());
-        bytes.extend_from_slice(payload);
-        self.write(&bytes)
-    }
+/// The end of a front end that is gone, or whose socket fails.
+fn gone(error: Errno) -> SessionEnd {
+    let gone = matches!(error, Errno::PIPE | Errno::CONNRESET);
+    if gone { SessionEnd::Closed } else { StreamError::from(error).into() }
+}
 
-    #[expect(clippy::indexing_slicing, reason = "no more is sent than there is")]
-    fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
-        let mut sent = 0;
-        while sent < bytes.len() {
-            match rustix::net::send(self.handle.stream(), &bytes[sent..], SendFlags::NOSIGNAL) {
-                Ok(more) => sent += more,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
+/// Can a request use the descriptor?
+fn is_usable(fd: &OwnedFd) -> bool {
+    vmlane_mem::may_hold_guest_memory(fd) || lines::is_usable(fd)
 }

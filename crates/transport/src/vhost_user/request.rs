@@ -1,12 +1,13 @@
 //! One front end's requests, carried out on one device.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vmlane_device::virtio::log::DirtyLog;
 use vmlane_device::virtio::queue::{Record, recover};
-use vmlane_device::virtio::vhost::{Setup, VhostDevice};
-use vmlane_mem::MemoryMap;
+use vmlane_device::virtio::vhost::{Lines as _, RingSetup, Setup, VhostDevice};
+use vmlane_state::Scope;
 use vmlane_wire::vhost_user::{
     ConfigSpace, InflightArea, LogBase, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable, NO_FD, OneRegion,
     RING_INDEX, RingAddress, RingState, protocol, request,
@@ -14,13 +15,14 @@ use vmlane_wire::vhost_user::{
 use vmlane_wire::virtio::{MAX_RING, feature};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::agreed::{Agreed, inflight_name, log_name};
 use super::error::RequestError;
 use super::inbox::Message;
-use super::lines::{Line, RingLines};
+use super::lines::{Line, RingLines, is_usable};
 use super::memory::{MAX_SLOTS, Memory};
-use super::rings::Ring;
 use super::shared::{self, Inflight};
 use crate::handle::MemoryWatch;
+use crate::kept::hold;
 use crate::stats::SessionStats;
 
 /// Protocol features on offer.
@@ -66,21 +68,27 @@ pub fn answers_with_config(code: u32) -> bool {
     code == request::GET_CONFIG
 }
 
+/// Has all of it been on offer here, too?
+pub fn check_offered(agreed: &Agreed, device: &dyn VhostDevice) -> Result<(), RequestError> {
+    subset("features", agreed.features, device.features() | OFFERED)?;
+    subset("protocol features", agreed.protocol, PROTOCOL).map(drop)
+}
+
 pub struct Requests<'d> {
     device: &'d mut dyn VhostDevice,
     lines: Arc<RingLines>,
     stats: Arc<SessionStats>,
     watch: Arc<MemoryWatch>,
-    features: u64,
-    protocol: u64,
-    status: u8,
-    memory: Memory,
-    rings: Vec<Ring>,
-    inflight: Option<Inflight>,
-    log: Option<DirtyLog>,
+    /// Where descriptors are held for the next daemon.
+    scope: Scope,
+    pub agreed: Agreed,
     /// Where a back end may ask the front end. Nothing is asked; but its end tells User Mode Linux, which does
     /// not listen to its other socket, that the daemon is gone.
     questions: Option<OwnedFd>,
+    /// The session is a previous daemon's, and no ring runs yet.
+    waits: bool,
+    /// All rings that were started ran in a previous daemon, and none has run here.
+    resumed: bool,
 }
 
 impl<'d> Requests<'d> {
@@ -89,38 +97,52 @@ impl<'d> Requests<'d> {
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
         watch: Arc<MemoryWatch>,
+        scope: Scope,
     ) -> Requests<'d> {
-        let rings = (0..device.queues()).map(|_| Ring::default()).collect();
-        Requests {
-            device,
-            lines,
-            stats,
-            watch,
-            features: 0,
-            protocol: 0,
-            status: 0,
-            memory: Memory::default(),
-            rings,
-            inflight: None,
-            log: None,
-            questions: None,
-        }
+        let agreed = Agreed::new(device.queues());
+        let questions = None;
+        Requests { device, lines, stats, watch, scope, agreed, questions, waits: false, resumed: false }
+    }
+
+    /// Continues a previous daemon's session. No ring runs before [`Requests::go`].
+    pub fn resume(&mut self, agreed: Agreed, questions: Option<OwnedFd>) {
+        (self.agreed, self.questions, self.waits) = (agreed, questions, true);
+        let mut started = self.agreed.rings.iter().filter(|ring| ring.started);
+        self.resumed = started.all(|ring| !ring.recovers);
+        self.agreed.rings.iter_mut().for_each(|ring| ring.recovers |= ring.started);
+        self.note_memory();
+    }
+
+    /// Finds out how far a previous daemon's device came: requests may ask for it, or stop a ring, before any runs.
+    pub fn recover(&mut self) {
+        self.setups();
+    }
+
+    /// True until [`Requests::go`], in a session of a previous daemon.
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Rings may run from now on. All guests are called once, for a call may have been lost with the previous daemon.
+    pub fn go(&mut self) {
+        self.waits = false;
+        self.change(|_| ());
+        (0..self.agreed.rings.len()).for_each(|ring| self.lines.call(ring));
     }
 
     /// Was this protocol feature negotiated?
     pub fn agreed(&self, feature: u64) -> bool {
-        self.protocol & feature != 0
+        self.agreed.protocol & feature != 0
     }
 
     pub fn memory_lost(&self) -> bool {
-        memory_lost(&self.memory.map, self.inflight.as_ref(), self.log.as_ref())
+        self.agreed.memory_lost()
     }
 
     /// Other memory is in force; the device hears of it afterwards.
     fn note_memory(&self) {
-        self.stats.memory.note(&self.memory.map);
-        let (map, inflight, log) = (self.memory.map.clone(), self.inflight.clone(), self.log.clone());
-        self.watch.set(move || memory_lost(&map, inflight.as_ref(), log.as_ref()));
+        self.stats.memory.note(&self.agreed.memory.map);
+        self.watch.set(self.agreed.watch());
     }
 
     pub fn stop(&mut self) {
@@ -132,8 +154,7 @@ impl<'d> Requests<'d> {
         self.device.stop();
         self.device.gone();
         self.lines.reset();
-        self.memory = Memory::default();
-        (self.inflight, self.log, self.questions) = (None, None, None);
+        (self.agreed, self.questions) = (Agreed::default(), None);
         self.note_memory();
     }
 
@@ -159,7 +180,7 @@ impl<'d> Requests<'d> {
             request::SET_VRING_ERR => self.set_line(Line::Error, payload, fds),
             request::GET_PROTOCOL_FEATURES => number(PROTOCOL),
             request::SET_PROTOCOL_FEATURES => {
-                self.protocol = subset("protocol features", u64_of(payload)?, PROTOCOL)?;
+                self.agreed.protocol = subset("protocol features", u64_of(payload)?, PROTOCOL)?;
                 Ok(Answer::Done)
             }
             request::GET_QUEUE_NUM => number(self.device.queues().into()),
@@ -175,7 +196,11 @@ impl<'d> Requests<'d> {
                 Ok(Answer::Done)
             }
             request::SET_BACKEND_REQ_FD => {
-                self.questions = Some(only(fds)?);
+                let fd = only(fds)?;
+                if is_usable(&fd) {
+                    hold(&self.scope, "s/back", &fd);
+                }
+                self.questions = Some(fd);
                 Ok(Answer::Done)
             }
             request::GET_CONFIG => self.get_config(payload),
@@ -185,10 +210,10 @@ impl<'d> Requests<'d> {
             request::GET_INFLIGHT_FD => self.get_inflight(payload),
             request::SET_INFLIGHT_FD => self.set_inflight(payload, fds),
             request::SET_STATUS => {
-                self.status = u64_of(payload)? as u8;
+                self.agreed.status = u64_of(payload)? as u8;
                 Ok(Answer::Done)
             }
-            request::GET_STATUS => number(self.status.into()),
+            request::GET_STATUS => number(self.agreed.status.into()),
             code => Err(RequestError::Unknown(code)),
         }
     }
@@ -198,31 +223,55 @@ impl<'d> Requests<'d> {
         self.device.stop();
         let result = change(self);
         self.note_memory();
-        let log = self.log.as_ref().filter(|_| self.features & feature::LOG_ALL != 0);
-        let mut rings = Vec::with_capacity(self.rings.len());
-        for (number, ring) in self.rings.iter_mut().enumerate() {
-            let record = self.inflight.as_ref().and_then(|inflight| inflight.record(number, ring.size));
-            let setup = ring.setup(&self.memory, record, log.cloned());
-            if let Some(setup) = setup.as_ref().filter(|_| std::mem::take(&mut ring.recovers))
-                && let Some(position) = recover(setup, self.features, &self.memory.map)
-            {
-                ring.set_position(position);
-            }
-            rings.push(setup);
+        if !self.waits {
+            let rings = self.setups();
+            let (features, memory) = (self.agreed.features, self.agreed.memory.map.clone());
+            let resumed = std::mem::take(&mut self.resumed);
+            self.device.run(Setup { features, memory, rings, resumed });
         }
-        let memory = self.memory.map.clone();
-        self.device.run(Setup { features: self.features, memory, rings, resumed: false });
         result
+    }
+
+    /// The rings that can run, each where it continues.
+    fn setups(&mut self) -> Vec<Option<RingSetup>> {
+        let features = self.agreed.features;
+        let log = self.agreed.log().filter(|_| features & feature::LOG_ALL != 0).cloned();
+        (0..self.agreed.rings.len()).map(|number| self.setup(number, log.clone())).collect()
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "the caller counts the rings")]
+    fn setup(&mut self, number: usize, log: Option<DirtyLog>) -> Option<RingSetup> {
+        let record = self.record(number);
+        let Agreed { features, memory, rings, .. } = &mut self.agreed;
+        let ring = &mut rings[number];
+        let setup = ring.setup(memory, record, log)?;
+        if std::mem::take(&mut ring.recovers)
+            && let Some(position) = recover(&setup, *features, &memory.map)
+        {
+            ring.set_position(position);
+        }
+        Some(setup)
+    }
+
+    /// Where the positions of a ring are noted: by the device itself, or else in memory of the front end.
+    fn record(&mut self, ring: usize) -> Option<Record> {
+        let own = self.own_record(ring);
+        own.or_else(|| self.agreed.record(ring, self.agreed.rings.get(ring)?.size))
+    }
+
+    fn own_record(&mut self, ring: usize) -> Option<Record> {
+        let size = self.agreed.rings.get(ring)?.size;
+        self.device.survival()?.record(ring, size).filter(|_| size > 0)
     }
 
     fn set_features(&mut self, features: u64) -> Result<Answer, RequestError> {
         let offered = self.device.features() | OFFERED;
         let features = subset("features", features, offered)?;
         self.change(|this| {
-            this.features = features;
+            this.agreed.features = features;
             if features & feature::PROTOCOL_FEATURES == 0 {
                 // Without protocol features there is no SET_VRING_ENABLE: rings run as they are started.
-                this.rings.iter_mut().for_each(|ring| ring.enabled = true);
+                this.agreed.rings.iter_mut().for_each(|ring| ring.enabled = true);
             }
         });
         Ok(Answer::Done)
@@ -231,19 +280,14 @@ impl<'d> Requests<'d> {
     fn reset(&mut self) -> Result<Answer, RequestError> {
         self.stats.counts.resets.inc();
         self.device.stop();
-        self.status = 0;
-        self.records().for_each(|record| record.forget());
-        for ring in &mut self.rings {
+        self.agreed.status = 0;
+        self.resumed = false;
+        (0..self.agreed.rings.len()).filter_map(|ring| self.record(ring)).for_each(|record| record.forget());
+        for ring in &mut self.agreed.rings {
             (ring.started, ring.enabled) = (false, false);
             ring.set_position(0);
         }
         Ok(Answer::Done)
-    }
-
-    /// What is noted of chains in flight, of all rings.
-    fn records(&self) -> impl Iterator<Item = Record> {
-        let rings = self.rings.iter().enumerate();
-        rings.filter_map(|(number, ring)| self.inflight.as_ref()?.record(number, ring.size))
     }
 
     fn set_memory(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
@@ -257,13 +301,15 @@ impl<'d> Requests<'d> {
         }
         let mut rest = rest;
         let mut memory = Memory::default();
+        let kept: Vec<_> = fds.iter().map(OwnedFd::try_clone).collect();
         for fd in fds {
             let (region, behind) = fixed::<MemoryRegion>(rest)?;
             rest = behind;
             self.stats.counts.dma_maps.inc();
             memory = memory.with(region, fd, &self.stats.memory)?;
         }
-        self.change(|this| this.memory = memory);
+        memory.names().zip(kept).for_each(|(name, fd)| self.hold(&name, fd));
+        self.change(|this| this.agreed.memory = memory);
         Ok(Answer::Done)
     }
 
@@ -271,43 +317,45 @@ impl<'d> Requests<'d> {
         let (one, _) = fixed::<OneRegion>(payload)?;
         let fd = only(fds)?;
         self.stats.counts.dma_maps.inc();
-        let memory = self.memory.with(&one.region, fd, &self.stats.memory)?;
-        self.change(|this| this.memory = memory);
+        let kept = fd.try_clone();
+        let memory = self.agreed.memory.with(&one.region, fd, &self.stats.memory)?;
+        memory.names().last().into_iter().zip([kept]).for_each(|(name, fd)| self.hold(&name, fd));
+        self.change(|this| this.agreed.memory = memory);
         Ok(Answer::Done)
     }
 
     fn remove_memory(&mut self, payload: &[u8]) -> Result<Answer, RequestError> {
         let (one, _) = fixed::<OneRegion>(payload)?;
         self.stats.counts.dma_unmaps.inc();
-        let memory = self.memory.without(&one.region);
+        let memory = self.agreed.memory.without(&one.region);
         let guest = one.region.guest.get();
         let memory = memory.ok_or(RequestError::Field { name: "memory region", value: guest })?;
-        self.change(|this| this.memory = memory);
+        self.change(|this| this.agreed.memory = memory);
         Ok(Answer::Done)
     }
 
     fn ring(&self, index: u32) -> Result<usize, RequestError> {
-        let found = (index as usize) < self.rings.len();
+        let found = (index as usize) < self.agreed.rings.len();
         found.then_some(index as usize).ok_or(RequestError::Field { name: "ring", value: index.into() })
     }
 
     /// A ring that does not run: it is stopped, or only disabled. A driver of User Mode Linux that is loaded anew sets up rings
     /// that the one before it has disabled and nothing more (`vu_del_vqs` in arch/um/drivers/virtio_uml.c).
     #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
-    fn idle_ring(&mut self, index: u32) -> Result<&mut Ring, RequestError> {
+    fn idle_ring(&self, index: u32) -> Result<usize, RequestError> {
         let index = self.ring(index)?;
-        let ring = &mut self.rings[index];
-        if ring.may_run() { Err(RequestError::Running(index)) } else { Ok(ring) }
+        if self.agreed.rings[index].may_run() { Err(RequestError::Running(index)) } else { Ok(index) }
     }
 
+    #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn set_size(&mut self, state: &RingState) -> Result<Answer, RequestError> {
-        let ring = self.idle_ring(state.index.get())?;
+        let index = self.idle_ring(state.index.get())?;
         let size = state.number.get();
         let fits = (1..=u32::from(MAX_RING)).contains(&size);
         if !fits {
             return Err(RequestError::Field { name: "ring size", value: size.into() });
         }
-        ring.size = size as u16;
+        self.agreed.rings[index].size = size as u16;
         Ok(Answer::Done)
     }
 
@@ -315,12 +363,18 @@ impl<'d> Requests<'d> {
     fn set_address(&mut self, address: &RingAddress) -> Result<Answer, RequestError> {
         let index = self.ring(address.index.get())?;
         // A front end repeats this for a running ring when dirty pages are to be logged.
-        self.change(|this| this.rings[index].address = Some(*address));
+        self.change(|this| this.agreed.rings[index].address = Some(*address));
         Ok(Answer::Done)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn set_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
-        let ring = self.idle_ring(state.index.get())?;
+        let index = self.idle_ring(state.index.get())?;
+        // The ring begins anew where the front end says: what the device has noted of it is over. The front end's own record may
+        // be newer than what it says.
+        self.own_record(index).into_iter().for_each(|record| record.forget());
+        self.resumed = false;
+        let ring = &mut self.agreed.rings[index];
         ring.set_position(state.number.get());
         ring.recovers = true;
         Ok(Answer::Done)
@@ -329,14 +383,14 @@ impl<'d> Requests<'d> {
     #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn get_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
         let index = self.ring(state.index.get())?;
-        self.change(|this| this.rings[index].started = false);
-        self.lines.set(Line::Kick, index, None)?;
-        // Stopped in order: the front end knows the position from here on.
-        let size = self.rings[index].size;
-        if let Some(record) = self.inflight.as_ref().and_then(|inflight| inflight.record(index, size)) {
-            record.forget();
+        self.change(|this| this.agreed.rings[index].started = false);
+        self.replace_line(Line::Kick, index, None)?;
+        // Stopped in order: the front end knows the position from here on. A record of the device's own stays: this may have to
+        // be answered again.
+        if self.own_record(index).is_none() {
+            self.record(index).into_iter().for_each(|record| record.forget());
         }
-        let number = self.rings[index].position.load(std::sync::atomic::Ordering::Acquire);
+        let number = self.agreed.rings[index].position.load(std::sync::atomic::Ordering::Acquire);
         let answer = RingState { index: state.index, number: number.into() };
         Ok(Answer::Payload(answer.as_bytes().to_vec()))
     }
@@ -345,8 +399,8 @@ impl<'d> Requests<'d> {
     fn enable(&mut self, state: &RingState) -> Result<Answer, RequestError> {
         let index = self.ring(state.index.get())?;
         let enabled = state.number.get() != 0;
-        if self.rings[index].enabled != enabled {
-            self.change(|this| this.rings[index].enabled = enabled);
+        if self.agreed.rings[index].enabled != enabled {
+            self.change(|this| this.agreed.rings[index].enabled = enabled);
         }
         Ok(Answer::Done)
     }
@@ -364,24 +418,47 @@ impl<'d> Requests<'d> {
         if fds.len() != need {
             return Err(RequestError::Descriptors { have: fds.len(), need });
         }
-        self.lines.set(line, index, fds.pop())?;
-        if line == Line::Kick && !self.rings[index].started {
-            self.change(|this| (this.rings[index].started, this.rings[index].recovers) = (true, true));
+        self.replace_line(line, index, fds.pop())?;
+        if line == Line::Kick && !self.agreed.rings[index].started {
+            self.change(|this| {
+                let ring = &mut this.agreed.rings[index];
+                (ring.started, ring.recovers) = (true, true);
+            });
         }
         Ok(Answer::Done)
+    }
+
+    fn replace_line(&self, line: Line, ring: usize, fd: Option<OwnedFd>) -> Result<(), RequestError> {
+        let name = line.name(ring);
+        let kept = fd.as_ref().map(OwnedFd::try_clone);
+        self.lines.set(line, ring, fd)?;
+        match kept {
+            Some(fd) => self.hold(&name, fd),
+            None => self.scope.remove(&name),
+        }
+        Ok(())
+    }
+
+    /// Holds what has been taken into use for the next daemon.
+    fn hold(&self, name: &str, fd: io::Result<OwnedFd>) {
+        match fd {
+            Ok(fd) => hold(&self.scope, name, &fd),
+            Err(error) => tracing::warn!(name, %error, "a descriptor cannot be held for the next daemon"),
+        }
     }
 
     fn set_log(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
         let (base, _) = fixed::<LogBase>(payload)?;
         let fd = only(fds)?;
         let log = shared::log(base, &fd)?;
-        self.change(|this| this.log = Some(log));
+        hold(&self.scope, &log_name(base), &fd);
+        self.change(|this| this.agreed.log = Some((*base, log)));
         number(0)
     }
 
     fn get_inflight(&mut self, payload: &[u8]) -> Result<Answer, RequestError> {
         let (area, padding) = fixed::<InflightArea>(payload)?;
-        let (answer, file) = Inflight::create(area, self.rings.len())?;
+        let (answer, file) = Inflight::create(area, self.agreed.rings.len())?;
         // Front ends differ in whether they pad it, and want what they sent.
         let mut bytes = answer.as_bytes().to_vec();
         bytes.resize(bytes.len() + padding.len().min(4), 0);
@@ -391,8 +468,9 @@ impl<'d> Requests<'d> {
     fn set_inflight(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
         let (area, _) = fixed::<InflightArea>(payload)?;
         let fd = only(fds)?;
-        let inflight = Inflight::open(area, &fd, self.rings.len())?;
-        self.change(|this| this.inflight = Some(inflight));
+        let inflight = Inflight::open(area, &fd, self.agreed.rings.len())?;
+        hold(&self.scope, &inflight_name(area), &fd);
+        self.change(|this| this.agreed.inflight = Some((*area, inflight)));
         Ok(Answer::Done)
     }
 
@@ -411,10 +489,6 @@ impl<'d> Requests<'d> {
         answer.extend_from_slice(&config[offset..offset + size]);
         Ok(Answer::Payload(answer))
     }
-}
-
-fn memory_lost(map: &MemoryMap, inflight: Option<&Inflight>, log: Option<&DirtyLog>) -> bool {
-    map.poisoned() || inflight.is_some_and(Inflight::poisoned) || log.is_some_and(DirtyLog::poisoned)
 }
 
 fn number(value: u64) -> Result<Answer, RequestError> {

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vmlane_device::virtio::log::DirtyLog;
 use vmlane_device::virtio::queue::Record;
 use vmlane_device::virtio::vhost::RingSetup;
+use vmlane_state::{Reader, Writer};
 use vmlane_wire::vhost_user::RingAddress;
+use vmlane_wire::virtio::MAX_RING;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::Memory;
 
@@ -47,5 +50,29 @@ impl Ring {
 
     pub fn set_position(&mut self, position: u32) {
         self.position.store(position, Ordering::Release);
+    }
+
+    /// What is recorded of it. Its position is right while it does not run.
+    pub fn record(&self) -> Vec<u8> {
+        let mut record = Writer::new();
+        record.u32(self.size.into()).u32(self.position.load(Ordering::Acquire));
+        record.flag(self.started).flag(self.enabled).flag(self.recovers);
+        record.bytes(self.address.as_ref().map_or(&[], |address| address.as_bytes()));
+        record.0
+    }
+
+    /// What a previous daemon recorded.
+    pub fn restore(record: &[u8]) -> Option<Ring> {
+        let mut reader = Reader::new(record);
+        let size = u16::try_from(reader.u32()?).ok().filter(|size| *size <= MAX_RING)?;
+        let position = Arc::new(AtomicU32::new(reader.u32()?));
+        let (started, enabled, recovers) = (reader.flag()?, reader.flag()?, reader.flag()?);
+        let address = reader.bytes()?;
+        reader.end()?;
+        let address = match address {
+            [] => None,
+            address => Some(RingAddress::read_from_bytes(address).ok()?),
+        };
+        Some(Ring { size, address, position, started, enabled, recovers })
     }
 }

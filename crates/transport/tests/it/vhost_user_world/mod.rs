@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vmlane_device::virtio::vhost::{Setup, VhostDevice};
 use vmlane_guestsim::eventfd;
-use vmlane_transport::{RingLines, SessionStats, vhost_user};
+use vmlane_transport::{RingLines, Scope, SessionStats, vhost_user};
 use vmlane_wire::vhost_user::{HEADER, Header, MemoryRegion, RingAddress, RingState, protocol, request};
 use vmlane_wire::virtio::feature;
 use zerocopy::{FromBytes, IntoBytes};
@@ -86,7 +86,8 @@ impl Front {
         let (device, theirs, counted) = (Toy(journal.clone()), lines.clone(), stats.clone());
         let session = std::thread::spawn(move || {
             let mut device = device;
-            vhost_user::Session::new(other, &mut device, theirs, counted).unwrap().run().to_string()
+            let session = vhost_user::Session::new(other, &mut device, theirs, counted, &Scope::none());
+            session.unwrap().run().to_string()
         });
         Front { socket, journal, lines, stats, session }
     }
