@@ -28,6 +28,17 @@ impl Load {
         Load { streams, _takers: takers.into_iter().flatten().collect() }
     }
 
+    /// Streams of sockets alone, between these guests.
+    pub fn sockets(bed: &Bed, pairs: &[(&'static str, &'static str)]) -> Load {
+        let mut takers: Vec<&str> = pairs.iter().map(|(_, to)| *to).collect();
+        takers.sort_unstable();
+        takers.dedup();
+        let takers = takers.into_iter().map(|name| take(&bed.guest(name))).collect();
+        let streams: Vec<_> = pairs.iter().map(|(from, to)| (*from, begin(bed, from, to))).collect();
+        let streams = streams.into_iter().map(|(from, stream)| (from, moves(stream))).collect();
+        Load { streams, _takers: takers }
+    }
+
     /// Every stream must be complete. Returns the longest pause of the TCP streams, in seconds.
     pub fn finish(self, bed: &Bed) -> f64 {
         let pauses =

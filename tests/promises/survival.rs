@@ -17,6 +17,10 @@ vmlane_tests::tests! {
         streams_outlast_a_replaced_daemon,
         streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture,
     }
+    guests in VIRTIO_KILLS {
+        streams_of_virtio_vsock_outlast_a_killed_daemon,
+        streams_of_virtio_vsock_outlast_a_replaced_daemon,
+    }
     long in SURVIVAL { streams_between_workers_outlast_a_killed_daemon }
 }
 
@@ -50,6 +54,46 @@ fn streams_outlast_a_killed_daemon(bed: &Bed) {
     let taker = take(&bed.guest("b"));
     passes(bed, "a", "b");
     drop(taker);
+}
+
+/// QEMU connects a virtio-vsock device once and never again.
+fn streams_of_virtio_vsock_outlast_a_killed_daemon(bed: &Bed) {
+    let kills = kills(4);
+    let load = Load::sockets(bed, &[("a", "b"), ("b", "a")].repeat(4));
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_millis(1500));
+        bed.kill_daemon();
+    }
+    let pause = load.finish(bed);
+    kept(
+        "survival",
+        &format!("killed {kills} times: 8 streams of virtio-vsock complete, checksums equal, longest pause {pause} s"),
+    );
+}
+
+fn streams_of_virtio_vsock_outlast_a_replaced_daemon(bed: &Bed) {
+    let times = kills(1);
+    let load = Load::sockets(bed, &[("a", "b"), ("b", "a")].repeat(4));
+    let mut daemon = None;
+    for _ in 0..times {
+        let before = bed.daemon_pid();
+        let next = Process(bed.start_replacement(&vmlane_lab::find_vmlane().unwrap()));
+        bed.wait_for_another_daemon(before);
+        daemon.replace(next).into_iter().for_each(|mut daemon| _ = daemon.wait());
+    }
+    let pause = load.finish(bed);
+    kept(
+        "survival",
+        &format!(
+            "replaced {times} times under 8 streams of virtio-vsock: all complete, checksums equal, longest pause {pause} s"
+        ),
+    );
+    // From here on the lab's own supervisor starts the daemon.
+    let mut last = daemon.expect("the last daemon");
+    let before = Pid::from_child(&last.0);
+    last.signal(Signal::KILL);
+    last.wait();
+    bed.wait_for_another_daemon(before);
 }
 
 /// Eight streams between cards of two workers, each of which also has streams of its own; the cards go from one worker to the
