@@ -1,13 +1,14 @@
 //! The routes without their thread, and guests whose rings are filled by hand: for tests and fuzzing.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Ram;
 use crate::virtio::{DriverRing, into, out};
-use vmlane_device::virtio::vhost::{Lines, Setup};
+use vmlane_device::virtio::queue::recover;
+use vmlane_device::virtio::vhost::{Lines, RingSetup, Setup};
 use vmlane_device::vmci::Hypervisor;
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Bytes, End, Notifications, PortFault, StreamInfo, StreamPort, Streams, Survival};
@@ -17,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
 use vmlane_device::virtio::vsock::parts::{
-    Bridge, GuestEndpoint, Kept, MAX_LINKS, Mailbox, Parking, Port, Routes, Shares, Transaction,
+    Bridge, GuestEndpoint, Kept, MAX_LINKS, Mailbox, Parking, Port, Routes, Shares, Transaction, redo,
 };
 use vmlane_vsock::{Router, Vm};
 
@@ -33,6 +34,9 @@ pub struct Bench {
     pub hypervisor: Arc<Hypervisor>,
     pub stats: Arc<VsockStats>,
     pub now: Instant,
+    streams: Arc<dyn Streams>,
+    /// Of its transactions.
+    pub log: OwnedFd,
 }
 
 /// Counts the notifications that drivers get.
@@ -76,7 +80,7 @@ pub struct Guest {
     pub rx: DriverRing,
     pub tx: DriverRing,
     pub calls: Arc<Calls>,
-    kept: Arc<Kept>,
+    pub kept: Arc<Kept>,
     features: u64,
     /// Buffers by id of their chain: address and bytes.
     buffers: Vec<(u64, usize)>,
@@ -89,12 +93,12 @@ pub fn vm(cid: u32) -> Vm {
 
 impl Bench {
     pub fn new(streams: Arc<dyn Streams>) -> Bench {
-        let router = Router::new(streams);
+        let router = Router::new(streams.clone());
         let hypervisor = Hypervisor::new(router.clone());
         let mailbox = Mailbox::new(Arc::new(Parking::new().expect("an event fd")));
         let stats = Arc::new(VsockStats::default());
         let bridge = Bridge::new(router.clone(), mailbox.clone(), None, MAX_LINKS);
-        let (transaction, _) = Transaction::create().expect("a file");
+        let (transaction, log) = Transaction::create().expect("a file");
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
         Bench {
@@ -105,7 +109,20 @@ impl Bench {
             hypervisor,
             stats,
             now,
+            streams,
+            log,
         }
+    }
+
+    /// How often something has become valid.
+    pub fn commits(&self) -> u64 {
+        self.routes.transaction().commits()
+    }
+
+    /// This daemon is gone; what was under way in its guests is as it was.
+    pub fn die(self) -> Remains {
+        let Bench { streams, now, log, .. } = self;
+        Remains { streams, now, log }
     }
 
     /// A VM whose driver runs. `packed`: its rings.
@@ -115,19 +132,34 @@ impl Bench {
         let features = FEATURES | if packed { feature::PACKED } else { 0 };
         let (calls, kept) = (Arc::default(), Kept::create().expect("a file"));
         let guest = Guest { cid: vm.cid, rx, tx, calls, kept, features, buffers: vec![(0, 0); RING.into()] };
-        self.router.vms().add(vm).expect("a CID of its own");
-        let endpoint = GuestEndpoint::new(guest.cid, &self.mailbox);
-        self.router.set_endpoint(guest.cid, Arc::new(endpoint));
-        self.routes.add(guest.cid, Arc::default());
+        self.add(vm);
         self.attach(&guest);
         guest
     }
 
+    fn add(&mut self, vm: Vm) {
+        let cid = vm.cid;
+        self.router.vms().add(vm).expect("a CID of its own");
+        let endpoint = GuestEndpoint::new(cid, &self.mailbox);
+        self.router.set_endpoint(cid, Arc::new(endpoint));
+        self.routes.add(cid, Arc::default());
+    }
+
     /// The VM's rings run, from where they are.
     pub fn attach(&mut self, guest: &Guest) {
-        let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
+        self.attach_as(guest, false);
+    }
+
+    fn attach_as(&mut self, guest: &Guest, resumed: bool) {
         let memory = guest.rx.ram.device_map();
-        let setup = Setup { features: guest.features, memory, rings, resumed: false };
+        let ring = |number: usize, ring: &DriverRing| {
+            let setup = RingSetup { record: guest.kept.record(number, RING), ..ring.setup() };
+            let position = recover(&setup, guest.features, &memory).filter(|_| resumed);
+            position.into_iter().for_each(|position| setup.position.store(position, Ordering::Release));
+            Some(setup)
+        };
+        let rings = vec![ring(0, &guest.rx), ring(1, &guest.tx), None];
+        let setup = Setup { features: guest.features, memory: memory.clone(), rings, resumed };
         let (lines, kept) = (guest.calls.clone(), guest.kept.clone());
         let shares = Shares { lines, kept, transaction: self.routes.transaction().clone() };
         if let Some(port) = Port::new(guest.cid, setup, shares) {
@@ -161,6 +193,31 @@ impl Bench {
     pub fn arm(&mut self) {
         self.routes.arm();
         self.routes.woken(true);
+    }
+}
+
+/// What a daemon left.
+pub struct Remains {
+    streams: Arc<dyn Streams>,
+    now: Instant,
+    /// Of its transactions.
+    pub log: OwnedFd,
+}
+
+impl Remains {
+    /// The daemon that follows has these guests, and goes on where the last one was.
+    pub fn take_over(self, guests: [&mut Guest; 2]) -> Bench {
+        let kept = |guest: &&mut Guest| Kept::open(guest.kept.file().try_clone()?);
+        let kept: Vec<_> = guests.iter().map(kept).collect::<Result<_, _>>().expect("their files");
+        redo(&self.log, &kept).expect("a sound log");
+        let mut next = Bench { now: self.now, ..Bench::new(self.streams) };
+        for (guest, kept) in guests.into_iter().zip(kept) {
+            guest.kept = kept;
+            next.add(vm(guest.cid));
+            next.routes.bind(guest.cid, &guest.kept);
+            next.attach_as(guest, true);
+        }
+        next
     }
 }
 

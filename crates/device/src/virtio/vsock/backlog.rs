@@ -58,8 +58,8 @@ struct Line {
     packets: VecDeque<Waiting>,
     /// What they cost.
     cost: usize,
-    /// Since when the receiver has taken nothing.
-    since: Instant,
+    /// Since when the receiver has taken nothing; of a line of a previous daemon, since it is first asked for.
+    since: Option<Instant>,
 }
 
 /// All that waits of one VM, by receiver.
@@ -74,11 +74,11 @@ pub struct Backlog {
 
 impl Backlog {
     /// Its device has this file from here on. What waited there with a previous daemon waits here; what was here waits no more.
-    pub fn bind(&mut self, kept: &Arc<Kept>, transaction: &Arc<Transaction>, now: Instant) {
+    pub fn bind(&mut self, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
         let (area, stored) = Area::open(kept.clone());
         *self = Backlog { area: Some((area, transaction.clone())), ..Backlog::default() };
         for Stored { block, receiver, header, len, bytes, done } in stored {
-            self.append(receiver, Waiting { header, len, bytes, done, block }, now);
+            self.append(receiver, Waiting { header, len, bytes, done, block }, None);
         }
     }
 
@@ -115,11 +115,11 @@ impl Backlog {
         let Some((area, transaction)) = &mut self.area else { return false };
         let (end, put) = (rest.end, area.put(transaction, (receiver, &header), (payload, rest)));
         let Some((block, bytes)) = put else { return false };
-        self.append(receiver, Waiting { header, len: end, bytes, done: 0, block }, since);
+        self.append(receiver, Waiting { header, len: end, bytes, done: 0, block }, Some(since));
         true
     }
 
-    fn append(&mut self, receiver: u32, waiting: Waiting, since: Instant) {
+    fn append(&mut self, receiver: u32, waiting: Waiting, since: Option<Instant>) {
         let new = || Line { packets: VecDeque::new(), cost: 0, since };
         let line = self.lines.entry(receiver).or_insert_with(new);
         line.cost += waiting.cost();
@@ -135,7 +135,7 @@ impl Backlog {
     /// The receiver has taken a part of it.
     pub fn moves(&mut self, receiver: u32, now: Instant) {
         let Some(line) = self.lines.get_mut(&receiver) else { return };
-        line.since = now;
+        line.since = Some(now);
         if let (Some(packet), Some((area, transaction))) = (line.packets.front(), &self.area) {
             area.moves(transaction, &packet.block, packet.done);
         }
@@ -155,8 +155,10 @@ impl Backlog {
     }
 
     /// Has the receiver taken nothing for as long as it may?
-    pub fn is_over(&self, receiver: u32, now: Instant) -> bool {
-        self.lines.get(&receiver).is_some_and(|line| now.saturating_duration_since(line.since) >= LONGEST)
+    pub fn is_over(&mut self, receiver: u32, now: Instant) -> bool {
+        let line = self.lines.get_mut(&receiver);
+        let since = line.map(|line| *line.since.get_or_insert(now));
+        since.is_some_and(|since| now.saturating_duration_since(since) >= LONGEST)
     }
 
     /// Nothing waits for `receiver` any more.
@@ -219,7 +221,7 @@ mod tests {
 
     fn backlog(kept: &Arc<Kept>, transaction: &Arc<Transaction>) -> Backlog {
         let mut backlog = Backlog::default();
-        backlog.bind(kept, transaction, Instant::now());
+        backlog.bind(kept, transaction);
         backlog
     }
 

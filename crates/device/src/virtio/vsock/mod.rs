@@ -56,7 +56,7 @@ pub use workers::{Home, VsockWorkers};
 #[doc(hidden)]
 pub mod parts {
     pub use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
-    pub use super::kept::{Kept, Transaction};
+    pub use super::kept::{Kept, Transaction, redo};
     pub use super::port::Port;
     pub use super::receive::Shares;
     pub use super::route::Routes;

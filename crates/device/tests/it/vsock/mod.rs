@@ -7,6 +7,7 @@ mod notices;
 mod orders;
 mod repeats;
 mod share;
+mod takeover;
 mod worker;
 mod workers;
 

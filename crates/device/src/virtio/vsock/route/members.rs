@@ -101,7 +101,7 @@ impl Routes {
         if is_new {
             self.bridge.iter_mut().for_each(|bridge| bridge.bind(cid, kept, &self.transaction));
             let vm = self.vms.get_mut(cid);
-            vm.into_iter().for_each(|vm| vm.backlog.bind(kept, &self.transaction, Instant::now()));
+            vm.into_iter().for_each(|vm| vm.backlog.bind(kept, &self.transaction));
         }
         is_new
     }
