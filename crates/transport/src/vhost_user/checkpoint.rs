@@ -80,6 +80,8 @@ pub struct Prepared {
     pub agreed: Agreed,
     /// See SET_BACKEND_REQ_FD.
     pub questions: Option<OwnedFd>,
+    /// The device begins anew: nothing says how far it came in its rings but they themselves.
+    pub anew: bool,
     pub done: Option<Done>,
     pub inbound: Vec<Inbound>,
 }
@@ -132,7 +134,8 @@ impl Prepared {
             mail.set_cursor(done.map_or(1, |done| done.number.wrapping_add(1)), 0);
         }
         let keep = Keep { files, records, names: agreed.names() };
-        let prepared = Prepared { stream, mail, keep, agreed, questions: None, done, inbound: Vec::new() };
+        let (questions, anew, inbound) = (None, false, Vec::new());
+        let prepared = Prepared { stream, mail, keep, agreed, questions, anew, done, inbound };
         Ok((prepared, found, mail_lost))
     }
 
@@ -162,8 +165,9 @@ impl Prepared {
             guarded(stats, || device.survival().into_iter().for_each(|survival| survival.abandon()));
             scope.remove_all("s/file.");
         }
-        let anew = mail_lost || adopted.is_err();
-        let held = if anew { self.keep.files.hold(&self.mail, files_of(device)) } else { Ok(()) };
+        self.anew = adopted.is_err();
+        let again = mail_lost || self.anew;
+        let held = if again { self.keep.files.hold(&self.mail, files_of(device)) } else { Ok(()) };
         if let Err(error) = held {
             tracing::warn!(%error, "a session's state cannot be held for the next daemon");
         }

@@ -69,17 +69,18 @@ pub fn receive(
     mail: &mut Mail,
     hold: impl Fn(&[OwnedFd]),
 ) -> Result<Option<(Message, u64)>, StreamError> {
-    let mut bytes = [0; HEADER + MAX_PAYLOAD];
+    let mut bytes = [0; HEADER + MAX_PAYLOAD + 1];
     let mut fds = Descriptors::default();
-    if let Some(size) = peek(&socket, &mut bytes, &mut fds) {
-        hold(&fds.kept);
-        fds = Descriptors::default();
+    if let Some((size, seen)) = peek(&socket, &mut bytes) {
+        hold(&seen.kept);
         // In one go: either all of it is in the mail, or all of it is still in the socket.
         if fill(&socket, &mut mail.inbound_mut()[..size], &mut fds)? != size {
             return Err(StreamError::Cut);
         }
+        if seen.kept.len() < fds.kept.len() {
+            hold(&fds.kept);
+        }
     } else {
-        fds = Descriptors::default();
         let Some(size) = receive_pieces(&socket, &mut bytes, &mut fds)? else { return Ok(None) };
         hold(&fds.kept);
         // Its header last: what has none is no message.
@@ -90,17 +91,24 @@ pub fn receive(
     Ok(Some((message, fds.surplus)))
 }
 
-/// Waits for a message and looks at it without taking it. Its bytes; None: it is not there as a whole, or is no request.
-#[expect(clippy::indexing_slicing, reason = "a valid size is one that there is room for")]
-fn peek(socket: &impl AsFd, bytes: &mut [u8], fds: &mut Descriptors) -> Option<usize> {
-    // No further than the message reaches: what is behind it may bring descriptors of its own.
-    let mut look = |bytes: &mut [u8]| {
-        *fds = Descriptors::default();
-        crate::fds::receive(socket, bytes, RecvFlags::PEEK, |fd| fds.add(fd)).ok()
+/// Waits for a message and looks at it without taking it: its bytes, and its descriptors. None: it is not there as a whole, or
+/// is no request.
+#[expect(clippy::indexing_slicing, reason = "a valid size is one that there is room for, and one byte more")]
+fn peek(socket: &impl AsFd, bytes: &mut [u8]) -> Option<(usize, Descriptors)> {
+    let look = |bytes: &mut [u8]| {
+        let mut fds = Descriptors::default();
+        let have = crate::fds::receive(socket, bytes, RecvFlags::PEEK, |fd| fds.add(fd)).ok()?;
+        Some((have, fds))
     };
     look(&mut bytes[..HEADER])?;
     let (_, size) = header(bytes).ok()?;
-    (look(&mut bytes[..size])? == size).then_some(size)
+    // A look ends behind what brings descriptors, but goes on to later messages until something does, even without room for
+    // any of their bytes. With room for one it can be told whose they are.
+    match look(&mut bytes[..=size])? {
+        (have, fds) if have == size => Some((size, fds)),
+        (have, _) if have > size => Some((size, Descriptors::default())),
+        _ => None,
+    }
 }
 
 /// Is there something to receive, the end of the stream included?

@@ -72,6 +72,7 @@ pub struct Session<'d> {
 
 /// What a previous daemon had not finished.
 struct Unfinished {
+    anew: bool,
     /// The request that it had carried out; its answer may not have been sent.
     done: Option<Done>,
     inbound: Vec<Inbound>,
@@ -100,10 +101,10 @@ impl<'d> Session<'d> {
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
     ) -> Session<'d> {
-        let Prepared { stream, mail, keep, agreed, questions, done, inbound } = prepared;
+        let Prepared { stream, mail, keep, agreed, questions, anew, done, inbound } = prepared;
         let mut session = Session::begin(stream, mail, keep, device, lines, stats);
         session.requests.resume(agreed, questions);
-        session.unfinished = Some(Unfinished { done, inbound });
+        session.unfinished = Some(Unfinished { anew, done, inbound });
         session
     }
 
@@ -157,7 +158,10 @@ impl<'d> Session<'d> {
             }
             let (number, _) = self.mail.cursor();
             let scope = self.keep.scope();
-            let hold = |fds: &[OwnedFd]| hold_inbound(scope, number, fds, is_usable);
+            let hold = |fds: &[OwnedFd]| {
+                hold_inbound(scope, number, fds, is_usable);
+                tracing::trace!(number, "request seen");
+            };
             let received = inbox::receive(self.handle.stream(), &mut self.mail, hold)?;
             let (message, surplus) = received.ok_or(SessionEnd::Closed)?;
             self.stats.counts.surplus_fds.add(surplus);
@@ -166,8 +170,8 @@ impl<'d> Session<'d> {
     }
 
     /// Sends the answer that a previous daemon had not sent, or carries out the request that it had taken.
-    fn finish(&mut self, Unfinished { done, inbound }: Unfinished) -> Result<(), SessionEnd> {
-        guarded(&self.stats, || self.requests.recover());
+    fn finish(&mut self, Unfinished { anew, done, inbound }: Unfinished) -> Result<(), SessionEnd> {
+        guarded(&self.stats, || self.requests.recover(anew));
         if let Some(done) = done.filter(|done| done.number == self.mail.cursor().0) {
             self.mail.send(self.handle.stream(), done.letter).map_err(gone)?;
             self.clear(done.size);
@@ -188,10 +192,13 @@ impl<'d> Session<'d> {
     fn carry_out(&mut self, message: Message) -> Result<(), SessionEnd> {
         self.stats.counts.messages.inc();
         let (header, size, brought) = (message.header, message.size(), !message.fds.is_empty());
-        let answer = self.dispatch(message);
         let (number, _) = self.mail.cursor();
+        tracing::trace!(number, "request taken");
+        let answer = self.dispatch(message);
+        tracing::trace!(number, "request carried out");
         self.answer(number, size, self.reply(&header, answer)).map_err(gone)?;
         self.clear(size);
+        tracing::trace!(number, "request cleared");
         if brought {
             self.keep.scope().remove_all(&format!("s/in.{number}."));
         }
@@ -209,7 +216,10 @@ impl<'d> Session<'d> {
             None => self.mail.put(&bytes)?,
         };
         self.keep.done(Done { number, size, letter }, &self.requests.agreed);
-        self.mail.send(stream, letter)
+        tracing::trace!(number, "request recorded");
+        self.mail.send(stream, letter)?;
+        tracing::trace!(number, "request answered");
+        Ok(())
     }
 
     /// The request at hand is done with. Its bytes go first: a header that is left would be a request.

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vmlane_device::virtio::log::DirtyLog;
 use vmlane_device::virtio::queue::{Record, recover};
@@ -113,9 +114,17 @@ impl<'d> Requests<'d> {
         self.note_memory();
     }
 
-    /// Finds out how far a previous daemon's device came: requests may ask for it, or stop a ring, before any runs.
-    pub fn recover(&mut self) {
-        self.setups();
+    /// Finds out how far a previous daemon's device came: requests may ask for it, or stop a ring, before any runs. `anew`: there
+    /// are no records of it. A split ring says it itself; a packed one does not, and breaks.
+    pub fn recover(&mut self, anew: bool) {
+        let packed = self.agreed.features & feature::PACKED != 0;
+        for setup in self.setups().into_iter().flatten().filter(|_| anew) {
+            let mut used = [0; 2];
+            let read = self.agreed.memory.map.read(setup.device.saturating_add(2), &mut used);
+            let known = read.is_ok() && !packed;
+            let position = if known { u16::from_le_bytes(used).into() } else { u32::MAX };
+            setup.position.store(position, Ordering::Release);
+        }
     }
 
     /// True until [`Requests::go`], in a session of a previous daemon.
@@ -390,7 +399,7 @@ impl<'d> Requests<'d> {
         if self.own_record(index).is_none() {
             self.record(index).into_iter().for_each(|record| record.forget());
         }
-        let number = self.agreed.rings[index].position.load(std::sync::atomic::Ordering::Acquire);
+        let number = self.agreed.rings[index].position.load(Ordering::Acquire);
         let answer = RingState { index: state.index, number: number.into() };
         Ok(Answer::Payload(answer.as_bytes().to_vec()))
     }

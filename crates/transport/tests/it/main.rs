@@ -14,3 +14,4 @@ mod stream;
 mod takeover;
 mod vhost_user;
 mod vhost_user_shared;
+mod vhost_user_takeover;

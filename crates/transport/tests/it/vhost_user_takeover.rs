@@ -1,0 +1,650 @@
+//! A vhost-user session's daemon dies, and another one continues with its front end: at every moment of every request, with
+//! memory, rings and whatever was on its way; and with damaged state.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::Receiver;
+
+use parking_lot::Mutex;
+use tracing::field::{Field, Visit};
+use tracing::span;
+use vmlane_device::virtio::queue::{Queue, Record};
+use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice, VhostSurvives};
+use vmlane_guestsim::virtio::{DriverRing, out};
+use vmlane_guestsim::{Ram, eventfd};
+use vmlane_mem::{MemoryMap, Window, memfd};
+use vmlane_state::{Found, Scope, Store};
+use vmlane_testkit::wait_until;
+use vmlane_transport::vhost_user::{Prepared, Session};
+use vmlane_transport::{RingLines, SessionStats};
+use vmlane_wire::vhost_user::{MemoryRegion, RingAddress, protocol, request};
+use vmlane_wire::virtio::feature;
+use zerocopy::IntoBytes;
+
+use crate::vhost_user_world::{Front, USER, number, region, state};
+
+const SIZE: u16 = 16;
+const RECORDS: u64 = 8192;
+
+/// When a daemon dies.
+enum Fate {
+    Lives,
+    /// Before the event with this number.
+    At(usize),
+    /// Once before each event.
+    Each(HashSet<String>),
+}
+
+/// What outlives daemons, and the front end.
+struct World {
+    shelf: Mutex<BTreeMap<String, OwnedFd>>,
+    fate: Mutex<Fate>,
+    events: AtomicU32,
+    deaths: AtomicU32,
+    /// The rings of the daemon that lives.
+    rings: Mutex<Option<Arc<Mutex<Rings>>>>,
+    /// Of each run of rings: which ones, and whether they were resumed.
+    runs: Mutex<Vec<([bool; 2], bool)>>,
+    faults: AtomicU32,
+    abandoned: AtomicU32,
+    refuses: AtomicBool,
+    stats: Arc<SessionStats>,
+    /// Daemons wait for one of these before they begin.
+    permits: Option<Mutex<Receiver<()>>>,
+}
+
+/// The panic of a daemon that is killed.
+struct Killed;
+
+/// One daemon.
+struct Life {
+    world: Arc<World>,
+    /// It serves the session, and may die.
+    serves: AtomicBool,
+    dead: AtomicBool,
+}
+
+impl Life {
+    /// Something happens, unless the daemon has died or dies now. While a request is carried out this panic is contained, and the
+    /// next event is the end.
+    fn passes(&self, event: String) {
+        if self.dies(event) {
+            resume_unwind(Box::new(Killed));
+        }
+    }
+
+    fn dies(&self, event: String) -> bool {
+        if self.dead.load(Ordering::SeqCst) || !self.serves.load(Ordering::SeqCst) {
+            return self.dead.load(Ordering::SeqCst);
+        }
+        let count = self.world.events.fetch_add(1, Ordering::SeqCst) as usize;
+        let dies = match &mut *self.world.fate.lock() {
+            Fate::Lives => false,
+            Fate::At(number) => count == *number,
+            Fate::Each(seen) => seen.insert(event),
+        };
+        if dies {
+            self.dead.store(true, Ordering::SeqCst);
+            *self.world.rings.lock() = None;
+            self.world.deaths.fetch_add(1, Ordering::SeqCst);
+        }
+        dies
+    }
+}
+
+/// The store of one daemon.
+struct Held(Arc<Life>);
+
+impl Store for Held {
+    fn put(&self, name: &str, fd: BorrowedFd<'_>) -> std::io::Result<()> {
+        self.0.passes(format!("put {name}"));
+        self.0.world.shelf.lock().insert(name.to_owned(), fd.try_clone_to_owned()?);
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) {
+        self.0.passes(format!("remove {name}"));
+        self.0.world.shelf.lock().remove(name);
+    }
+
+    fn remove_all(&self, prefix: &str) {
+        self.0.passes(format!("remove all {prefix}"));
+        self.0.world.shelf.lock().retain(|name, _| !name.starts_with(prefix));
+    }
+}
+
+/// Ends the thread of a daemon that dies: what it traces says where it is.
+struct Watch(Arc<Life>);
+
+impl tracing::Subscriber for Watch {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "vmlane_transport::vhost_user" && *metadata.level() == tracing::Level::TRACE
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        self.0.passes(text.0);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.push_str(&format!("{field} {value:?} "));
+    }
+}
+
+/// Completes every chain once it has read it.
+struct Rings {
+    queues: Vec<Option<Queue>>,
+    memory: MemoryMap,
+    lines: Arc<RingLines>,
+    world: Arc<World>,
+}
+
+impl Rings {
+    fn work(&mut self) {
+        for (number, queue) in self.queues.iter_mut().enumerate() {
+            let Some(queue) = queue else { continue };
+            let mut segments = Vec::new();
+            while let Some(taken) = queue.read(queue.next, &mut segments).expect("a sound ring") {
+                for segment in segments.drain(..) {
+                    let mut bytes = vec![0; segment.len as usize];
+                    if self.memory.read(segment.addr, &mut bytes).is_err() {
+                        self.world.faults.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+                queue.next = taken.next();
+                queue.complete(taken.id(), taken.count(), 0);
+            }
+            if queue.publish() {
+                self.lines.call(number);
+            }
+        }
+    }
+}
+
+struct Toy {
+    world: Arc<World>,
+    life: Arc<Life>,
+    lines: Arc<RingLines>,
+    rings: Arc<Mutex<Rings>>,
+    records: (Arc<Window>, OwnedFd),
+}
+
+fn records() -> (Arc<Window>, OwnedFd) {
+    let (window, file) = Window::of_file("toy-records", RECORDS).unwrap();
+    (Arc::new(window), file)
+}
+
+impl Toy {
+    fn new(life: &Arc<Life>, lines: &Arc<RingLines>) -> Toy {
+        let (world, life, lines) = (life.world.clone(), life.clone(), lines.clone());
+        let rings = Rings {
+            queues: Vec::new(),
+            memory: MemoryMap::default(),
+            lines: lines.clone(),
+            world: world.clone(),
+        };
+        Toy { world, life, lines, rings: Arc::new(Mutex::new(rings)), records: records() }
+    }
+}
+
+impl VhostDevice for Toy {
+    fn features(&self) -> u64 {
+        feature::VERSION_1 | feature::EVENT_INDEX | feature::PACKED
+    }
+
+    fn queues(&self) -> u16 {
+        2
+    }
+
+    fn config(&self) -> Vec<u8> {
+        vec![1, 2, 3]
+    }
+
+    fn run(&mut self, setup: Setup) {
+        let Setup { features, memory, rings, resumed } = setup;
+        self.world.runs.lock().push(([0, 1].map(|ring| rings[ring].is_some()), resumed));
+        let queue = |(number, ring): (usize, &Option<_>)| {
+            let queue = Queue::new(ring.as_ref()?, features, &memory);
+            queue.inspect_err(|_| self.lines.fail(number)).ok()
+        };
+        let queues = rings.iter().enumerate().map(queue).collect();
+        let mut running = self.rings.lock();
+        (running.queues, running.memory) = (queues, memory.clone());
+        drop(running);
+        let rings = Some(self.rings.clone());
+        *self.world.rings.lock() = rings.filter(|_| !self.life.dead.load(Ordering::SeqCst));
+    }
+
+    fn stop(&mut self) {
+        for mut queue in self.rings.lock().queues.drain(..).flatten() {
+            let next = queue.next;
+            queue.leave(next);
+        }
+    }
+
+    fn gone(&mut self) {
+        self.records = records();
+    }
+
+    fn survival(&mut self) -> Option<&mut dyn VhostSurvives> {
+        Some(self)
+    }
+}
+
+impl VhostSurvives for Toy {
+    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
+        vec![("records", self.records.1.try_clone().unwrap())]
+    }
+
+    fn adopt(&mut self, found: &mut Found) -> Result<(), String> {
+        if self.world.refuses.load(Ordering::SeqCst) {
+            return Err("told to".to_owned());
+        }
+        let file = found.take("records").ok_or("no records")?;
+        let window = Window::over_file(&file, RECORDS).map_err(|error| error.to_string())?;
+        self.records = (Arc::new(window), file);
+        Ok(())
+    }
+
+    fn abandon(&mut self) {
+        self.world.abandoned.fetch_add(1, Ordering::SeqCst);
+        self.records = records();
+    }
+
+    fn record(&self, ring: usize, _: u16) -> Option<Record> {
+        Record::new(&self.records.0, ring, SIZE)
+    }
+}
+
+impl World {
+    fn new(fate: Fate) -> Arc<World> {
+        World::with(fate, None)
+    }
+
+    fn with(fate: Fate, permits: Option<Receiver<()>>) -> Arc<World> {
+        Arc::new(World {
+            shelf: Mutex::default(),
+            fate: Mutex::new(fate),
+            events: AtomicU32::new(0),
+            deaths: AtomicU32::new(0),
+            rings: Mutex::default(),
+            runs: Mutex::default(),
+            faults: AtomicU32::new(0),
+            abandoned: AtomicU32::new(0),
+            refuses: AtomicBool::new(false),
+            stats: Arc::default(),
+            permits: permits.map(Mutex::new),
+        })
+    }
+
+    /// What the next daemon finds.
+    fn found(&self) -> Found {
+        let shelf = self.shelf.lock();
+        let copies = shelf.iter().map(|(name, fd)| (name.clone(), fd.try_clone().expect("one more")));
+        let mut found = Found(copies.collect());
+        found.scope("vm.vsock").scope("s")
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.shelf.lock().keys().cloned().collect()
+    }
+
+    /// The life of one daemon, up to the end of the session: why it ended.
+    fn live(self: &Arc<World>, stream: Option<UnixStream>) -> String {
+        let (serves, dead) = (AtomicBool::new(false), AtomicBool::new(false));
+        let life = Arc::new(Life { world: self.clone(), serves, dead });
+        let lines = Arc::new(RingLines::new(2).unwrap());
+        let mut device = Toy::new(&life, &lines);
+        let scope = Scope::new(Arc::new(Held(life.clone())), "vm.vsock");
+        let stats = self.stats.clone();
+        let work = || {
+            let session = match stream {
+                Some(stream) => Session::new(stream, &mut device, lines, stats, &scope).unwrap(),
+                None => {
+                    let found = self.found();
+                    let prepared = Prepared::from(found, &scope, &mut device, &lines, &stats);
+                    let Some(prepared) = prepared else { return "not resumed".to_owned() };
+                    Session::resume(prepared, &mut device, lines, stats)
+                }
+            };
+            life.serves.store(true, Ordering::SeqCst);
+            session.run().to_string()
+        };
+        tracing::subscriber::with_default(Watch(life.clone()), work)
+    }
+
+    /// One daemon after the other, up to the end of the session.
+    fn serve(self: &Arc<World>, stream: UnixStream) -> std::thread::JoinHandle<String> {
+        let world = self.clone();
+        std::thread::spawn(move || {
+            let mut stream = Some(stream);
+            loop {
+                let stream = stream.take();
+                match catch_unwind(AssertUnwindSafe(|| world.live(stream))) {
+                    Ok(end) => return end,
+                    Err(panic) if panic.is::<Killed>() => {}
+                    Err(panic) => resume_unwind(panic),
+                }
+                world.permits.as_ref().into_iter().for_each(|permits| permits.lock().recv().unwrap());
+            }
+        })
+    }
+
+    fn work(&self) {
+        let rings = self.rings.lock().clone();
+        rings.into_iter().for_each(|rings| rings.lock().work());
+    }
+}
+
+/// A front end that repeats one program, and what it was answered.
+struct Vmm {
+    world: Arc<World>,
+    front: Front,
+    ram: Arc<Ram>,
+    rings: [DriverRing; 2],
+    features: u64,
+    /// With REPLY_ACK.
+    acknowledged: bool,
+    kicks: [OwnedFd; 2],
+    calls: Vec<OwnedFd>,
+    answers: Vec<(u32, Vec<u8>)>,
+    positions: [u32; 2],
+}
+
+impl Vmm {
+    fn new(world: &Arc<World>, packed: bool, acknowledged: bool) -> Vmm {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+        let session = world.serve(theirs);
+        let lines = Arc::new(RingLines::new(2).unwrap());
+        let (journal, stats) = (Arc::default(), world.stats.clone());
+        let front = Front { socket: ours, journal, lines, stats, session };
+        let ram = Arc::new(Ram::new(1 << 20));
+        let rings = [0, 1].map(|_| DriverRing::new(&ram, SIZE, packed));
+        let features = feature::VERSION_1 | if packed { feature::PACKED } else { 0 };
+        let kicks = [0, 1].map(|_| eventfd().unwrap());
+        let begin = if packed { 0x8000_8000 } else { 0 };
+        let (world, calls, answers, positions) = (world.clone(), Vec::new(), Vec::new(), [begin; 2]);
+        Vmm { world, front, ram, rings, features, acknowledged, kicks, calls, answers, positions }
+    }
+
+    fn packed(&self) -> bool {
+        self.features & feature::PACKED != 0
+    }
+
+    fn tell(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.front.tell(code, payload, fds);
+    }
+
+    fn get(&mut self, code: u32, payload: &[u8]) -> Vec<u8> {
+        self.front.tell(code, payload, &[]);
+        self.answers.push((code, self.front.reply(code)));
+        self.answers.last().unwrap().1.clone()
+    }
+
+    /// Acknowledged, if that was agreed on.
+    fn ask(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.front.message(code, payload, fds, true);
+        if self.acknowledged {
+            self.answers.push((code, self.front.reply(code)));
+        }
+    }
+
+    /// What QEMU sends once.
+    fn greet(&mut self, questions: &UnixStream) {
+        self.get(request::GET_FEATURES, &[]);
+        self.get(request::GET_PROTOCOL_FEATURES, &[]);
+        let acks = if self.acknowledged { protocol::REPLY_ACK } else { 0 };
+        let common = protocol::MULTI_QUEUE
+            | protocol::BACKEND_REQ
+            | protocol::CONFIG
+            | protocol::STATUS
+            | protocol::RESET_DEVICE
+            | protocol::CONFIGURE_MEM_SLOTS;
+        self.tell(request::SET_PROTOCOL_FEATURES, (common | acks).as_bytes(), &[]);
+        self.get(request::GET_QUEUE_NUM, &[]);
+        self.get(request::GET_MAX_MEM_SLOTS, &[]);
+        self.ask(request::SET_BACKEND_REQ_FD, &[], &[questions.as_fd()]);
+        self.tell(request::SET_OWNER, &[], &[]);
+        self.get(request::GET_FEATURES, &[]);
+        for ring in 0..2 {
+            self.call(ring);
+            let error = eventfd().unwrap();
+            self.tell(request::SET_VRING_ERR, u64::from(ring).as_bytes(), &[error.as_fd()]);
+        }
+        self.get(request::GET_CONFIG, &[&[0; 4][..], &8u32.to_le_bytes(), &[0; 12]].concat());
+    }
+
+    fn call(&mut self, ring: u32) {
+        let call = eventfd().unwrap();
+        self.tell(request::SET_VRING_CALL, u64::from(ring).as_bytes(), &[call.as_fd()]);
+        self.calls.push(call);
+    }
+
+    fn region(&self, number: usize) -> MemoryRegion {
+        let (guest, len, offset) = self.ram.regions()[number];
+        region(guest, len, USER + guest, offset)
+    }
+
+    fn one_region(&self, number: usize) -> Vec<u8> {
+        [&[0; 8][..], self.region(number).as_bytes()].concat()
+    }
+
+    fn add_memory(&mut self, number: usize) {
+        let (one, ram) = (self.one_region(number), self.ram.clone());
+        self.ask(request::ADD_MEM_REG, &one, &[ram.fd().as_fd()]);
+    }
+
+    fn address(&self, ring: u32) -> RingAddress {
+        let setup = self.rings[ring as usize].setup();
+        RingAddress {
+            index: ring.into(),
+            flags: 0.into(),
+            descriptors: (USER + setup.descriptors).into(),
+            used: (USER + setup.device).into(),
+            available: (USER + setup.driver).into(),
+            log: 0.into(),
+        }
+    }
+
+    fn set_up_rings(&mut self) {
+        for ring in 0..2 {
+            let position = self.positions[ring as usize];
+            self.tell(request::SET_VRING_NUM, state(ring, SIZE.into()).as_bytes(), &[]);
+            self.tell(request::SET_VRING_BASE, state(ring, position).as_bytes(), &[]);
+            let address = self.address(ring);
+            self.tell(request::SET_VRING_ADDR, address.as_bytes(), &[]);
+            let kick = self.kicks[ring as usize].try_clone().unwrap();
+            self.tell(request::SET_VRING_KICK, u64::from(ring).as_bytes(), &[kick.as_fd()]);
+        }
+    }
+
+    fn enable(&mut self, on: bool) {
+        for ring in 0..2 {
+            self.ask(request::SET_VRING_ENABLE, state(ring, on.into()).as_bytes(), &[]);
+        }
+    }
+
+    /// A driver begins, or `cont`.
+    fn start(&mut self) {
+        (0..2).for_each(|ring| self.call(ring));
+        let features = self.features | feature::PROTOCOL_FEATURES;
+        self.tell(request::SET_FEATURES, features.as_bytes(), &[]);
+        self.set_up_rings();
+        self.enable(true);
+        (0..2).for_each(|ring| self.call(ring));
+    }
+
+    /// As `stop` of QEMU 11.1 does.
+    fn stop(&mut self) {
+        self.enable(false);
+        for ring in 0..2 {
+            let answer = self.get(request::GET_VRING_BASE, state(ring, 0).as_bytes());
+            self.positions[ring as usize] = (number(&answer) >> 32) as u32;
+        }
+    }
+
+    /// Chains in both rings, each completed once and in order. `at`: where their bytes are.
+    fn traffic(&mut self, at: u64) {
+        for (ring, kick) in self.rings.iter_mut().zip(&self.kicks) {
+            let posted: Vec<u16> = (0..3).map(|_| ring.post(&[out(at, 100)])).collect();
+            rustix::io::write(kick, &1u64.to_ne_bytes()).unwrap();
+            let mut completed = Vec::new();
+            wait_until("chains to be completed", || {
+                self.world.work();
+                completed.extend(std::iter::from_fn(|| ring.take()).map(|(id, _)| id));
+                completed.len() >= posted.len()
+            });
+            assert_eq!(completed, posted);
+        }
+        assert_eq!(self.world.faults.load(Ordering::SeqCst), 0);
+    }
+
+    /// Both rings anew, at their beginning.
+    fn new_driver(&mut self) {
+        self.rings = [0, 1].map(|_| DriverRing::new(&self.ram, SIZE, self.packed()));
+        self.positions = [if self.packed() { 0x8000_8000 } else { 0 }; 2];
+    }
+
+    /// All that is held is what is needed: the names, once nothing is under way.
+    fn names(&mut self) -> Vec<String> {
+        self.get(request::GET_QUEUE_NUM, &[]);
+        wait_until("descriptors of requests to be dropped", || {
+            self.world.names().iter().all(|name| !name.contains("/s/in."))
+        });
+        self.world.names()
+    }
+}
+
+/// What of a run may not depend on who died.
+type Outcome = (Vec<(u32, Vec<u8>)>, Vec<Vec<String>>, String);
+
+/// Set-up in QEMU's order, `stop` and `cont`, memory that comes and goes, `system_reset`, a log of dirty pages.
+fn qemu(mut vmm: Vmm) -> Outcome {
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let (high, low) = (vmm.rings[0].alloc(100), vmm.ram.regions()[0].0);
+    vmm.greet(&theirs);
+    drop(theirs);
+    vmm.add_memory(1);
+    vmm.start();
+    vmm.traffic(high);
+    let mut names = vec![vmm.names()];
+    vmm.stop();
+    names.push(vmm.names());
+    vmm.start();
+    vmm.traffic(high);
+    vmm.add_memory(0);
+    vmm.get(request::GET_STATUS, &[]);
+    vmm.traffic(low);
+    let one = vmm.one_region(0);
+    vmm.ask(request::REM_MEM_REG, &one, &[]);
+    vmm.traffic(high);
+    names.push(vmm.names());
+    let log = memfd("log", 8192).unwrap();
+    vmm.front.tell(request::SET_LOG_BASE, &[4096u64.to_le_bytes(), [0; 8]].concat(), &[log.as_fd()]);
+    let answer = vmm.front.reply(request::SET_LOG_BASE);
+    vmm.answers.push((request::SET_LOG_BASE, answer));
+    let area = [&8192u64.to_le_bytes()[..], &[0; 8], &2u16.to_le_bytes(), &16u16.to_le_bytes()].concat();
+    vmm.ask(request::SET_INFLIGHT_FD, &area, &[log.as_fd()]);
+    vmm.traffic(high);
+    names.push(vmm.names());
+    vmm.stop();
+    vmm.tell(request::RESET_DEVICE, &[], &[]);
+    vmm.tell(request::SET_STATUS, 8u64.as_bytes(), &[]);
+    vmm.get(request::GET_STATUS, &[]);
+    vmm.new_driver();
+    vmm.start();
+    vmm.traffic(high);
+    vmm.tell(request::SET_OWNER, &[], &[log.as_fd()]);
+    vmm.tell(9999, &[], &[]);
+    names.push(vmm.names());
+    ours.set_nonblocking(true).unwrap();
+    assert_eq!(ours.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    finish(vmm, names)
+}
+
+/// User Mode Linux: calls by socket, all memory at once and again, rings that are disabled and never stopped.
+fn user_mode_linux(mut vmm: Vmm) -> Outcome {
+    let high = vmm.rings[0].alloc(100);
+    vmm.tell(request::SET_OWNER, &[], &[]);
+    vmm.get(request::GET_FEATURES, &[]);
+    vmm.get(request::GET_PROTOCOL_FEATURES, &[]);
+    let acks = if vmm.acknowledged { protocol::REPLY_ACK } else { 0 };
+    vmm.tell(request::SET_PROTOCOL_FEATURES, (acks | protocol::CONFIG).as_bytes(), &[]);
+    let features = vmm.features | feature::PROTOCOL_FEATURES;
+    vmm.ask(request::SET_FEATURES, features.as_bytes(), &[]);
+    let mut names = Vec::new();
+    for _ in 0..3 {
+        let regions = [vmm.region(0), vmm.region(1)];
+        let table = [&2u32.to_le_bytes()[..], &[0; 4], regions.as_bytes()].concat();
+        let ram = vmm.ram.clone();
+        vmm.ask(request::SET_MEM_TABLE, &table, &[ram.fd().as_fd(); 2]);
+        let (_heard, call) = UnixStream::pair().unwrap();
+        for ring in 0..2u64 {
+            vmm.ask(request::SET_VRING_CALL, ring.as_bytes(), &[call.as_fd()]);
+        }
+        vmm.set_up_rings();
+        vmm.enable(true);
+        vmm.traffic(high);
+        names.push(vmm.names());
+        vmm.enable(false);
+        vmm.new_driver();
+    }
+    finish(vmm, names)
+}
+
+fn finish(vmm: Vmm, names: Vec<Vec<String>>) -> Outcome {
+    let Vmm { world, front, answers, .. } = vmm;
+    let end = front.close();
+    assert!(world.names().is_empty(), "nothing is held any more: {:?}", world.names());
+    assert!(world.stats.panics() <= world.deaths.load(Ordering::SeqCst).into());
+    assert_eq!(world.abandoned.load(Ordering::SeqCst), 0);
+    (answers, names, end)
+}
+
+/// Kills before each event: once each in one session, or once in a session for each.
+#[test]
+fn a_front_end_does_not_notice_that_its_daemon_dies() {
+    type Program = fn(Vmm) -> Outcome;
+    for program in [qemu as Program, user_mode_linux] {
+        for (packed, acknowledged) in [(false, true), (false, false), (true, true)] {
+            let run = |fate| {
+                let world = World::new(fate);
+                let outcome = program(Vmm::new(&world, packed, acknowledged));
+                (outcome, world.events.load(Ordering::SeqCst), world.deaths.load(Ordering::SeqCst))
+            };
+            let (expected, events, _) = run(Fate::Lives);
+            assert_eq!(expected.2, "the peer closed the connection");
+            let (outcome, _, deaths) = run(Fate::Each(HashSet::new()));
+            assert_eq!(outcome, expected);
+            assert!(deaths > events / 2, "{deaths} of {events}");
+            for at in (0..events as usize).step_by(if packed { 7 } else { 3 }) {
+                let (outcome, _, deaths) = run(Fate::At(at));
+                assert_eq!((outcome, deaths), (expected.clone(), 1), "killed at event {at}");
+            }
+        }
+    }
+}
