@@ -4,24 +4,28 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use proptest::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::span;
 use vmlane_device::virtio::queue::{Queue, Record};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice, VhostSurvives};
 use vmlane_guestsim::virtio::{DriverRing, out};
-use vmlane_guestsim::{Ram, eventfd};
+use vmlane_guestsim::{Ram, eventfd, signals};
 use vmlane_mem::{MemoryMap, Window, memfd};
-use vmlane_state::{Found, Scope, Store};
+use vmlane_state::{Found, Journal, Scope, Store};
 use vmlane_testkit::wait_until;
 use vmlane_transport::vhost_user::{Prepared, Session};
-use vmlane_transport::{RingLines, SessionStats};
+use vmlane_transport::{Caller, Listener, RingLines, SessionStats, VhostEnd};
 use vmlane_wire::vhost_user::{MemoryRegion, RingAddress, protocol, request};
 use vmlane_wire::virtio::feature;
 use zerocopy::IntoBytes;
@@ -53,6 +57,9 @@ struct World {
     faults: AtomicU32,
     abandoned: AtomicU32,
     refuses: AtomicBool,
+    survives: AtomicBool,
+    /// The next run of rings stops its thread for ever, as a killed daemon's does.
+    parks: AtomicBool,
     stats: Arc<SessionStats>,
     /// Daemons wait for one of these before they begin.
     permits: Option<Mutex<Receiver<()>>>,
@@ -231,11 +238,18 @@ impl VhostDevice for Toy {
             queue.inspect_err(|_| self.lines.fail(number)).ok()
         };
         let queues = rings.iter().enumerate().map(queue).collect();
+        if self.world.parks.load(Ordering::SeqCst) {
+            loop {
+                std::thread::park();
+            }
+        }
         let mut running = self.rings.lock();
         (running.queues, running.memory) = (queues, memory.clone());
-        drop(running);
-        let rings = Some(self.rings.clone());
-        *self.world.rings.lock() = rings.filter(|_| !self.life.dead.load(Ordering::SeqCst));
+        if !self.life.dead.load(Ordering::SeqCst) {
+            running.work();
+            drop(running);
+            *self.world.rings.lock() = Some(self.rings.clone());
+        }
     }
 
     fn stop(&mut self) {
@@ -250,7 +264,7 @@ impl VhostDevice for Toy {
     }
 
     fn survival(&mut self) -> Option<&mut dyn VhostSurvives> {
-        Some(self)
+        self.world.survives.load(Ordering::SeqCst).then_some(self as &mut dyn VhostSurvives)
     }
 }
 
@@ -264,6 +278,9 @@ impl VhostSurvives for Toy {
             return Err("told to".to_owned());
         }
         let file = found.take("records").ok_or("no records")?;
+        if rustix::fs::fstat(&file).unwrap().st_size < RECORDS as i64 {
+            return Err("short records".to_owned());
+        }
         let window = Window::over_file(&file, RECORDS).map_err(|error| error.to_string())?;
         self.records = (Arc::new(window), file);
         Ok(())
@@ -295,6 +312,8 @@ impl World {
             faults: AtomicU32::new(0),
             abandoned: AtomicU32::new(0),
             refuses: AtomicBool::new(false),
+            survives: AtomicBool::new(true),
+            parks: AtomicBool::new(false),
             stats: Arc::default(),
             permits: permits.map(Mutex::new),
         })
@@ -337,7 +356,7 @@ impl World {
     }
 
     /// One daemon after the other, up to the end of the session.
-    fn serve(self: &Arc<World>, stream: UnixStream) -> std::thread::JoinHandle<String> {
+    fn serve(self: &Arc<World>, stream: UnixStream) -> JoinHandle<String> {
         let world = self.clone();
         std::thread::spawn(move || {
             let mut stream = Some(stream);
@@ -370,6 +389,7 @@ struct Vmm {
     acknowledged: bool,
     kicks: [OwnedFd; 2],
     calls: Vec<OwnedFd>,
+    errors: Vec<OwnedFd>,
     answers: Vec<(u32, Vec<u8>)>,
     positions: [u32; 2],
 }
@@ -377,8 +397,17 @@ struct Vmm {
 impl Vmm {
     fn new(world: &Arc<World>, packed: bool, acknowledged: bool) -> Vmm {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
-        let session = world.serve(theirs);
+        Vmm::over(world, packed, acknowledged, ours, world.serve(theirs))
+    }
+
+    fn over(
+        world: &Arc<World>,
+        packed: bool,
+        acknowledged: bool,
+        ours: UnixStream,
+        session: JoinHandle<String>,
+    ) -> Vmm {
+        ours.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         let lines = Arc::new(RingLines::new(2).unwrap());
         let (journal, stats) = (Arc::default(), world.stats.clone());
         let front = Front { socket: ours, journal, lines, stats, session };
@@ -387,8 +416,19 @@ impl Vmm {
         let features = feature::VERSION_1 | if packed { feature::PACKED } else { 0 };
         let kicks = [0, 1].map(|_| eventfd().unwrap());
         let begin = if packed { 0x8000_8000 } else { 0 };
-        let (world, calls, answers, positions) = (world.clone(), Vec::new(), Vec::new(), [begin; 2]);
-        Vmm { world, front, ram, rings, features, acknowledged, kicks, calls, answers, positions }
+        Vmm {
+            world: world.clone(),
+            front,
+            ram,
+            rings,
+            features,
+            acknowledged,
+            kicks,
+            calls: Vec::new(),
+            errors: Vec::new(),
+            answers: Vec::new(),
+            positions: [begin; 2],
+        }
     }
 
     fn packed(&self) -> bool {
@@ -434,6 +474,7 @@ impl Vmm {
             self.call(ring);
             let error = eventfd().unwrap();
             self.tell(request::SET_VRING_ERR, u64::from(ring).as_bytes(), &[error.as_fd()]);
+            self.errors.push(error);
         }
         self.get(request::GET_CONFIG, &[&[0; 4][..], &8u32.to_le_bytes(), &[0; 12]].concat());
     }
@@ -509,9 +550,17 @@ impl Vmm {
 
     /// Chains in both rings, each completed once and in order. `at`: where their bytes are.
     fn traffic(&mut self, at: u64) {
-        for (ring, kick) in self.rings.iter_mut().zip(&self.kicks) {
-            let posted: Vec<u16> = (0..3).map(|_| ring.post(&[out(at, 100)])).collect();
-            rustix::io::write(kick, &1u64.to_ne_bytes()).unwrap();
+        let posted = self.post(at);
+        self.complete(posted);
+    }
+
+    fn post(&mut self, at: u64) -> [Vec<u16>; 2] {
+        self.kicks.iter().for_each(|kick| assert!(rustix::io::write(kick, &1u64.to_ne_bytes()).is_ok()));
+        self.rings.each_mut().map(|ring| (0..3).map(|_| ring.post(&[out(at, 100)])).collect())
+    }
+
+    fn complete(&mut self, posted: [Vec<u16>; 2]) {
+        for (ring, posted) in self.rings.iter_mut().zip(posted) {
             let mut completed = Vec::new();
             wait_until("chains to be completed", || {
                 self.world.work();
@@ -646,5 +695,386 @@ fn a_front_end_does_not_notice_that_its_daemon_dies() {
                 assert_eq!((outcome, deaths), (expected.clone(), 1), "killed at event {at}");
             }
         }
+    }
+}
+
+/// A front end whose rings run, and whose daemon dies when it receives the next request; the next one waits for a permit.
+fn about_to_die(packed: bool) -> (Vmm, Sender<()>) {
+    let (permit, permits) = channel();
+    let world = World::with(Fate::Lives, Some(permits));
+    let mut vmm = Vmm::new(&world, packed, true);
+    let (_ours, theirs) = UnixStream::pair().unwrap();
+    vmm.greet(&theirs);
+    vmm.add_memory(1);
+    vmm.start();
+    let high = vmm.rings[0].alloc(100);
+    vmm.traffic(high);
+    vmm.names();
+    (vmm, permit)
+}
+
+impl World {
+    /// The daemon dies before the next event.
+    fn doom(&self) {
+        *self.fate.lock() = Fate::At(self.events.load(Ordering::SeqCst) as usize);
+    }
+
+    fn await_deaths(&self, deaths: u32) {
+        wait_until("the daemon to die", || self.deaths.load(Ordering::SeqCst) == deaths);
+    }
+}
+
+/// The daemon dies; what it leaves is changed; the next one answers, if it can.
+fn die(vmm: &mut Vmm, permit: &Sender<()>, change: impl FnOnce(&mut BTreeMap<String, OwnedFd>)) {
+    let deaths = vmm.world.deaths.load(Ordering::SeqCst);
+    vmm.world.doom();
+    vmm.tell(request::GET_QUEUE_NUM, &[], &[]);
+    vmm.world.await_deaths(deaths + 1);
+    change(&mut vmm.world.shelf.lock());
+    permit.send(()).unwrap();
+}
+
+/// The chains lie in memory whose request waits in the socket, as another one does that nobody answers.
+#[test]
+fn rings_run_once_all_requests_that_waited_are_carried_out() {
+    let (mut vmm, permit) = about_to_die(false);
+    let low = vmm.ram.regions()[0].0;
+    vmm.world.doom();
+    vmm.tell(request::SET_OWNER, &[], &[]);
+    vmm.world.await_deaths(1);
+    let (one, ram) = (vmm.one_region(0), vmm.ram.clone());
+    vmm.tell(request::SET_OWNER, &[], &[]);
+    vmm.tell(request::ADD_MEM_REG, &one, &[ram.fd().as_fd()]);
+    let posted = vmm.post(low);
+    permit.send(()).unwrap();
+    vmm.complete(posted);
+    vmm.traffic(low);
+}
+
+/// A call may have been lost, and a kick was heard by the daemon that died.
+#[test]
+fn every_guest_is_called_and_every_ring_is_looked_at_after_a_death() {
+    let (mut vmm, permit) = about_to_die(true);
+    let heard = |vmm: &Vmm| {
+        let lines = vmm.world.rings.lock().as_ref().unwrap().lock().lines.clone();
+        let mut files = [rustix::event::PollFd::from_borrowed_fd(
+            lines.doorbell().unwrap(),
+            rustix::event::PollFlags::IN,
+        )];
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let heard = rustix::event::poll(&mut files, Some(&at_once)).unwrap() == 1;
+        lines.clear();
+        heard
+    };
+    assert!(heard(&vmm) && !heard(&vmm));
+    vmm.calls.iter().for_each(|call| _ = signals(call));
+    die(&mut vmm, &permit, |_| ());
+    vmm.front.reply(request::GET_QUEUE_NUM);
+    wait_until("rings to run", || vmm.world.rings.lock().is_some());
+    let [.., first, second] = &vmm.calls[..] else { panic!("the last calls") };
+    wait_until("calls", || signals(first) == 1);
+    wait_until("calls", || signals(second) == 1);
+    assert!(heard(&vmm) && !heard(&vmm));
+    let high = vmm.rings[0].alloc(100);
+    vmm.traffic(high);
+}
+
+/// Only rings that ran before the death are said to be resumed, and once.
+#[test]
+fn a_driver_that_begins_is_not_taken_for_one_that_goes_on() {
+    let last = |vmm: &Vmm| *vmm.world.runs.lock().last().unwrap();
+    let (mut vmm, permit) = about_to_die(false);
+    assert_eq!(last(&vmm), ([true; 2], false));
+    die(&mut vmm, &permit, |_| ());
+    vmm.front.reply(request::GET_QUEUE_NUM);
+    wait_until("rings to run", || last(&vmm) == ([true; 2], true));
+    vmm.stop();
+    vmm.start();
+    vmm.names();
+    assert_eq!(last(&vmm), ([true; 2], false));
+    vmm.stop();
+    vmm.new_driver();
+    vmm.set_up_rings();
+    die(&mut vmm, &permit, |_| ());
+    vmm.front.reply(request::GET_QUEUE_NUM);
+    vmm.enable(true);
+    vmm.names();
+    assert!(vmm.world.runs.lock().iter().rev().take(3).all(|(_, resumed)| !resumed));
+}
+
+#[test]
+fn messages_in_pieces_are_understood() {
+    let (mut vmm, _permit) = about_to_die(false);
+    let pause = || std::thread::sleep(Duration::from_millis(20));
+    for cut in [1, 11, 12, 13] {
+        let one = vmm.one_region(0);
+        for (code, fds) in [(request::ADD_MEM_REG, 1), (request::REM_MEM_REG, 0)] {
+            let header = vmlane_wire::vhost_user::Header::request(code, one.len(), true);
+            let bytes = [header.as_bytes(), &one].concat();
+            let ram = vmm.ram.clone();
+            vmm.front.send(&bytes[..cut], &[ram.fd().as_fd()][..fds]);
+            pause();
+            vmm.front.send(&bytes[cut..], &[]);
+            assert_eq!(number(&vmm.front.reply(code)), 0, "cut at {cut}");
+            let names = vmm.names();
+            assert_eq!(names.iter().any(|name| name.contains("s/mem.100000.")), fds == 1, "{names:?}");
+        }
+    }
+    let high = vmm.rings[0].alloc(100);
+    vmm.traffic(high);
+}
+
+#[test]
+fn nothing_is_held_of_a_device_that_does_not_survive() {
+    let run = |survives: bool| {
+        let world = World::new(Fate::Lives);
+        world.survives.store(survives, Ordering::SeqCst);
+        qemu(Vmm::new(&world, false, true))
+    };
+    let (answers, names, end) = run(false);
+    assert!(names.iter().all(Vec::is_empty), "{names:?}");
+    let expected = run(true);
+    assert!(expected.1.iter().all(|names| names.len() > 8));
+    assert_eq!((answers, end), (expected.0, expected.2));
+}
+
+type Shelf = BTreeMap<String, OwnedFd>;
+
+fn name(name: &str) -> String {
+    format!("vm.vsock/s/{name}")
+}
+
+fn remove(what: &'static str) -> impl Fn(&mut Shelf) {
+    move |shelf| assert!(shelf.remove(&name(what)).is_some(), "{what}")
+}
+
+fn cut(what: &'static str, len: u64) -> impl Fn(&mut Shelf) {
+    move |shelf| drop(shelf.insert(name(what), memfd("cut", len).unwrap()))
+}
+
+fn write(what: &'static str, at: u64, bytes: &'static [u8]) -> impl Fn(&mut Shelf) {
+    move |shelf| {
+        let file = std::fs::File::from(shelf[&name(what)].try_clone().unwrap());
+        file.write_all_at(bytes, at).unwrap();
+    }
+}
+
+/// A journal with records that cannot be.
+fn forge(records: &'static [((u32, u64, u64), &'static [u8])]) -> impl Fn(&mut Shelf) {
+    move |shelf| {
+        let log = Journal::create("forged", 3, 4 << 20).unwrap();
+        records.iter().for_each(|(key, record)| log.write(*key, record));
+        shelf.insert(name("log"), log.file().try_clone().unwrap());
+    }
+}
+
+const MEMORY: &str = "mem.100000000.80000.80000.rw";
+
+/// Kinds of damage that a session outlives, and whether its device begins anew.
+#[test]
+fn a_session_goes_on_with_what_is_left() {
+    let nonsense = |shelf: &mut Shelf| {
+        for what in ["mem.1.2.3.rw", "mem.", "kick.7", "call.", "in.0.0", "file.", "other"] {
+            shelf.insert(name(what), memfd("nonsense", 4096).unwrap());
+        }
+    };
+    type Damage = Box<dyn Fn(&mut Shelf)>;
+    let cases: [(&str, u32, Damage); 10] = [
+        ("none", 0, Box::new(|_| ())),
+        ("no mail", 0, Box::new(remove("mail"))),
+        ("mail of another version", 0, Box::new(write("mail", 8, &[77]))),
+        ("mail cut short", 0, Box::new(cut("mail", 100))),
+        ("a wild cursor", 0, Box::new(write("mail", 16, &[0xff; 8]))),
+        ("names of nonsense", 0, Box::new(nonsense)),
+        ("no record of rings", 1, Box::new(remove("file.records"))),
+        ("a short record of rings", 1, Box::new(cut("file.records", 16))),
+        ("a line that is none", 0, Box::new(cut("err.0", 16))),
+        ("no socket for questions", 0, Box::new(remove("back"))),
+    ];
+    for (what, abandoned, damage) in cases {
+        let (mut vmm, permit) = about_to_die(false);
+        let before = vmm.names();
+        die(&mut vmm, &permit, damage);
+        vmm.front.reply(request::GET_QUEUE_NUM);
+        let high = vmm.rings[0].alloc(100);
+        vmm.traffic(high);
+        assert_eq!(vmm.world.abandoned.load(Ordering::SeqCst), abandoned, "{what}");
+        // What had to be replaced is held anew: the next one finds all of it.
+        die(&mut vmm, &permit, |_| ());
+        vmm.front.reply(request::GET_QUEUE_NUM);
+        vmm.traffic(high);
+        assert_eq!(vmm.world.abandoned.load(Ordering::SeqCst), abandoned, "{what}: once");
+        vmm.stop();
+        vmm.start();
+        vmm.traffic(high);
+        let mut names = vmm.names();
+        names.retain(|name| !name.contains("/s/in.") && !name.ends_with("file."));
+        assert!(
+            before.iter().filter(|name| !name.ends_with("back")).all(|name| names.contains(name)),
+            "{what}"
+        );
+        assert!(names.iter().all(|name| before.contains(name)), "{what}: {names:?}");
+        assert_eq!(vmm.front.close(), "the peer closed the connection", "{what}");
+        assert_eq!(vmm.world.stats.panics(), 0);
+    }
+}
+
+/// Nobody knows how far its device came.
+#[test]
+fn a_packed_ring_without_its_record_breaks() {
+    let (mut vmm, permit) = about_to_die(true);
+    vmm.world.refuses.store(true, Ordering::SeqCst);
+    die(&mut vmm, &permit, |_| ());
+    vmm.front.reply(request::GET_QUEUE_NUM);
+    vmm.errors.iter().for_each(|error| wait_until("an error", || signals(error) == 1));
+    vmm.stop();
+    vmm.new_driver();
+    vmm.start();
+    let high = vmm.rings[0].alloc(100);
+    vmm.traffic(high);
+    assert_eq!(vmm.world.abandoned.load(Ordering::SeqCst), 1);
+}
+
+/// A guest that has lost its memory keeps its session, and its rings do not run.
+#[test]
+fn memory_that_is_lost_is_not_there() {
+    for damage in [Box::new(remove(MEMORY)) as Box<dyn Fn(&mut Shelf)>, Box::new(cut(MEMORY, 4096))] {
+        let (mut vmm, permit) = about_to_die(false);
+        die(&mut vmm, &permit, damage);
+        vmm.front.reply(request::GET_QUEUE_NUM);
+        wait_until("a run", || *vmm.world.runs.lock().last().unwrap() == ([false; 2], true));
+        vmm.names();
+        assert_eq!(vmm.front.close(), "the peer closed the connection");
+    }
+}
+
+/// A session that has lost what was agreed on ends, as without a next daemon.
+#[test]
+fn a_session_without_its_settings_ends() {
+    const SETTINGS: (u32, u64, u64) = (2, 0, 0);
+    const RING: (u32, u64, u64) = (4, 0, 0);
+    type Damage = Box<dyn Fn(&mut Shelf)>;
+    let cases: Vec<(&str, Damage)> = vec![
+        ("no log", Box::new(remove("log"))),
+        ("a log of another version", Box::new(write("log", 8, &[77]))),
+        ("another protocol's log", Box::new(write("log", 12, &[1]))),
+        ("a log cut short", Box::new(cut("log", 4096))),
+        ("an empty log", Box::new(cut("log", 0))),
+        ("short settings", Box::new(forge(&[(SETTINGS, &[0; 10])]))),
+        ("features that are not on offer", Box::new(forge(&[(SETTINGS, &[0xff; 25])]))),
+        ("half a region", Box::new(forge(&[((3, 0, 0), &[0; 31])]))),
+        ("a short ring", Box::new(forge(&[(RING, &[0; 3])]))),
+        ("a ring that is too large", Box::new(forge(&[(RING, &[0xff; 15])]))),
+        ("a ring too many", Box::new(forge(&[((4, 2, 0), &[0; 15])]))),
+        ("no such ring", Box::new(forge(&[((4, u64::MAX, 0), &[0; 15])]))),
+    ];
+    for (what, damage) in cases {
+        let (mut vmm, permit) = about_to_die(false);
+        die(&mut vmm, &permit, damage);
+        assert_eq!(vmm.front.socket.read(&mut [0; 8]).unwrap_or(0), 0, "{what}");
+        assert_eq!(vmm.front.close(), "not resumed", "{what}");
+        assert!(vmm.world.names().is_empty(), "{what}: {:?}", vmm.world.names());
+        assert_eq!(vmm.world.abandoned.load(Ordering::SeqCst), 0, "{what}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Bytes anywhere in the mail and the log, and records of any kind: the next daemon answers, or ends the session; it never
+    /// panics.
+    #[test]
+    fn forgeries_end_a_session_at_most(
+        scribbles in proptest::collection::vec(
+            (0u8..3, 0u64..6000, proptest::collection::vec(any::<u8>(), 1..48)), 1..5),
+    ) {
+        let (mut vmm, permit) = about_to_die(false);
+        die(&mut vmm, &permit, |shelf| {
+            for what in ["in.", "in.x.y", "in.18446744073709551615.0", "in.0.18446744073709551616"] {
+                shelf.insert(name(what), memfd("nonsense", 4096).unwrap());
+            }
+            for (what, at, bytes) in &scribbles {
+                if *what == 2 {
+                    let log = shelf[&name("log")].try_clone().unwrap();
+                    if let Ok((log, _)) = Journal::open(log, 3, 4 << 20) {
+                        log.write(((at % 6) as u32, at % 3, 0), bytes);
+                    }
+                    continue;
+                }
+                let file = shelf[&name(["mail", "log"][usize::from(*what)])].try_clone().unwrap();
+                std::fs::File::from(file).write_all_at(bytes, *at).unwrap();
+            }
+        });
+        vmm.front.socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let _ = vmm.front.socket.read(&mut [0; 64]);
+        let Vmm { front, world, .. } = vmm;
+        drop(front.socket);
+        prop_assert!(front.session.join().is_ok());
+        prop_assert_eq!(world.stats.panics(), 0);
+    }
+}
+
+/// The whole way, with either end of the socket: two daemons, and a front end that stays connected.
+#[test]
+fn a_socket_changes_hands_whoever_listens() {
+    for calls in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vsock.sock");
+        let world = World::new(Fate::Lives);
+        let theirs = calls.then(|| UnixListener::bind(&path).unwrap());
+        let serve = |end: VhostEnd| {
+            let (serves, dead) = (AtomicBool::new(false), AtomicBool::new(false));
+            let life = Arc::new(Life { world: world.clone(), serves, dead });
+            let lines = Arc::new(RingLines::new(2).unwrap());
+            let mut device = Box::new(Toy::new(&life, &lines));
+            let scope = Scope::new(Arc::new(Held(life)), "vm.vsock");
+            let stats = world.stats.clone();
+            let prepared = Prepared::from(world.found(), &scope, &mut *device, &lines, &stats);
+            end.serve_on("vm/vsock", device, lines, stats, scope, prepared).unwrap()
+        };
+        let (listener, socket) = match calls {
+            true => (VhostEnd::Calls(Caller::new(&path).unwrap()), None),
+            false => {
+                let listener = Listener::bind(&path).unwrap();
+                let socket = listener.socket().try_clone().unwrap();
+                (VhostEnd::Listens(listener), Some(socket))
+            }
+        };
+        let first = serve(listener);
+        let connection = match &theirs {
+            Some(theirs) => theirs.accept().unwrap().0,
+            None => UnixStream::connect(&path).unwrap(),
+        };
+        let mut vmm = Vmm::over(&world, false, true, connection, std::thread::spawn(String::new));
+        let (_ours, questions) = UnixStream::pair().unwrap();
+        vmm.greet(&questions);
+        vmm.add_memory(1);
+        vmm.start();
+        let high = vmm.rings[0].alloc(100);
+        vmm.traffic(high);
+        world.parks.store(true, Ordering::SeqCst);
+        vmm.tell(request::SET_VRING_ENABLE, state(0, 0).as_bytes(), &[]);
+        wait_until("the rings to stop", || world.rings.lock().as_ref().unwrap().lock().queues.is_empty());
+        *world.rings.lock() = None;
+        // Dead: its session does nothing any more.
+        first.leave();
+        let end = match socket {
+            Some(socket) => VhostEnd::Listens(Listener::adopt(&path, socket).unwrap()),
+            None => VhostEnd::Calls(Caller::new(&path).unwrap()),
+        };
+        let second = serve(end);
+        world.parks.store(false, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!second.connected() && world.rings.lock().is_none(), "held until the others are ready");
+        second.go();
+        vmm.enable(true);
+        vmm.traffic(high);
+        assert!(second.connected());
+        if let Some(theirs) = theirs {
+            theirs.set_nonblocking(true).unwrap();
+            assert!(theirs.accept().is_err(), "a second connection");
+        }
+        second.stop();
+        assert!(world.names().is_empty());
     }
 }
