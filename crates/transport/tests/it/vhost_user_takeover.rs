@@ -22,7 +22,7 @@ use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice, VhostSurvives};
 use vmlane_guestsim::virtio::{DriverRing, out};
 use vmlane_guestsim::{Ram, eventfd, signals};
 use vmlane_mem::{MemoryMap, Window, memfd};
-use vmlane_state::{Found, Journal, Scope, Store};
+use vmlane_state::{Found, Journal, Key, Scope, Store};
 use vmlane_testkit::wait_until;
 use vmlane_transport::vhost_user::{Prepared, Session};
 use vmlane_transport::{Caller, Listener, RingLines, SessionStats, VhostEnd};
@@ -860,7 +860,7 @@ fn write(what: &'static str, at: u64, bytes: &'static [u8]) -> impl Fn(&mut Shel
 }
 
 /// A journal with records that cannot be.
-fn forge(records: &'static [((u32, u64, u64), &'static [u8])]) -> impl Fn(&mut Shelf) {
+fn forge(records: &'static [(Key, &'static [u8])]) -> impl Fn(&mut Shelf) {
     move |shelf| {
         let log = Journal::create("forged", 3, 4 << 20).unwrap();
         records.iter().for_each(|(key, record)| log.write(*key, record));
@@ -951,8 +951,8 @@ fn memory_that_is_lost_is_not_there() {
 /// A session that has lost what was agreed on ends, as without a next daemon.
 #[test]
 fn a_session_without_its_settings_ends() {
-    const SETTINGS: (u32, u64, u64) = (2, 0, 0);
-    const RING: (u32, u64, u64) = (4, 0, 0);
+    const SETTINGS: Key = (2, 0, 0);
+    const RING: Key = (4, 0, 0);
     type Damage = Box<dyn Fn(&mut Shelf)>;
     let cases: Vec<(&str, Damage)> = vec![
         ("no log", Box::new(remove("log"))),
