@@ -13,6 +13,8 @@ const SPIN_US: RangeInclusive<i64> = 0..=1_000_000;
 /// Faults that put a VM into quarantine; 0: never.
 const FAULTS: RangeInclusive<i64> = 0..=1_000_000;
 const FAULT_WINDOW_S: RangeInclusive<i64> = 1..=86_400;
+/// 0: as long as it takes.
+const HOLD_S: RangeInclusive<i64> = 0..=86_400;
 /// Bytes of VMs' memory that may be put into huge pages.
 const HUGE_PAGES: RangeInclusive<u64> = 0..=1 << 46;
 
@@ -33,6 +35,8 @@ pub struct DaemonConfig {
     pub coalesce: bool,
     /// Bytes of VMs' memory that may be put into huge pages; 0: nothing is.
     pub huge_pages: u64,
+    /// How long a virtio-vsock session is held while no daemon runs, at most; None: as long as it takes.
+    pub hold: Option<Duration>,
     /// When a VM whose devices fail is taken out of service.
     pub fault_limit: FaultLimit,
     /// Faults on request are allowed.
@@ -55,6 +59,7 @@ impl Default for DaemonConfig {
             flood_limit: 4000,
             coalesce: true,
             huge_pages: 0,
+            hold: Some(Duration::from_secs(30)),
             fault_limit: FaultLimit::default(),
             fault_injection: false,
             user: None,
@@ -135,6 +140,7 @@ pub fn judge(raw: &RawDaemon, notes: &mut Notes<'_>) -> DaemonConfig {
     if let Some(user) = &raw.user {
         notes.mark(format!("{TABLE}: user"), user.span());
     }
+    let hold = notes.number(TABLE, "hold", &raw.hold, HOLD_S).map(Duration::from_secs);
     let faults = notes.number(TABLE, "fault_limit", &raw.fault_limit, FAULTS);
     let window = notes.number(TABLE, "fault_window_s", &raw.fault_window_s, FAULT_WINDOW_S);
     let mode = notes.word(TABLE, "mode", &raw.mode, Mode::of_name, "\"adaptive\" or \"poll\"");
@@ -153,6 +159,7 @@ pub fn judge(raw: &RawDaemon, notes: &mut Notes<'_>) -> DaemonConfig {
         huge_pages: notes
             .size(TABLE, "huge_pages", &raw.huge_pages, HUGE_PAGES)
             .unwrap_or(default.huge_pages),
+        hold: hold.map_or(default.hold, |time| (!time.is_zero()).then_some(time)),
         fault_limit: FaultLimit {
             faults: faults.unwrap_or(default.fault_limit.faults),
             within: window.map_or(default.fault_limit.within, Duration::from_secs),

@@ -21,6 +21,8 @@ pub struct Plan {
     pub refused: Vec<String>,
     /// The key `coalesce` of `[daemon]` is another one.
     pub coalesce_changes: bool,
+    /// The key `hold` of `[daemon]` is another one.
+    pub hold_changes: bool,
     /// The configuration in force when the plan is carried out.
     pub effective: Config,
 }
@@ -35,13 +37,14 @@ pub struct Conflict {
 
 /// Compares; `attached` says whether a VM of the old configuration has a VMM.
 pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Result<Plan, Conflict> {
-    let daemon = DaemonConfig { coalesce: new.daemon.coalesce, ..old.daemon.clone() };
+    let daemon = DaemonConfig { coalesce: new.daemon.coalesce, hold: new.daemon.hold, ..old.daemon.clone() };
     let mut plan = Plan {
         remove: Vec::new(),
         add: Vec::new(),
         update: Vec::new(),
         refused: daemon_changes(&old.daemon, &new.daemon),
         coalesce_changes: old.daemon.coalesce != new.daemon.coalesce,
+        hold_changes: old.daemon.hold != new.daemon.hold,
         effective: Config { daemon, vms: Vec::new(), ..new.clone() },
     };
     for vm in &old.vms {
@@ -195,7 +198,7 @@ fn same_hardware(before: &[NicConfig], after: &[NicConfig]) -> bool {
     before.iter().map(hardware).eq(after.iter().map(hardware))
 }
 
-/// The table `[daemon]` is read at start only, but for `coalesce`.
+/// The table `[daemon]` is read at start only, but for `coalesce` and `hold`.
 fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
     let change = |key: &str, differs: bool| {
         differs.then(|| format!("daemon: {key} changes when the daemon is started again"))
@@ -384,6 +387,13 @@ mod tests {
         let plan = planned("", "[daemon]\ncoalesce = false", &[]).unwrap();
         assert!(plan.refused.is_empty() && plan.coalesce_changes && !plan.effective.daemon.coalesce);
         assert!(!planned("", "[daemon]\ncoalesce = true", &[]).unwrap().coalesce_changes);
+    }
+
+    #[test]
+    fn how_long_sessions_are_held_is_changed_by_a_reload() {
+        let plan = planned("", "[daemon]\nhold = 0", &[]).unwrap();
+        assert!(plan.refused.is_empty() && plan.hold_changes && plan.effective.daemon.hold.is_none());
+        assert!(!planned("", "[daemon]\nhold = 30", &[]).unwrap().hold_changes);
     }
 
     #[test]

@@ -154,6 +154,7 @@ tables! {
         pub flood_limit: Option<Spanned<i64>>,
         pub coalesce: Option<bool>,
         pub huge_pages: Option<Spanned<Size>>,
+        pub hold: Option<Spanned<i64>>,
         pub fault_limit: Option<Spanned<i64>>,
         pub fault_window_s: Option<Spanned<i64>>,
         pub fault_injection: Option<bool>,

@@ -99,6 +99,7 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[daemon]\nworkers = 0", 2, &["daemon: workers = 0", "from 1 to 256"]),
     ("[daemon]\nmode = \"fast\"", 2, &["mode = \"fast\"", "\"adaptive\" or \"poll\""]),
     ("[daemon]\nspin_us = -1", 2, &["spin_us = -1", "from 0 to 1000000"]),
+    ("[daemon]\nhold = -1", 2, &["daemon: hold = -1", "from 0 to 86400"]),
     ("[daemon\n", 1, &["[daemon"]),
     ("[limits]\nconnections = 0", 2, &["limits: connections = 0", "from 1 to 65536"]),
     ("[limits]\ninbox_bytes = \"1k\"", 2, &["inbox_bytes = \"1k\"", "from 131072 to"]),

@@ -171,6 +171,11 @@ fn carry_out(served: &mut Served, host: &Host, plan: Plan) -> Reloaded {
         host.switch.set_coalesce(plan.effective.daemon.coalesce);
         report.applied.push(format!("daemon: coalesce = {}", plan.effective.daemon.coalesce));
     }
+    if plan.hold_changes {
+        served.vms.iter().for_each(|vm| vm.set_hold(host, &plan.effective));
+        let seconds = plan.effective.daemon.hold.map_or(0, |time| time.as_secs());
+        report.applied.push(format!("daemon: hold = {seconds}"));
+    }
     report.refused.extend(grants::apply(&served.config, &host.paths).iter().map(ToString::to_string));
     let (applied, refused) = served.uplinks.change(&host.switch, &plan.effective.uplinks);
     report.applied.extend(applied);

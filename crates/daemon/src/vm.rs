@@ -123,6 +123,11 @@ impl ServedVm {
         self.nics.iter().for_each(|nic| nic.limit_memory(bytes));
     }
 
+    /// How long sessions are held without a daemon has changed.
+    pub fn set_hold(&self, host: &Host, config: &Config) {
+        self.vsock.set_hold(host, config, &self.name);
+    }
+
     /// Ends the sessions of VMMs that have cut their guest's memory short.
     pub fn check_memory(&self) {
         self.device().iter().for_each(|vsock| vsock.server.check_memory());

@@ -95,7 +95,9 @@ impl ServedVsock {
                 (ServedVsock::Vmci(device), known)
             }
             Vsock::Virtio { role } => {
-                (ServedVsock::Virtio(offer_virtio(host, config, vm, *role, found)?), None)
+                let served = offer_virtio(host, config, vm, *role, found)?;
+                hold_virtio(host, config, &vm.name);
+                (ServedVsock::Virtio(served), None)
             }
             Vsock::Hybrid(hybrid) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, hybrid)?), None),
             Vsock::None => (ServedVsock::None, None),
@@ -114,6 +116,7 @@ impl ServedVsock {
                 let cid = device.withdraw(host);
                 forget_virtio(host, cid);
                 host.store.remove_all(&format!("{name}.vsock/"));
+                host.store.hold(&virtio_session(name), None);
             }
             ServedVsock::Hybrid(hybrid) => hybrid.withdraw(host, name),
             ServedVsock::None => {}
@@ -156,6 +159,13 @@ impl ServedVsock {
         }
     }
 
+    /// How long its session is held without a daemon has changed.
+    pub fn set_hold(&self, host: &Host, config: &Config, name: &str) {
+        if let ServedVsock::Virtio(_) = self {
+            hold_virtio(host, config, name);
+        }
+    }
+
     /// Contained faults so far, in its session and in its worker.
     pub fn faults(&self) -> u64 {
         let in_session = self.device().map_or(0, |device| device.stats.panics());
@@ -193,6 +203,16 @@ impl ServedDevice {
         host.sockets.remove_guest(self.cid);
         self.cid
     }
+}
+
+/// How the names of all begin that the keeper holds of a VM's virtio-vsock session.
+fn virtio_session(name: &str) -> String {
+    format!("{name}.vsock/s/")
+}
+
+/// VMMs wait for the next daemon no longer than the configuration says.
+fn hold_virtio(host: &Host, config: &Config, name: &str) {
+    host.store.hold(&virtio_session(name), config.daemon.hold);
 }
 
 fn offer_virtio(

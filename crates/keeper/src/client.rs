@@ -17,7 +17,9 @@ use vmlane_access::Peer;
 use vmlane_state::{Found, Store};
 
 use crate::KeeperError;
-use crate::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, receive, send};
+use crate::protocol::{
+    DROP, DROP_ALL, END, HOLD, LIST, LISTED, PUT, Packet, hold, parse_hold, receive, send,
+};
 
 /// How long a keeper may take to start, or the previous keeper's daemon to be gone.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -41,6 +43,8 @@ pub struct Keeper {
 struct Inner {
     socket: Arc<OwnedFd>,
     held: BTreeMap<String, OwnedFd>,
+    /// By prefix: how long its names are held without a daemon.
+    holds: BTreeMap<String, Duration>,
     ended: bool,
     /// No keeper is there, and the log says so.
     is_missing: bool,
@@ -69,14 +73,24 @@ impl Keeper {
             (Err(error), Origin::Service) => {
                 let path = path.display();
                 tracing::error!(%path, %error, "no keeper; VMs will notice if this daemon ends before there is one");
-                (Found::default(), true)
+                (Default::default(), true)
             }
         };
+        let (found, dropped) = found;
+        for (prefix, seconds) in &dropped {
+            tracing::warn!(
+                prefix,
+                seconds,
+                "no daemon came within this time (daemon: hold): the keeper has closed these"
+            );
+            let _ = send(&socket, HOLD, &hold(prefix, None), None);
+        }
         let mut held = BTreeMap::new();
         for (name, fd) in &found.0 {
             held.insert(name.clone(), fd.try_clone().map_err(host("taking what the keeper holds"))?);
         }
-        let inner = Mutex::new(Inner { socket: Arc::new(socket), held, ended: false, is_missing });
+        let (socket, holds) = (Arc::new(socket), BTreeMap::new());
+        let inner = Mutex::new(Inner { socket, held, holds, ended: false, is_missing });
         let keeper = Arc::new(Keeper { path: path.to_owned(), origin, inner });
         let watched = Arc::downgrade(&keeper);
         std::thread::Builder::new()
@@ -114,6 +128,10 @@ impl Keeper {
             Ok(socket) => {
                 inner.is_missing = false;
                 inner.socket = Arc::new(socket);
+                for (prefix, at_most) in &inner.holds {
+                    // One that is gone already is seen below, or replaced as this one is.
+                    let _ = send(&*inner.socket, HOLD, &hold(prefix, Some(*at_most)), None);
+                }
                 for (name, fd) in &inner.held {
                     if let Err(error) = send(&*inner.socket, PUT, name, Some(fd.as_fd())) {
                         tracing::warn!(name, %error, "handing a descriptor to the keeper");
@@ -154,6 +172,15 @@ impl Store for Keeper {
         if inner.held.len() != before {
             let _ = send(&*inner.socket, DROP_ALL, prefix, None);
         }
+    }
+
+    fn hold(&self, prefix: &str, at_most: Option<Duration>) {
+        let mut inner = self.inner.lock();
+        match at_most {
+            Some(at_most) => _ = inner.holds.insert(prefix.to_owned(), at_most),
+            None => _ = inner.holds.remove(prefix),
+        }
+        let _ = send(&*inner.socket, HOLD, &hold(prefix, at_most), None);
     }
 }
 
@@ -226,23 +253,28 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn list(socket: &OwnedFd) -> io::Result<Found> {
-    let mut found = Found::default();
-    each(socket, |name, fd| {
-        found.0.insert(name, fd);
+/// What a keeper holds, and each prefix whose names it has dropped, with the seconds that it had held them without a daemon.
+fn list(socket: &OwnedFd) -> io::Result<(Found, Vec<(String, u64)>)> {
+    let (mut found, mut dropped) = (Found::default(), Vec::new());
+    each(socket, |packet| match (packet.what, packet.fd) {
+        (PUT, Some(fd)) => _ = found.0.insert(packet.name, fd),
+        (HOLD, _) => {
+            let hold = parse_hold(&packet.name);
+            dropped
+                .extend(hold.map(|(prefix, time)| (prefix.to_owned(), time.unwrap_or_default().as_secs())));
+        }
+        _ => {}
     })?;
-    Ok(found)
+    Ok((found, dropped))
 }
 
-/// One descriptor after another that the keeper holds.
-fn each(socket: &OwnedFd, mut held: impl FnMut(String, OwnedFd)) -> io::Result<()> {
+/// One packet after another of a keeper's answer.
+fn each(socket: &OwnedFd, mut packet: impl FnMut(Packet)) -> io::Result<()> {
     send(socket, LIST, "", None)?;
     loop {
-        let packet = receive(socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        match (packet.what, packet.fd) {
-            (PUT, Some(fd)) => held(packet.name, fd),
-            (LISTED, _) => return Ok(()),
-            _ => {}
+        match receive(socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
+            listed if listed.what == LISTED => return Ok(()),
+            other => packet(other),
         }
     }
 }
@@ -259,9 +291,9 @@ pub fn find(path: &Path, wanted: &str) -> io::Result<Option<OwnedFd>> {
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     let mut found = None;
     // All others are closed at once: there may be more of them than this process may have.
-    each(&socket, |name, fd| {
-        if name == wanted {
-            found = Some(fd);
+    each(&socket, |packet| {
+        if packet.what == PUT && packet.name == wanted {
+            found = packet.fd;
         }
     })
     .map_err(|error| match error.kind() {
@@ -269,4 +301,45 @@ pub fn find(path: &Path, wanted: &str) -> io::Result<Option<OwnedFd>> {
         _ => error,
     })?;
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::accept;
+
+    use super::*;
+    use crate::process::listen;
+
+    #[test]
+    fn a_keeper_in_place_of_one_that_died_is_sent_everything() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("keeper.sock");
+        let next = |socket: &OwnedFd| {
+            let Packet { what, name, .. } = receive(socket).unwrap().unwrap();
+            (what, name)
+        };
+        let listener = listen(&path).unwrap();
+        let first = std::thread::spawn(move || {
+            let socket = accept(&listener).unwrap();
+            assert_eq!(next(&socket).0, LIST);
+            send(&socket, HOLD, &hold("gone/s/", Some(Duration::from_secs(7))), None).unwrap();
+            send(&socket, LISTED, "", None).unwrap();
+            [(); 5].map(|()| next(&socket))
+        });
+        let (keeper, found) = Keeper::connect(&path, None, Origin::Service).unwrap();
+        assert!(found.is_empty());
+        for at_most in [None, Some(Duration::from_millis(1)), Some(Duration::from_secs(30))] {
+            keeper.hold("a/s/", at_most);
+        }
+        keeper.put("a/s/sock", listen(&base.path().join("any")).unwrap().as_fd()).unwrap();
+        let owned = |packets: &[(u8, &str)]| -> Vec<(u8, String)> {
+            packets.iter().map(|&(what, name)| (what, name.to_owned())).collect()
+        };
+        let (held, sock) = ((HOLD, "30 a/s/"), (PUT, "a/s/sock"));
+        let said = [(HOLD, "0 gone/s/"), (HOLD, "0 a/s/"), (HOLD, "1 a/s/"), held, sock];
+        assert_eq!(first.join().unwrap(), *owned(&said));
+        let listener = listen(&path).unwrap();
+        let socket = accept(&listener).unwrap();
+        assert_eq!([(); 2].map(|()| next(&socket)), *owned(&[held, sock]));
+    }
 }

@@ -5,14 +5,17 @@
 //! | `P` name, one descriptor | hold it by that name, in place of one that was |
 //! | `D` name | drop it |
 //! | `A` prefix | drop all whose names begin so |
-//! | `L` | list: a `P` each, then `.` |
+//! | `H` seconds, a space, prefix | without a daemon for so long, drop all whose names begin so; 0: hold them as long as it takes |
+//! | `L` | list: a `P` each, an `H` for each prefix that was dropped so, then `.` |
 //! | `E` | end |
 //!
-//! Nothing is answered but `L`: a packet that was sent is carried out, whatever becomes of its sender.
+//! Nothing is answered but `L`: a packet that was sent is carried out, whatever becomes of its sender. A letter that is not known is
+//! ignored, on either side: they may be of two versions.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -23,6 +26,7 @@ use rustix::net::{
 pub const PUT: u8 = b'P';
 pub const DROP: u8 = b'D';
 pub const DROP_ALL: u8 = b'A';
+pub const HOLD: u8 = b'H';
 pub const LIST: u8 = b'L';
 pub const LISTED: u8 = b'.';
 pub const END: u8 = b'E';
@@ -36,6 +40,19 @@ pub struct Packet {
     pub what: u8,
     pub name: String,
     pub fd: Option<OwnedFd>,
+}
+
+/// What follows the letter of [`HOLD`]. Of a time, whole seconds count, and at least one.
+pub fn hold(prefix: &str, at_most: Option<Duration>) -> String {
+    let seconds = at_most.map_or(0, |time| time.as_secs().max(1));
+    format!("{seconds} {prefix}")
+}
+
+/// A prefix, and how long its names are held without a daemon; `None`: as long as it takes.
+pub fn parse_hold(name: &str) -> Option<(&str, Option<Duration>)> {
+    let (seconds, prefix) = name.split_once(' ')?;
+    let seconds: u32 = seconds.parse().ok()?;
+    Some((prefix, (seconds > 0).then(|| Duration::from_secs(seconds.into()))))
 }
 
 /// Sends one packet.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Holds descriptors by name for the next daemon. A name that is put again is replaced. Failures are
 /// the store's to report and to repair: the caller continues.
@@ -14,6 +15,9 @@ pub trait Store: Send + Sync {
 
     /// Removes every name that begins with `prefix`.
     fn remove_all(&self, prefix: &str);
+
+    /// From now on, names that begin with `prefix` are held without a daemon for at most so long; None: as long as it takes.
+    fn hold(&self, _prefix: &str, _at_most: Option<Duration>) {}
 }
 
 /// Nothing is held: for a daemon that is not restarted, and for tests.
