@@ -26,8 +26,6 @@ pub enum Predecessor {
     Daemon {
         pid: u32,
         version: String,
-        /// VMs that are attached with virtio-vsock, which QEMU does not connect to the next daemon.
-        left_behind: Vec<String>,
     },
     /// No daemon runs, and a keeper holds what one has left.
     Keeper,
@@ -39,20 +37,12 @@ impl fmt::Display for Predecessor {
             Predecessor::None { runtime_dir } => {
                 write!(f, "no daemon runs in {}, and none has left anything there", runtime_dir.display())
             }
-            Predecessor::Daemon { pid, version, left_behind } => {
+            Predecessor::Daemon { pid, version } => {
                 write!(
                     f,
                     "the daemon that runs (process {pid}, version {version}) keeps its state in layout {LAYOUT}, as this \
                      program does"
-                )?;
-                if !left_behind.is_empty() {
-                    let names = left_behind.join(", ");
-                    write!(
-                        f,
-                        "; virtio-vsock under QEMU does not continue: restart these VMs after it: {names}"
-                    )?;
-                }
-                Ok(())
+                )
             }
             Predecessor::Keeper => {
                 write!(
@@ -100,11 +90,9 @@ pub fn can_replace(user: Option<&str>, runtime_dir: &Path) -> Result<Predecessor
     }
     let (predecessor, whose, have) = match Client::connect(&runtime_dir) {
         Ok(client) => {
-            let mut client = client.with_timeout(PATIENCE);
-            let pong = client.call(&call::Ping {})?;
+            let pong = client.with_timeout(PATIENCE).call(&call::Ping {})?;
             let whose = format!("the daemon that runs (process {}, version {}): its", pong.pid, pong.daemon);
-            let left_behind = with_virtio_vsock(&mut client);
-            (Predecessor::Daemon { pid: pong.pid, version: pong.daemon, left_behind }, whose, pong.layout)
+            (Predecessor::Daemon { pid: pong.pid, version: pong.daemon }, whose, pong.layout)
         }
         Err(ClientError::NoDaemon { cause, .. })
             if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
@@ -126,10 +114,4 @@ pub fn can_replace(user: Option<&str>, runtime_dir: &Path) -> Result<Predecessor
         Err(error) => return Err(error.into()),
     };
     if have == LAYOUT { Ok(predecessor) } else { Err(TakeoverError::OtherLayout { whose, have }) }
-}
-
-/// Of a daemon of another version, whose status this program may not understand, none are known.
-fn with_virtio_vsock(client: &mut Client) -> Vec<String> {
-    let vms = client.call(&call::Status {}).map(|status| status.vms).unwrap_or_default().into_iter();
-    vms.filter(|vm| vm.attached && vm.vsock == "virtio").map(|vm| vm.name).collect()
 }

@@ -3,10 +3,10 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::FileExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 
 use serde_json::{Value, json};
-use vmlane_testkit::{Daemon, Ran, wait_until};
+use vmlane_testkit::{Daemon, Ran};
 
 use crate::common::{daemon, place};
 
@@ -47,16 +47,6 @@ fn a_daemon_of_this_program_can_be_replaced_and_is_not_touched() {
     let pid = daemon.pid();
     can(&daemon, &format!("(process {pid}, version {})", env!("CARGO_PKG_VERSION")));
     assert_eq!(daemon.json(&["status"])["pid"], pid);
-}
-
-#[test]
-fn vms_whose_virtio_vsock_would_not_continue_are_named() {
-    let daemon = daemon(&CONFIG.replace("cid = 3", "cid = 3\nvsock = \"virtio\""));
-    let names = |ran: &Ran| ran.said().contains("restart these VMs after it: a");
-    assert!(!names(&asks(&daemon)));
-    let _vmm = UnixStream::connect(daemon.socket("a", "vsock.sock")).unwrap();
-    wait_until("it is attached", || daemon.vm("a")["attached"] == true);
-    assert!(names(&asks(&daemon)));
 }
 
 /// The state that the keeper holds.

@@ -42,6 +42,15 @@ fn a_confined_daemon_follows_the_files_of_conf_d() {
 }
 
 #[test]
+fn a_reload_changes_how_long_sessions_are_held() {
+    let virtio = format!("{WEB}vsock = \"virtio\"\n");
+    let daemon = daemon(&virtio);
+    daemon.write("etc/conf.d/10.toml", "[daemon]\nhold = 5\n");
+    assert_eq!(daemon.must(&["reload"]), "daemon: hold = 5\n");
+    assert_eq!(daemon.must(&["reload"]), "nothing differs\n");
+}
+
+#[test]
 fn a_daemon_does_not_start_with_a_mistake_in_conf_d() {
     let daemon = place(WEB);
     daemon.write("etc/conf.d/10.toml", "[[vm]]\nname = \"db\"\nsid = 4\n");
