@@ -222,6 +222,10 @@ pub struct VmStatus {
     pub refused_vmm_pid: Option<u32>,
     /// The guest's driver has set that device up.
     pub ready: bool,
+    /// That device: `absent` (no VMM is attached), `booting`, `stopped` (a driver has used it: the guest is paused or reboots, or the
+    /// driver was unloaded), `no driver` (one of these two), `ready`, `lost` (the keeper has closed its session), or `none`.
+    #[serde(default)]
+    pub state: String,
     pub sockets: Vec<String>,
     pub queue_pairs: usize,
     pub queue_pair_bytes: u64,
@@ -251,6 +255,9 @@ pub struct NicStatus {
     pub attached: bool,
     /// The guest's driver has activated the device.
     pub active: bool,
+    /// As in [`VmStatus`].
+    #[serde(default)]
+    pub state: String,
     /// The operator set its link down: no frame passes.
     #[serde(default)]
     pub link_down: bool,

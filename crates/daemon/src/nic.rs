@@ -19,7 +19,7 @@ use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
 use crate::host::Host;
-use crate::serve::{Attachment, PciSocket, VmError, device_name, vhost_end};
+use crate::serve::{Attachment, PciSocket, VmError, device_name, device_state, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
 const LINK_DOWN: &str = "down";
@@ -225,6 +225,7 @@ impl ServedNic {
 
     pub fn status(&self, ports: &[PortView]) -> NicStatus {
         let view = ports.iter().find(|view| view.id == self.port);
+        let active = view.is_some_and(|view| view.attached);
         NicStatus {
             name: self.name.clone(),
             mac: self.config.mac.to_string(),
@@ -235,7 +236,9 @@ impl ServedNic {
             port_group: self.config.port_group.clone(),
             socket: self.server.path().display().to_string(),
             attached: self.attached(),
-            active: view.is_some_and(|view| view.attached),
+            active,
+            state: device_state(self.attached(), active, self.is_virtio().then(|| self.session.has_run()))
+                .into(),
             link_down: view.is_some_and(|view| view.link_down),
             ovn: None,
         }

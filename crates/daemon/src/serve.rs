@@ -61,6 +61,17 @@ pub fn device_name(vm: &str, device: impl std::fmt::Display) -> String {
     format!("{vm}/{device}")
 }
 
+/// What an operator is shown of a device, in a word. `has_run`: see [`SessionStats::has_run`]; None where that is not known.
+pub fn device_state(attached: bool, ready: bool, has_run: Option<bool>) -> &'static str {
+    match (attached, ready, has_run) {
+        (false, ..) => "absent",
+        (_, true, _) => "ready",
+        (.., Some(false)) => "booting",
+        (.., Some(true)) => "stopped",
+        (.., None) => "no driver",
+    }
+}
+
 /// Where a PCI function is served.
 pub struct PciSocket<'s> {
     pub vm: &'s str,

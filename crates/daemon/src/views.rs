@@ -90,6 +90,7 @@ impl Views<'_> {
             refused_vmm_pid: vm.refused_vmm_pid(),
             vsock: vm.vsock_kind().into(),
             ready,
+            state: vm.vsock_state(self.host, ready).into(),
             sockets: vm.socket().iter().map(|socket| socket.display().to_string()).collect(),
             queue_pairs: vmci.map_or(0, |view| view.queue_pairs),
             queue_pair_bytes: vmci.map_or(0, |view| view.queue_pair_bytes),

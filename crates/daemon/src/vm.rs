@@ -196,6 +196,11 @@ impl ServedVm {
         self.vsock.name()
     }
 
+    /// See [`ServedVsock::state`].
+    pub fn vsock_state(&self, host: &Host, ready: bool) -> &'static str {
+        self.vsock.state(host, &self.name, ready)
+    }
+
     fn device(&self) -> Option<&ServedDevice> {
         self.vsock.device()
     }

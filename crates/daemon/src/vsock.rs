@@ -14,7 +14,7 @@ use vmlane_vsock::Vm;
 
 use crate::host::Host;
 use crate::hybrid::ServedHybrid;
-use crate::serve::{Attachment, PciSocket, VmError, device_name, held_vhost_end};
+use crate::serve::{Attachment, PciSocket, VmError, device_name, device_state, held_vhost_end};
 
 /// A device of ours.
 pub struct ServedDevice {
@@ -138,6 +138,22 @@ impl ServedVsock {
             }
             ServedVsock::Hybrid(hybrid) => Some(&hybrid.path),
             ServedVsock::None => None,
+        }
+    }
+
+    /// What an operator is shown of it. `ready`: the guest's driver has set it up.
+    pub fn state(&self, host: &Host, name: &str, ready: bool) -> &'static str {
+        match self {
+            ServedVsock::Vmci(device) => device_state(device.server.connected(), ready, None),
+            ServedVsock::Virtio(ServedVirtio { device, .. }) => {
+                let has_had_any = device.stats.counts.sessions.get() > 0;
+                if !has_had_any && host.store.was_dropped(&virtio_session(name)) {
+                    return "lost";
+                }
+                device_state(device.server.connected(), ready, Some(device.stats.has_run()))
+            }
+            ServedVsock::Hybrid(_) => device_state(self.has_hybrid_socket(), ready, None),
+            ServedVsock::None => "none",
         }
     }
 

@@ -39,7 +39,10 @@ pub fn join(host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Eviden
 
 fn ask(vm: &Vm, options: &Options) -> Result<Facts, String> {
     let Some(cid) = vm.cid.filter(|_| vm.ready) else {
-        return Err("no device for sockets is ready".to_owned());
+        return Err(match vm.state.as_str() {
+            "" | "none" => "no device for sockets is ready".to_owned(),
+            state => format!("its device for sockets is not ready; vmlane status: {state}"),
+        });
     };
     let address: Address =
         format!("vsock:{cid}:{DEFAULT_PORT}").parse().map_err(|error| format!("{error}"))?;

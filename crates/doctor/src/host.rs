@@ -52,6 +52,8 @@ pub struct Vm {
     pub vsock: String,
     pub attached: bool,
     pub ready: bool,
+    /// Of its device for sockets: see [`VmStatus`].
+    pub state: String,
     pub quarantined: bool,
     /// Those of its device for sockets.
     pub sockets: Vec<String>,
@@ -186,6 +188,7 @@ fn of(told: &Told, names: &[String]) -> Host {
             vsock: vm.vsock.clone(),
             attached: vm.attached,
             ready: vm.ready,
+            state: printable(&vm.state),
             quarantined: vm.quarantined,
             sockets: vm.sockets.clone(),
             nics: vm.nics.iter().map(|nic| card(told, &vm.name, nic)).collect(),

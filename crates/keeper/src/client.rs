@@ -38,6 +38,8 @@ pub struct Keeper {
     path: PathBuf,
     origin: Origin,
     inner: Mutex<Inner>,
+    /// Prefixes of names that were dropped because no daemon came in time before this one.
+    dropped: Vec<String>,
 }
 
 struct Inner {
@@ -91,7 +93,8 @@ impl Keeper {
         }
         let (socket, holds) = (Arc::new(socket), BTreeMap::new());
         let inner = Mutex::new(Inner { socket, held, holds, ended: false, is_missing });
-        let keeper = Arc::new(Keeper { path: path.to_owned(), origin, inner });
+        let dropped = dropped.into_iter().map(|(prefix, _)| prefix).collect();
+        let keeper = Arc::new(Keeper { path: path.to_owned(), origin, inner, dropped });
         let watched = Arc::downgrade(&keeper);
         std::thread::Builder::new()
             .name("keeper".into())
@@ -181,6 +184,10 @@ impl Store for Keeper {
             None => _ = inner.holds.remove(prefix),
         }
         let _ = send(&*inner.socket, HOLD, &hold(prefix, at_most), None);
+    }
+
+    fn was_dropped(&self, prefix: &str) -> bool {
+        self.dropped.iter().any(|dropped| dropped == prefix)
     }
 }
 
@@ -281,26 +288,52 @@ fn each(socket: &OwnedFd, mut packet: impl FnMut(Packet)) -> io::Result<()> {
 
 /// What a keeper holds by this name, for a process that is no daemon. It waits until no daemon is connected.
 pub fn find(path: &Path, wanted: &str) -> io::Result<Option<OwnedFd>> {
+    let mut found = None;
+    visit(path, |packet| {
+        if packet.what == PUT && packet.name == wanted {
+            found = packet.fd;
+        }
+    })?;
+    Ok(found)
+}
+
+/// Devices whose VMMs wait for a daemon, as their names begin.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Sessions {
+    pub held: Vec<String>,
+    /// No longer held, because no daemon came in time.
+    pub lost: Vec<String>,
+}
+
+/// The same of sessions.
+pub fn sessions(path: &Path) -> io::Result<Sessions> {
+    let mut sessions = Sessions::default();
+    visit(path, |packet| match packet.what {
+        PUT => sessions.held.extend(packet.name.strip_suffix("/s/sock").map(str::to_owned)),
+        HOLD => {
+            let prefix = parse_hold(&packet.name).and_then(|(prefix, _)| prefix.strip_suffix("/s/"));
+            sessions.lost.extend(prefix.map(str::to_owned));
+        }
+        _ => {}
+    })?;
+    Ok(sessions)
+}
+
+/// Packets of a keeper's list; none where there is no keeper.
+fn visit(path: &Path, packet: impl FnMut(Packet)) -> io::Result<()> {
     let socket = match open(path) {
         Ok(socket) => socket,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
+            return Ok(());
         }
         Err(error) => return Err(error),
     };
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    let mut found = None;
-    // All others are closed at once: there may be more of them than this process may have.
-    each(&socket, |packet| {
-        if packet.what == PUT && packet.name == wanted {
-            found = packet.fd;
-        }
-    })
-    .map_err(|error| match error.kind() {
+    // What is not kept is closed at once: there may be more than this process may have.
+    each(&socket, packet).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it serves another process"),
         _ => error,
-    })?;
-    Ok(found)
+    })
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use vmlane_state::{Found, NoStore, Store};
 
-pub use client::{Keeper, Origin, find, reach};
+pub use client::{Keeper, Origin, Sessions, find, reach, sessions};
 pub use process::serve;
 
 /// The keeper's socket in the runtime directory.

@@ -10,6 +10,8 @@ use vmlane_access::{Trust, TrustError};
 use vmlane_api::{Client, ClientError, call};
 use vmlane_state::{Journal, LAYOUT, Unusable};
 
+use crate::Sessions;
+
 /// The name under which a daemon's keeper holds a half of the hypervisor's journal. It is older than the type's: a next daemon of
 /// another version looks for it.
 pub const HYPERVISOR_LOG: &str = "fabric.log";
@@ -74,19 +76,32 @@ pub enum TakeoverError {
     State(Unusable),
 }
 
+/// Sessions that a keeper holds in a runtime directory while no daemon runs.
+pub fn sessions(runtime_dir: &Path) -> Result<Sessions, TakeoverError> {
+    check(None, runtime_dir)?;
+    let path = crate::socket(runtime_dir);
+    crate::sessions(&path).map_err(|cause| TakeoverError::Keeper { path, cause })
+}
+
+/// Without a directory that is trusted, no process is asked.
+fn check(user: Option<&str>, runtime_dir: &Path) -> Result<(), TrustError> {
+    let owners = vmlane_confine::users(user, runtime_dir, &[]);
+    match (Trust { owners: &owners, ..Trust::default() }).open(runtime_dir) {
+        // Sockets in a directory that may be passed and not listed.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        opened => opened.map(drop),
+    }
+}
+
 /// What a daemon of this program would take over in a runtime directory. An error: it could not. `user`: whom its configuration
 /// names.
 pub fn can_replace(user: Option<&str>, runtime_dir: &Path) -> Result<Predecessor, TakeoverError> {
     let runtime_dir = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
-    let owners = vmlane_confine::users(user, &runtime_dir, &[]);
-    // Without one, no process is asked.
-    match (Trust { owners: &owners, ..Trust::default() }).open(&runtime_dir) {
+    match check(user, &runtime_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Ok(Predecessor::None { runtime_dir });
         }
-        // Sockets in a directory that may be passed and not listed.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-        opened => drop(opened?),
+        checked => checked?,
     }
     let (predecessor, whose, have) = match Client::connect(&runtime_dir) {
         Ok(client) => {

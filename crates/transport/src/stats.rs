@@ -1,7 +1,7 @@
 //! What one device's sessions did, counted, and the memory that they may map; readers never disturb them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
 use vmlane_stats::{Counter, Counters as _, counters};
@@ -14,6 +14,8 @@ pub struct SessionStats {
     pub regions: AtomicU64,
     pub refused_regions: Counter,
     pub memory: MemoryBound,
+    /// Of a vhost-user device: a driver has run its rings since the session began or the device was reset.
+    pub(crate) has_run: AtomicBool,
 }
 
 counters! {
@@ -91,6 +93,11 @@ impl SessionStats {
     /// Memory regions mapped now, and how often the VMM wanted more than it may have.
     pub fn regions(&self) -> (u64, u64) {
         (self.regions.load(Ordering::Relaxed), self.refused_regions.get())
+    }
+
+    /// Of a vhost-user device: has a driver run its rings since the session began or the device was reset?
+    pub fn has_run(&self) -> bool {
+        self.has_run.load(Ordering::Relaxed)
     }
 
     /// Faults in device code that were contained.

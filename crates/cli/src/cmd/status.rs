@@ -1,8 +1,10 @@
 //! `vmlane status`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
-use vmlane_api::{Status, call};
+use vmlane_api::{ClientError, Status, call};
+use vmlane_keeper::{Sessions, takeover};
 
 use super::control::{Show, bytes, ovn, peers, table, teams};
 use crate::row;
@@ -12,8 +14,16 @@ const EXAMPLES: &str = "Examples:
   vmlane status --json | jq -r '.vms[] | select(.ready) | .name'
   vmlane status --interval 2
 
-ATTACHED: a VMM is connected. READY: the guest's driver has set the device for sockets up (VSOCK says which it has). CONNECTIONS are those that
-its programs opened. QUEUE PAIRS are VMCI's. HOW says how the frames of an uplink pass, or
+ATTACHED: a VMM is connected. STATE, of the device for sockets (VSOCK says which the VM has) and of a NIC:
+  ready      the guest's driver has set it up
+  booting    no driver has, since the VM was started or reset
+  stopped    a driver has used it, and does not now: the guest is paused or reboots, or the driver was unloaded
+  no driver  one of these two, of a VMCI device or a VMXNET3 card
+  absent     no VMM is connected
+  lost       a virtio-vsock device for which no daemon came in time (`hold` in [daemon]): restart its QEMU
+While no daemon runs, the error names the devices whose sessions the keeper holds for the next one.
+
+CONNECTIONS are those that its programs opened. QUEUE PAIRS are VMCI's. HOW says how the frames of an uplink pass, or
 why it is not attached. A LOGICAL PORT is OVN's, as `vmlane ovn
 status` has it. PEERs are other hosts, as `vmlane route status` has them.";
 
@@ -27,8 +37,30 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        self.show.report(|client| client.call(&call::Status {}), |status| Ok(plain(status)))
+        let status = self.show.report(|client| client.call(&call::Status {}), |status| Ok(plain(status)));
+        status.map_err(|error| match error.downcast_ref() {
+            Some(ClientError::NoDaemon { .. }) => with_sessions(&self.show.place.runtime_dir, error),
+            _ => error,
+        })
     }
+}
+
+/// Names what waits for a daemon, as far as that is known.
+fn with_sessions(runtime_dir: &Path, error: anyhow::Error) -> anyhow::Error {
+    let Ok(Sessions { held, lost }) = takeover::sessions(runtime_dir) else { return error };
+    let said = [("holds", held), ("has held for too long, and closed,", lost)].into_iter().filter_map(
+        |(verb, names)| {
+            let names: Vec<String> = names.iter().map(|name| device(name)).collect();
+            (!names.is_empty()).then(|| format!("the keeper {verb} the sessions of {}", names.join(", ")))
+        },
+    );
+    let said: Vec<String> = said.collect();
+    if said.is_empty() { error } else { error.context(said.join("; ")) }
+}
+
+/// The name of a device in the store, as other output has it.
+fn device(name: &str) -> String {
+    name.rsplit_once('.').map_or_else(|| name.to_owned(), |(vm, device)| format!("{vm}/{device}"))
 }
 
 fn plain(status: &Status) -> String {
@@ -38,7 +70,7 @@ fn plain(status: &Status) -> String {
         "GROUP",
         "VSOCK",
         "ATTACHED",
-        "READY",
+        "STATE",
         "CONNECTIONS",
         "QUEUE PAIRS",
         "QUEUES",
@@ -51,7 +83,7 @@ fn plain(status: &Status) -> String {
             vm.group,
             vm.vsock,
             yes(vm.attached),
-            yes(vm.ready),
+            vm.state,
             vm.connections,
             vm.queue_pairs,
             bytes(vm.queue_pair_bytes as f64),
@@ -59,7 +91,7 @@ fn plain(status: &Status) -> String {
         ]);
     }
     let troubles = troubles(status);
-    let mut nics = vec![row!["NIC", "MAC", "PORT GROUP", "PROFILE", "ATTACHED", "ACTIVE", "SOCKET"]];
+    let mut nics = vec![row!["NIC", "MAC", "PORT GROUP", "PROFILE", "ATTACHED", "STATE", "SOCKET"]];
     for (vm, nic) in status.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
         nics.push(row![
             format!("{}/{}", vm.name, nic.name),
@@ -67,7 +99,7 @@ fn plain(status: &Status) -> String {
             if nic.ovn.is_some() { "-" } else { &nic.port_group },
             nic.profile,
             yes(nic.attached),
-            yes(nic.active),
+            nic.state,
             nic.socket,
         ]);
     }

@@ -70,7 +70,13 @@ fn unreachable(vm: &VmStatus) -> Option<String> {
     let driver = if vm.vsock == "vmci" { "vmw_vsock_vmci_transport" } else { "vmw_vsock_virtio_transport" };
     match vm {
         _ if vm.quarantined => Some(format!("VM {name:?} is in quarantine (`vmlane release {name}`)")),
+        _ if vm.state == "lost" => Some(format!(
+            "VM {name:?} has lost its device, because no daemon came in time (`hold` in [daemon]): restart its QEMU"
+        )),
         _ if !vm.attached => Some(format!("VM {name:?} is not running: no VMM is attached to it")),
+        _ if vm.state == "stopped" => Some(format!(
+            "the driver of VM {name:?} has stopped: its guest is paused or reboots, or has unloaded {driver}"
+        )),
         _ if !vm.ready => Some(format!(
             "the driver of VM {name:?} is not up: its guest boots, or lacks the module {driver} (`modprobe {driver}`)"
         )),

@@ -1,6 +1,8 @@
 //! `kill -9` under streams between virtio-vsock guests whose VMMs never connect again: the next daemon goes on where the last
 //! one was, in the same session, and every byte arrives once.
 
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use vmlane_guestsim::vsock_vm::VsockVm;
@@ -75,4 +77,41 @@ fn killed(packed: bool, kills: u64) {
 fn streams_of_virtio_vsock_guests_go_on() {
     killed(false, 60);
     killed(true, 20);
+}
+
+/// `hold` in `[daemon]`.
+#[test]
+fn a_session_for_which_no_daemon_comes_in_time_is_closed_and_others_are_not() {
+    let held = Duration::from_secs(1);
+    let config = format!("[daemon]\nhold = 1\n{CONFIG}[[vm]]\nname = \"c\"\ncid = 5\n");
+    let daemon = daemon(&config);
+    let state = |vm: &str| daemon.vm(vm)["state"].as_str().unwrap().to_owned();
+    let connect = |vm, name| {
+        let vmm = UnixStream::connect(daemon.socket(vm, name)).unwrap();
+        vmm.set_read_timeout(Some(LONGEST)).unwrap();
+        vmm
+    };
+    assert_eq!(["a", "b", "c"].map(state), ["absent"; 3]);
+    let (mut virtio, vmci) = (connect("a", "vsock.sock"), connect("c", "vmci.sock"));
+    wait_until("both are attached", || state("a") == "booting" && state("c") == "no driver");
+    let left_at = Instant::now();
+    daemon.kill();
+    daemon
+        .ask(&["status"])
+        .fails(1, &["the keeper holds the sessions of a/vsock, c/vmci", "no daemon answers"]);
+    assert_eq!(virtio.read(&mut [0]).unwrap(), 0);
+    assert!(left_at.elapsed() >= held, "{:?}", left_at.elapsed());
+    daemon.ask(&["status"]).fails(1, &["holds the sessions of c/vmci; ", "closed, the sessions of a/vsock"]);
+    daemon.start();
+    assert!(daemon.log().contains("the keeper has closed these"), "{}", daemon.log());
+    assert_eq!(["a", "b", "c"].map(state), ["lost", "absent", "no driver"]);
+    daemon.ask(&["connect", "a", "7"]).fails(1, &["has lost its device", "restart its QEMU"]);
+    let _qemu = VsockVm::attach(3, &daemon.socket("a", "vsock.sock"), false);
+    wait_until("its QEMU was restarted", || state("a") == "ready");
+    // The next daemon finds nothing of it.
+    daemon.kill();
+    daemon.start();
+    wait_until("it goes on", || state("a") == "ready" && state("c") == "no driver");
+    drop(vmci);
+    wait_until("its VMM is gone", || state("c") == "absent");
 }

@@ -44,6 +44,17 @@ fn of_vm(vm: &Vm) -> Vec<Finding> {
                 .remedy(remedy),
         );
     }
+    if vm.state == "lost" {
+        let what =
+            format!("The virtio-vsock device of VM {name} is dead: no daemon came for its session in time.");
+        let remedy = Remedy::new("restart its QEMU; have sessions held for longer, if need be")
+            .lasting("vmlane", "hold = SECONDS in [daemon]");
+        found.push(
+            finding(Severity::Broken, what, 1.0, "no connection over vsock")
+                .evidence("vmlane status: lost")
+                .remedy(remedy),
+        );
+    }
     if !vm.attached && vm.nics.iter().all(|nic| !nic.attached) {
         let what = format!("No VMM is connected to the devices of VM {name}.");
         found.push(
@@ -174,10 +185,11 @@ mod tests {
     fn what_keeps_a_vm_apart_is_found() {
         assert!(found(|_| ()).is_empty());
         type Change = fn(&mut Host);
-        let cases: [(Change, &str); 9] = [
+        let cases: [(Change, &str); 10] = [
             (|host| host.vms[0].quarantined = true, "out of service"),
             (|host| host.vms[0].nics[0].active = false, "has not set up nic0"),
             (|host| host.vms[0].nics[0].attached = false, "does not have nic0"),
+            (|host| host.vms[0].state = "lost".to_owned(), "vsock device of VM web is dead"),
             (|host| host.vms[0].nics[0].link_down = true, "was set down"),
             (|host| host.vms[1].nics[0].vlan = "7".to_owned(), "no card in one VLAN"),
             (|host| host.vms[1].group = "other".to_owned(), "different groups"),

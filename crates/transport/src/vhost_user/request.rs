@@ -110,6 +110,10 @@ impl<'d> Requests<'d> {
         (self.agreed, self.questions, self.waits) = (agreed, questions, true);
         let mut started = self.agreed.rings.iter().filter(|ring| ring.started);
         self.resumed = started.all(|ring| !ring.recovers);
+        // All that have been reset, or never ran, are at their start.
+        let positions = self.agreed.rings.iter().map(|ring| ring.position.load(Ordering::Acquire));
+        let has_run = positions.into_iter().any(|position| position as u16 & 0x7fff != 0);
+        self.stats.has_run.store(has_run, Ordering::Relaxed);
         self.agreed.rings.iter_mut().for_each(|ring| ring.recovers |= ring.started);
         self.note_memory();
     }
@@ -164,6 +168,7 @@ impl<'d> Requests<'d> {
         self.device.gone();
         self.lines.reset();
         (self.agreed, self.questions) = (Agreed::default(), None);
+        self.stats.has_run.store(false, Ordering::Relaxed);
         self.note_memory();
     }
 
@@ -236,6 +241,9 @@ impl<'d> Requests<'d> {
             let rings = self.setups();
             let (features, memory) = (self.agreed.features, self.agreed.memory.map.clone());
             let resumed = std::mem::take(&mut self.resumed);
+            if rings.iter().any(Option::is_some) {
+                self.stats.has_run.store(true, Ordering::Relaxed);
+            }
             self.device.run(Setup { features, memory, rings, resumed });
         }
         result
@@ -288,6 +296,7 @@ impl<'d> Requests<'d> {
 
     fn reset(&mut self) -> Result<Answer, RequestError> {
         self.stats.counts.resets.inc();
+        self.stats.has_run.store(false, Ordering::Relaxed);
         self.device.stop();
         self.agreed.status = 0;
         self.resumed = false;
