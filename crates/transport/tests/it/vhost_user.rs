@@ -50,6 +50,28 @@ fn rings_run_once_all_is_said_and_stop_with_their_position() {
     assert_eq!(front.close(), "the peer closed the connection");
 }
 
+/// What `vmlane status` calls booting and stopped.
+#[test]
+fn whether_a_driver_has_run_its_rings_is_known_until_the_device_is_reset() {
+    let mut front = Front::with_memory();
+    for _ in 0..2 {
+        let _fds = front.start(0);
+        assert!(!front.stats.has_run(), "it is not enabled");
+        assert_eq!(front.ask(request::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]), 0);
+        assert!(front.stats.has_run() && front.running()[0]);
+        front.get(request::GET_VRING_BASE, state(0, 0).as_bytes());
+        assert!(front.stats.has_run() && !front.running()[0]);
+        assert_eq!(front.ask(request::RESET_DEVICE, &[], &[]), 0);
+        assert!(!front.stats.has_run());
+    }
+    let _fds = front.start(0);
+    assert_eq!(front.ask(request::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]), 0);
+    let stats = front.stats.clone();
+    assert!(stats.has_run());
+    front.close();
+    assert!(!stats.has_run());
+}
+
 /// User Mode Linux, whose driver is unloaded and loaded again: rings are disabled, and never asked for their position. A packed
 /// ring begins at 0 each time, which means the first lap.
 #[test]
