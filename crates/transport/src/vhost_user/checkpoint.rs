@@ -158,7 +158,7 @@ impl Prepared {
             }
         }
         let (mut files, inbound) = kept::sort(found);
-        self.inbound = if mail_lost { Vec::new() } else { inbound };
+        self.inbound = inbound;
         let adopted = adopt(device, &mut files);
         if let Err(error) = &adopted {
             tracing::error!(error, "the state of a previous daemon is of no use; device begins anew");

@@ -795,11 +795,13 @@ fn a_driver_that_begins_is_not_taken_for_one_that_goes_on() {
     vmm.stop();
     vmm.new_driver();
     vmm.set_up_rings();
+    vmm.names();
+    vmm.world.runs.lock().clear();
     die(&mut vmm, &permit, |_| ());
     vmm.front.reply(request::GET_QUEUE_NUM);
     vmm.enable(true);
-    vmm.names();
-    assert!(vmm.world.runs.lock().iter().rev().take(3).all(|(_, resumed)| !resumed));
+    wait_until("rings to run", || vmm.world.runs.lock().last().is_some_and(|(rings, _)| *rings == [true; 2]));
+    assert!(vmm.world.runs.lock().iter().all(|(_, resumed)| !resumed));
 }
 
 #[test]
