@@ -69,7 +69,7 @@ impl Host {
             tracing::error!(%error, "the key of the previous daemon's records is of no use: they are lost");
         }
         let (log, checkpoint) = hypervisor_log(&*store, found);
-        recover_all(found);
+        let workers_before = recover_all(found);
         extras.faults = extras.faults.filter(|_| config.daemon.fault_injection);
         let streams: Arc<dyn Streams> = match &extras.faults {
             Some(faults) => faults.streams(workers.clone()),
@@ -90,7 +90,7 @@ impl Host {
         let relays = rides.into_iter().map(|ride| (router.clone(), ride)).collect();
         let vsock_workers = VsockWorkers::start(settings, relays, router.vms());
         let vsock_workers = Arc::new(vsock_workers.map_err(HostError::Workers)?);
-        if let Err(error) = hold_logs(&store, vsock_workers.logs()) {
+        if let Err(error) = hold_logs(&store, vsock_workers.logs(), workers_before) {
             tracing::error!(%error, "virtio-vsock devices do not outlive this daemon");
         }
         drop(placed);

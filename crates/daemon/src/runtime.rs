@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -15,6 +15,9 @@ use rustix::net::SocketAddrUnix;
 use vmlane_access::{Trust, TrustError};
 use vmlane_api::{Client, call};
 use vmlane_config::paths::Paths;
+
+/// How long a process that does not answer may hold the directory: on a busy machine, one that was killed does for a moment.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why this process cannot serve in a directory.
 #[derive(Debug, thiserror::Error)]
@@ -78,14 +81,20 @@ pub fn claim(paths: &Paths, owners: &[u32]) -> Result<Claim, RuntimeError> {
     if let Some(pid) = other_daemon(paths) {
         return Err(taken(pid));
     }
-    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Claim { directory }),
-        // It may have been about to answer.
-        Err(Errno::WOULDBLOCK) => Err(match other_daemon(paths) {
-            Some(pid) => taken(pid),
-            None => RuntimeError::Held { directory: path.to_owned() },
-        }),
-        Err(error) => Err(host("locking the runtime directory")(error.into())),
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Claim { directory }),
+            // It may have been about to answer, or has just been killed.
+            Err(Errno::WOULDBLOCK) => match other_daemon(paths) {
+                Some(pid) => return Err(taken(pid)),
+                None if Instant::now() > deadline => {
+                    return Err(RuntimeError::Held { directory: path.to_owned() });
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            },
+            Err(error) => return Err(host("locking the runtime directory")(error.into())),
+        }
     }
 }
 

@@ -121,8 +121,8 @@ impl Bench {
 
     /// This daemon is gone; what was under way in its guests is as it was.
     pub fn die(self) -> Remains {
-        let Bench { streams, now, log, .. } = self;
-        Remains { streams, now, log }
+        let Bench { streams, log, .. } = self;
+        Remains { streams, log }
     }
 
     /// A VM whose driver runs. `packed`: its rings.
@@ -199,7 +199,6 @@ impl Bench {
 /// What a daemon left.
 pub struct Remains {
     streams: Arc<dyn Streams>,
-    now: Instant,
     /// Of its transactions.
     pub log: OwnedFd,
 }
@@ -210,12 +209,15 @@ impl Remains {
         let kept = |guest: &&mut Guest| Kept::open(guest.kept.file().try_clone()?);
         let kept: Vec<_> = guests.iter().map(kept).collect::<Result<_, _>>().expect("their files");
         redo(&self.log, &kept).expect("a sound log");
-        let mut next = Bench { now: self.now, ..Bench::new(self.streams) };
+        // It has only just been started: what is not there yet may come.
+        let mut next = Bench { now: Instant::now(), ..Bench::new(self.streams) };
         for (guest, kept) in guests.into_iter().zip(kept) {
             guest.kept = kept;
             next.add(vm(guest.cid));
             next.routes.bind(guest.cid, &guest.kept);
+            next.round();
             next.attach_as(guest, true);
+            next.round();
         }
         next
     }

@@ -147,9 +147,10 @@ impl Kept {
 }
 
 /// Finishes what a previous daemon's workers had begun to make valid: `found` is all that it has left. Before any device is there.
-/// If that is not possible no device has its state any more.
-pub fn recover_all(found: &mut Found) {
+/// If that is not possible no device has its state any more. Returns how many workers there were.
+pub fn recover_all(found: &mut Found) -> usize {
     let logs = found.scope(LOGS).0;
+    let count = logs.len();
     let states = || found.0.iter().filter(|(name, _)| name.ends_with(STATE));
     let devices: Vec<Arc<Kept>> =
         states().filter_map(|(_, file)| Kept::open(file.try_clone().ok()?).ok()).collect();
@@ -160,11 +161,21 @@ pub fn recover_all(found: &mut Found) {
         tracing::error!(%error, "the last step of a previous daemon's virtio-vsock devices is not known");
         found.0.retain(|name, _| !name.ends_with(STATE));
     }
+    count
 }
 
-/// Has the logs of workers held for the next daemon, in place of its own.
-pub fn hold_logs<'l>(store: &Arc<dyn Store>, logs: impl Iterator<Item = &'l OwnedFd>) -> io::Result<()> {
-    let scope = Scope::new(store.clone(), LOGS);
-    scope.remove_all("");
-    logs.enumerate().try_for_each(|(number, log)| scope.put(&format!("log.{number}"), log.as_fd()))
+/// Has the logs of workers held for the next daemon, in place of those of the last one, which had `before`: at any moment there is
+/// one.
+pub fn hold_logs<'l>(
+    store: &Arc<dyn Store>,
+    logs: impl ExactSizeIterator<Item = &'l OwnedFd>,
+    before: usize,
+) -> io::Result<()> {
+    let (scope, count) = (Scope::new(store.clone(), LOGS), logs.len());
+    let name = |number: usize| format!("log.{number}");
+    for (number, log) in logs.enumerate() {
+        scope.put(&name(number), log.as_fd())?;
+    }
+    (count..before).for_each(|number| scope.remove(&name(number)));
+    Ok(())
 }

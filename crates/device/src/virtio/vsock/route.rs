@@ -252,7 +252,8 @@ impl Routes {
     /// What waits for one receiver. True if something moved; none if it is to wait no longer.
     fn deliver_waiting_for(&mut self, to: u32, sender: &mut Sender<'_>, now: Instant) -> Option<bool> {
         let (allowed, early) = (self.known.load().may_talk(sender.cid, to), self.is_early(now));
-        let vm = self.vms.woken(to).filter(|_| allowed)?;
+        // Of a previous daemon's VMs one is there before the other.
+        let Some(vm) = self.vms.woken(to).filter(|_| allowed) else { return early.then_some(false) };
         let Some(receiver) = vm.port.as_deref_mut() else {
             return (early && !vm.shut).then_some(false);
         };

@@ -83,8 +83,9 @@ impl VsockWorkers {
     }
 
     /// The logs of their transactions, to be held for the next daemon before any VM is served.
-    pub fn logs(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.all().map(|worker| worker.log())
+    pub fn logs(&self) -> impl ExactSizeIterator<Item = &OwnedFd> {
+        let all: Vec<_> = self.all().map(|worker| worker.log()).collect();
+        all.into_iter()
     }
 
     /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern it.
