@@ -211,13 +211,14 @@ impl Remains {
         redo(&self.log, &kept).expect("a sound log");
         // It has only just been started: what is not there yet may come.
         let mut next = Bench { now: Instant::now(), ..Bench::new(self.streams) };
+        for (guest, kept) in guests.iter().zip(&kept) {
+            next.add(vm(guest.cid));
+            next.routes.bind(guest.cid, kept);
+            next.round();
+        }
         for (guest, kept) in guests.into_iter().zip(kept) {
             guest.kept = kept;
-            next.add(vm(guest.cid));
-            next.routes.bind(guest.cid, &guest.kept);
-            next.round();
             next.attach_as(guest, true);
-            next.round();
         }
         next
     }
