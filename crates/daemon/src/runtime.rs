@@ -17,7 +17,7 @@ use vmlane_api::{Client, call};
 use vmlane_config::paths::Paths;
 
 /// How long a process that does not answer may hold the directory: on a busy machine, one that was killed does for a moment.
-const PATIENCE: Duration = Duration::from_secs(2);
+const HELD_FOR: Duration = Duration::from_secs(2);
 
 /// Why this process cannot serve in a directory.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +81,7 @@ pub fn claim(paths: &Paths, owners: &[u32]) -> Result<Claim, RuntimeError> {
     if let Some(pid) = other_daemon(paths) {
         return Err(taken(pid));
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + HELD_FOR;
     loop {
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Claim { directory }),

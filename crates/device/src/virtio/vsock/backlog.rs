@@ -119,6 +119,11 @@ impl Backlog {
         true
     }
 
+    /// Granules that were looked at for room since this was last asked: much where others lie between packets that wait.
+    pub fn take_searched(&mut self) -> usize {
+        self.area.as_mut().map_or(0, |(area, _)| area.take_searched())
+    }
+
     fn append(&mut self, receiver: u32, waiting: Waiting, since: Option<Instant>) {
         let new = || Line { packets: VecDeque::new(), cost: 0, since };
         let line = self.lines.entry(receiver).or_insert_with(new);

@@ -29,6 +29,8 @@ const PACKETS: usize = 64;
 const QUOTA: usize = 256 << 10;
 /// Descriptors of a receive ring that are read in a round: no more than the quota pays for.
 const WALK: usize = QUOTA / 96;
+/// Granules looked at for a packet that waits, that cost as much as one descriptor.
+const SEARCHED: usize = 64;
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
 /// For so long after a packet has waited for a receiver, the next ones do not wait for it in their rings.
@@ -498,7 +500,10 @@ impl Routes {
             return Fate::Waits;
         }
         let (header, rest) = (outgoing.header, outgoing.done..outgoing.len);
-        if sender.backlog.push(to, header, (port.payload(), rest), since) {
+        let there_is_room = sender.backlog.push(to, header, (port.payload(), rest), since);
+        let descriptors = sender.backlog.take_searched() / SEARCHED;
+        charge(&mut self.meter, &self.stats, sender.account, Work { descriptors, ..Work::default() });
+        if there_is_room {
             let before = std::mem::replace(&mut outgoing.done, outgoing.len);
             if !self.taps.is_empty() {
                 show(&self.taps, port, outgoing, before, true);

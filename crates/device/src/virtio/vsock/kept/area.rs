@@ -62,16 +62,25 @@ pub struct Area {
     leaving: Vec<(u64, Block)>,
     used: usize,
     order: u32,
+    /// Granules in use, and where the next block is tried first.
+    live: usize,
+    next: usize,
+    /// Granules that were looked at for room, and that no one was charged for yet.
+    searched: usize,
 }
 
 impl Area {
     /// What a previous daemon left there, in order. Blocks that are not sound are not in use.
     pub fn open(kept: Arc<Kept>) -> (Area, Vec<Stored>) {
         let used = (kept.window.load_u64(at::AREA) as usize).min(GRANULES);
-        let mut area = Area { kept, free: vec![true; used], leaving: Vec::new(), used, order: 0 };
+        let free = vec![true; used];
+        let (leaving, order, live, next, searched) = (Vec::new(), 0, 0, 0, 0);
+        let mut area = Area { kept, free, leaving, used, order, live, next, searched };
         let mut stored: Vec<Stored> = (0..used).filter_map(|first| area.read(first)).collect();
         stored.retain(|stored| area.take(&stored.block));
-        stored.sort_by_key(|stored| stored.block.order);
+        // Numbers begin again at 0 in the end; those in use are near each other.
+        let some = stored.first().map_or(0, |stored| stored.block.order);
+        stored.sort_by_key(|stored| stored.block.order.wrapping_sub(some) as i32);
         area.order = stored.last().map_or(0, |last| last.block.order.wrapping_add(1));
         (area, stored)
     }
@@ -104,6 +113,7 @@ impl Area {
         let free = granules.iter().all(|free| *free);
         if free {
             granules.fill(false);
+            self.live += block.granules;
         }
         free
     }
@@ -133,36 +143,56 @@ impl Area {
         Some((block, bytes))
     }
 
-    /// The first free granules, so that little of the file is ever used.
+    /// Free granules: behind those that were found last, since blocks mostly go in the order in which they came; from the beginning
+    /// where none are in use, so that little of the file is ever used.
     fn find(&mut self, transaction: &Transaction, granules: usize) -> Option<usize> {
-        let commits = transaction.commits();
-        let free = &mut self.free;
-        self.leaving.retain(|(since, block)| {
-            let left = *since < commits;
-            if left && let Some(granules) = free.get_mut(block.first..block.first + block.granules) {
-                granules.fill(true);
-            }
-            !left
-        });
-        let mut first = 0;
-        for (at, free) in self.free.iter().enumerate() {
-            if !free {
-                first = at + 1;
-            } else if at + 1 - first == granules {
-                break;
-            }
+        self.release(transaction.commits());
+        if self.live == 0 {
+            self.next = 0;
         }
+        let wrapped = (self.next + granules).min(GRANULES);
+        let first =
+            self.search(self.next..GRANULES, granules).or_else(|| self.search(0..wrapped, granules))?;
         let end = first + granules;
-        if end > GRANULES {
-            return None;
-        }
         if end > self.used {
             self.used = end;
             self.free.resize(end, true);
             transaction.set(&self.kept, at::AREA, end as u64);
         }
         self.free.get_mut(first..end)?.fill(false);
+        (self.live, self.next) = (self.live + granules, end);
         Some(first)
+    }
+
+    /// So many transactions have become valid.
+    fn release(&mut self, commits: u64) {
+        let Area { free, leaving, live, .. } = self;
+        leaving.retain(|(since, block)| {
+            let left = *since < commits;
+            if left && let Some(granules) = free.get_mut(block.first..block.first + block.granules) {
+                granules.fill(true);
+                *live -= block.granules;
+            }
+            !left
+        });
+    }
+
+    fn search(&mut self, place: Range<usize>, granules: usize) -> Option<usize> {
+        let mut first = place.start;
+        for at in place {
+            self.searched += 1;
+            if !self.free.get(at).copied().unwrap_or(true) {
+                first = at + 1;
+            } else if at + 1 - first == granules {
+                return Some(first);
+            }
+        }
+        None
+    }
+
+    /// How many granules were looked at for room since this was last asked.
+    pub fn take_searched(&mut self) -> usize {
+        std::mem::take(&mut self.searched)
     }
 
     /// So many of its bytes are delivered.

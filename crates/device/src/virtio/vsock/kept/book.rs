@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{Kept, Kind, Transaction, at};
 use crate::virtio::vsock::table::Known;
 
-/// Connections of one device that are noted. One beyond goes on like the others, but its peer is not told if its VM ends
-/// with a later daemon.
+/// Connections of one device that are noted. One beyond goes on like the others, but a later daemon does not end it when the VM at
+/// its other end goes.
 const PLACES: u32 = 1 << 16;
 /// Two words each. First the word that says how many places were ever used.
 const PLACE: usize = 16;

@@ -48,8 +48,8 @@ impl Replies {
     }
 
     fn write_all(&mut self) {
-        for (number, header) in (self.first..).zip(&self.waiting) {
-            self.kept.window.write(place(number), header.as_bytes());
+        for (number, header) in (0..).zip(&self.waiting) {
+            self.kept.window.write(place(self.first.wrapping_add(number)), header.as_bytes());
         }
     }
 
