@@ -204,11 +204,13 @@ pub struct Remains {
 }
 
 impl Remains {
-    /// The daemon that follows has these guests, and goes on where the last one was.
+    /// The daemon that follows has these guests, and goes on where the last one was, or begins anew if the log is damaged.
     pub fn take_over(self, guests: [&mut Guest; 2]) -> Bench {
         let kept = |guest: &&mut Guest| Kept::open(guest.kept.file().try_clone()?);
-        let kept: Vec<_> = guests.iter().map(kept).collect::<Result<_, _>>().expect("their files");
-        redo(&self.log, &kept).expect("a sound log");
+        let mut kept: Vec<_> = guests.iter().map(kept).collect::<Result<_, _>>().expect("their files");
+        if redo(&self.log, &kept).is_err() {
+            kept.fill_with(|| Kept::create().expect("a file"));
+        }
         // It has only just been started: what is not there yet may come.
         let mut next = Bench { now: Instant::now(), ..Bench::new(self.streams) };
         for (guest, kept) in guests.iter().zip(&kept) {

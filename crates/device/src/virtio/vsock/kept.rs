@@ -141,7 +141,7 @@ impl Kept {
     /// What the record of `ring` says once its completions are shown.
     pub fn note_ring(&self, words: &mut Words, ring: &Queue) {
         if let Some((at, word)) = ring.unshown() {
-            words.set(self, at, word);
+            words.set_by_ring(self, at, word);
         }
     }
 }

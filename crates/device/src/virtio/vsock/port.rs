@@ -327,10 +327,14 @@ impl Port {
         }
     }
 
-    /// A round is over: waiting replies are delivered. True if there was one, and what the receive ring has caused.
-    pub fn end_round(&mut self) -> (bool, Work) {
+    /// A round is over: waiting replies are delivered, what was done is visible. True if there was a reply, and what the
+    /// receive ring has caused.
+    pub fn end_round(&mut self, now: Instant) -> (bool, Work) {
         let mut rx = self.rx.borrow_mut();
-        (rx.send_replies(), rx.take_work())
+        let (replied, work) = (rx.send_replies(), rx.take_work());
+        drop(rx);
+        self.flush(now);
+        (replied, work)
     }
 
     /// Nothing moves: a driver whose packets hold much memory hears of them now.

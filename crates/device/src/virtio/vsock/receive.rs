@@ -194,8 +194,10 @@ impl Receive {
 
     /// Something has changed that becomes valid with the next commit.
     fn add(&mut self) {
-        if !std::mem::replace(&mut self.added, true) {
-            self.transaction.add(self.me.clone());
+        if !std::mem::replace(&mut self.added, true)
+            && let Some(me) = self.me.upgrade()
+        {
+            self.transaction.add(me);
         }
     }
 

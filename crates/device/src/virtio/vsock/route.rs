@@ -175,16 +175,10 @@ impl Routes {
             let account = vm.account;
             within(vm, stats, |vm| {
                 let Some(port) = &mut vm.port else { return };
-                let (replies, work) = port.end_round();
+                let (replies, work) = port.end_round(now);
                 charge(meter, stats, account, work);
                 replied |= replies;
-            });
-        });
-        moved |= replied;
-        self.vms.each_polled(|vm| {
-            within(vm, stats, |vm| {
-                let Some(port) = &mut vm.port else { return };
-                port.flush(now);
+                moved |= replies;
                 if !moved {
                     port.deliver_held(now);
                 }
@@ -323,7 +317,8 @@ impl Routes {
             };
             // What may end a stream comes behind the bytes before it. What goes to another ring at once is completed at once: it may
             // be shown at any time.
-            if outgoing.header.op.get() != op::RW || !self.is_relayed(&outgoing.header) {
+            let stays = |header: &Header| header.op.get() == op::RW && self.is_relayed(header);
+            if !in_flight.is_empty() && !stays(&outgoing.header) {
                 self.settle(port, &mut in_flight, now);
             }
             let (before, to) = (outgoing.done, outgoing.header.dst_cid.get());

@@ -46,8 +46,10 @@ impl Transmit {
     }
 
     fn add(&mut self) {
-        if !std::mem::replace(&mut self.added, true) {
-            self.transaction.add(self.me.clone());
+        if !std::mem::replace(&mut self.added, true)
+            && let Some(me) = self.me.upgrade()
+        {
+            self.transaction.add(me);
         }
     }
 

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use atomic_refcell::AtomicRefCell;
 use vmlane_mem::Window;
@@ -23,19 +23,21 @@ mod log {
     pub const LAYOUT: usize = 8;
     /// How many entries are valid; 0: nothing is under way.
     pub const COUNT: usize = 16;
-    pub const ENTRIES: usize = 4096;
+    /// In one line of the cache with that.
+    pub const ENTRIES: usize = 24;
 }
 /// Bytes of an entry: whose word it is, where, what.
 const ENTRY: usize = 24;
 /// Entries of a log, which is sparse. More words than these become valid in several steps: all connections of some VMs have ended
 /// at once then.
 const ENTRIES: usize = 1 << 17;
-const LEN: u64 = (log::ENTRIES + ENTRIES * ENTRY) as u64;
+const LEN: u64 = ((log::ENTRIES + ENTRIES * ENTRY) as u64).next_multiple_of(4096);
 
 /// A word that changes.
 #[derive(Debug)]
 struct Change {
-    window: Arc<Window>,
+    /// Where it is stored; none if its ring stores it when it is shown.
+    window: Option<Arc<Window>>,
     id: u64,
     at: usize,
     value: u64,
@@ -60,9 +62,8 @@ pub struct Transaction(AtomicRefCell<Inner>);
 struct Inner {
     log: Window,
     words: Words,
-    rings: Vec<Weak<AtomicRefCell<dyn Shown>>>,
-    /// Empty between commits.
-    shown: Vec<Arc<AtomicRefCell<dyn Shown>>>,
+    /// What has changed. They are not dropped before they have been shown.
+    rings: Vec<Arc<AtomicRefCell<dyn Shown>>>,
     commits: u64,
 }
 
@@ -72,8 +73,8 @@ impl Transaction {
         let (log, file) = Window::of_file("vmlane-transaction", LEN)?;
         log.store_u32(log::LAYOUT, LAYOUT);
         log.store_u64(log::MAGIC, MAGIC);
-        let (words, rings, shown) = (Words::default(), Vec::new(), Vec::new());
-        Ok((Arc::new(Transaction(AtomicRefCell::new(Inner { log, words, rings, shown, commits: 0 }))), file))
+        let (words, rings) = (Words::default(), Vec::new());
+        Ok((Arc::new(Transaction(AtomicRefCell::new(Inner { log, words, rings, commits: 0 }))), file))
     }
 
     /// This word of a device changes.
@@ -82,7 +83,7 @@ impl Transaction {
     }
 
     /// This ring has changed. Once until it is shown.
-    pub fn add(&self, ring: Weak<AtomicRefCell<dyn Shown>>) {
+    pub fn add(&self, ring: Arc<AtomicRefCell<dyn Shown>>) {
         self.0.borrow_mut().rings.push(ring);
     }
 
@@ -97,31 +98,48 @@ impl Transaction {
         if inner.rings.is_empty() && inner.words.0.is_empty() {
             return;
         }
-        inner.shown.extend(inner.rings.drain(..).filter_map(|ring| ring.upgrade()));
-        inner.shown.iter().for_each(|ring| ring.borrow_mut().note(&mut inner.words));
+        // Should one of them panic, none is tried again.
+        let mut rings = std::mem::take(&mut inner.rings);
+        rings.iter().for_each(|ring| ring.borrow_mut().note(&mut inner.words));
+        // One word alone, or one ring, is valid with the store by which it changes.
+        let logged = inner.words.0.len() > 1;
         // The words of the rings are in the last part.
         for part in inner.words.0.rchunks(ENTRIES).rev() {
-            inner.log.store_u64(log::COUNT, 0);
-            for (number, change) in part.iter().enumerate() {
-                change.write(&inner.log, log::ENTRIES + number * ENTRY);
+            if logged {
+                inner.log.store_u64(log::COUNT, 0);
+                for (number, change) in part.iter().enumerate() {
+                    change.write(&inner.log, log::ENTRIES + number * ENTRY);
+                }
+                inner.log.store_u64(log::COUNT, part.len() as u64);
             }
-            inner.log.store_u64(log::COUNT, part.len() as u64);
-            part.iter().for_each(|change| change.window.store_u64(change.at, change.value));
+            part.iter().for_each(Change::store);
         }
         inner.words.0.clear();
-        inner.shown.drain(..).for_each(|ring| ring.borrow_mut().show());
-        inner.log.store_u64(log::COUNT, 0);
+        rings.drain(..).for_each(|ring| ring.borrow_mut().show());
+        inner.rings = rings;
+        if logged {
+            inner.log.store_u64(log::COUNT, 0);
+        }
         inner.commits += 1;
     }
 }
 
 impl Words {
     pub fn set(&mut self, kept: &Kept, at: usize, value: u64) {
-        self.0.push(Change { window: kept.window.clone(), id: kept.id, at, value });
+        self.0.push(Change { window: Some(kept.window.clone()), id: kept.id, at, value });
+    }
+
+    /// A word that the ring itself stores when it is shown.
+    pub fn set_by_ring(&mut self, kept: &Kept, at: usize, value: u64) {
+        self.0.push(Change { window: None, id: kept.id, at, value });
     }
 }
 
 impl Change {
+    fn store(&self) {
+        self.window.iter().for_each(|window| window.store_u64(self.at, self.value));
+    }
+
     fn write(&self, log: &Window, at: usize) {
         log.store_u64(at, self.id);
         log.store_u64(at + 8, self.at as u64);
