@@ -9,7 +9,7 @@ use vmlane_tests::tree::root;
 
 /// Where an upgrade starts while no version is tagged: the first commit whose control socket has the protocol
 /// of today, by which both versions ask each other, and whose state has the layout of today.
-const FIRST: &str = "cb114e1f331f8e37253910c8ead3d32eedde5770";
+const FIRST: &str = "e08eedb8e3b1469a63a7480d4cc22a851e4e46a4";
 
 pub struct Previous {
     /// The tag, or the commit.
