@@ -61,6 +61,7 @@ impl Served {
         }
         // All devices know their guests' memory: first the streams between them can continue, then the guests.
         host.hypervisor.resume(checkpoint, maps);
+        host.router.end_restored();
         self.vms.iter().for_each(ServedVm::go);
         for (name, file) in std::mem::take(&mut self.found).0 {
             tracing::info!(name, "left by a previous daemon and not in the configuration any more");

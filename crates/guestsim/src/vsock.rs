@@ -206,18 +206,30 @@ pub struct Remains {
 impl Remains {
     /// The daemon that follows has these guests, and goes on where the last one was, or begins anew if the log is damaged.
     pub fn take_over(self, guests: [&mut Guest; 2]) -> Bench {
+        let streams = self.streams.clone();
+        self.take_over_with(guests, streams, |_| ())
+    }
+
+    /// The same with other workers for its streams; `restore` is called when all guests' devices are restored and none runs yet.
+    pub fn take_over_with<const N: usize>(
+        self,
+        guests: [&mut Guest; N],
+        streams: Arc<dyn Streams>,
+        restore: impl FnOnce(&Bench),
+    ) -> Bench {
         let kept = |guest: &&mut Guest| Kept::open(guest.kept.file().try_clone()?);
         let mut kept: Vec<_> = guests.iter().map(kept).collect::<Result<_, _>>().expect("their files");
         if redo(&self.log, &kept).is_err() {
             kept.fill_with(|| Kept::create().expect("a file"));
         }
         // It has only just been started: what is not there yet may come.
-        let mut next = Bench { now: Instant::now(), ..Bench::new(self.streams) };
+        let mut next = Bench { now: Instant::now(), ..Bench::new(streams) };
         for (guest, kept) in guests.iter().zip(&kept) {
             next.add(vm(guest.cid));
             next.routes.bind(guest.cid, kept);
             next.round();
         }
+        restore(&next);
         for (guest, kept) in guests.into_iter().zip(kept) {
             guest.kept = kept;
             next.attach_as(guest, true);

@@ -118,7 +118,8 @@ impl VsockVm {
         Header { buf_alloc: CREDIT.into(), fwd_cnt: (received as u32).into(), ..header }
     }
 
-    fn seed(sender: u32, (port, peer, peer_port): Name) -> u64 {
+    /// What the bytes of the end `sender` of a connection are made from, by the name that it has there.
+    pub fn seed(sender: u32, (port, peer, peer_port): Name) -> u64 {
         u64::from(sender) << 56 ^ u64::from(peer) << 48 ^ u64::from(port) << 24 ^ u64::from(peer_port)
     }
 

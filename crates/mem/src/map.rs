@@ -61,6 +61,11 @@ pub struct MemoryMap {
 }
 
 impl MemoryMap {
+    /// That region alone.
+    pub(crate) fn of(region: Arc<Region>) -> MemoryMap {
+        MemoryMap { regions: Arc::new(vec![region]) }
+    }
+
     /// The map with one region more.
     pub fn map(&self, request: MapRequest) -> Result<MemoryMap, MapError> {
         self.map_within(request, u64::MAX)

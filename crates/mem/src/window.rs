@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::file::{Backing, PAGE, memfd};
+use crate::map::MemoryMap;
 use crate::region::Region;
 use crate::word::Word;
 
@@ -61,6 +62,11 @@ impl Window {
         }
         let region = Arc::new(Region::of_pages(0, len, file, offset, (true, page))?);
         Ok(Window::new(region.at(0), len as usize, true, region))
+    }
+
+    /// The same memory, for lists of pieces of it: an address is the offset in the whole mapping.
+    pub fn as_map(&self) -> MemoryMap {
+        MemoryMap::of(self.region.clone())
     }
 
     /// Bytes.

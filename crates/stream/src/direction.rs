@@ -231,12 +231,13 @@ impl Direction {
         let kept = if rest > 0 && allow(rest) { rest } else { 0 };
         let mut bytes = vec![0; kept];
         from.source().read(0, &mut bytes);
-        from.consume(kept).map_err(Blame::Source)?;
+        // Noted before the source counts them as taken: a daemon that dies in between finds them twice, not nowhere.
         if kept > 0
             && let Some(survival) = to.survival()
         {
             survival.keep(&bytes);
         }
+        from.consume(kept).map_err(Blame::Source)?;
         self.source = Source::Spill { bytes, at: 0 };
         if kept > 0 {
             // No one will read what the peer writes from here on, however long it takes to read this.

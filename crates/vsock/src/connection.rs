@@ -34,6 +34,14 @@ impl Role {
         }
     }
 
+    /// The one whose end of the stream that is.
+    pub fn of(side: Side) -> Role {
+        match side {
+            Side::A => Role::Client,
+            Side::B => Role::Server,
+        }
+    }
+
     /// The one at the other end.
     pub fn other(self) -> Role {
         match self {

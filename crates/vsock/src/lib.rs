@@ -12,6 +12,7 @@
 //! | `registry.rs` | what an endpoint is, and which one answers for a CID |
 //! | `connection.rs` | what a connection allows and when: a pure function |
 //! | `router.rs` | all connections; the only lock, beside that of captures |
+//! | `restored.rs` | connections that outlived a daemon |
 //! | `datagram_taps.rs` | captures of datagrams |
 //! | `waiting.rs` | calls that wait for the thread that serves their endpoint |
 //!
@@ -39,6 +40,7 @@ mod connection;
 mod datagram_taps;
 mod host_rules;
 mod registry;
+mod restored;
 mod router;
 mod vms;
 mod waiting;
@@ -48,6 +50,7 @@ pub use connection::{Event, Failed, Role};
 pub use datagram_taps::Watch;
 pub use host_rules::{FIRST_FREE_PORT, HostAccess, HostRules, Rule};
 pub use registry::{Call, ConnectError, DatagramError, Endpoint, Remote};
+pub use restored::{Counts, RestoredEnd};
 pub use router::{Applied, Calls, Router};
 pub use vms::{AddError, Claim, DEFAULT_CONNECTIONS, Forward, KnownVms, RemoteRange, Vm, VmReader, VmTable};
 pub use waiting::WaitingCalls;

@@ -16,6 +16,7 @@ use crate::address::{Cid, Key, SocketAddress};
 use crate::connection::{Action, Event, Failed, Role, State};
 use crate::datagram_taps::{DatagramTaps, Watch};
 use crate::registry::{Call, ConnectError, DatagramError, Endpoint, HostPresence, Registry, Remote};
+use crate::restored::Restored;
 use crate::vms::{Claim, KnownVms, RemoteRange, VmTable};
 
 /// Connections of one server that it has accepted and closed while their clients still shake hands. Beyond, clients are
@@ -23,31 +24,33 @@ use crate::vms::{Claim, KnownVms, RemoteRange, VmTable};
 const MOST_CLOSED_EARLY: usize = 512;
 
 /// One connection.
-struct Connection {
-    state: State<StreamEnd>,
+pub(crate) struct Connection {
+    pub state: State<StreamEnd>,
     /// What answers for the server until it has accepted.
-    server: Arc<dyn Endpoint>,
+    pub server: Arc<dyn Endpoint>,
     /// What hears of the client's end, and of the server's.
-    remotes: [Option<Arc<dyn Remote>>; 2],
+    pub remotes: [Option<Arc<dyn Remote>>; 2],
 }
 
 #[derive(Default)]
-struct Tables {
+pub(crate) struct Tables {
     registry: Registry,
     /// What answers for other hosts' CIDs, by the first of a range.
     remotes: HashMap<Cid, Arc<dyn Endpoint>>,
     /// By number.
-    connections: HashMap<u64, Connection>,
+    pub connections: HashMap<u64, Connection>,
+    /// Ends of a previous daemon's connections.
+    pub restored: Restored,
     /// By server: its connections that are closed early, by client.
     closed_early: HashMap<Cid, SharedPlaces<Cid>>,
-    last: u64,
+    pub last: u64,
 }
 
 /// See the module's text. Shared by everything that speaks for a CID.
 pub struct Router {
-    vms: Arc<VmTable>,
-    tables: Mutex<Tables>,
-    streams: Arc<dyn Streams>,
+    pub(crate) vms: Arc<VmTable>,
+    pub(crate) tables: Mutex<Tables>,
+    pub(crate) streams: Arc<dyn Streams>,
     host: HostPresence,
     taps: DatagramTaps,
 }
@@ -68,7 +71,7 @@ pub struct Applied {
 #[derive(Default)]
 pub struct Calls(Vec<Todo>);
 
-enum Todo {
+pub(crate) enum Todo {
     Requested(Arc<dyn Endpoint>, Call, Option<u64>),
     GivenUp(Arc<dyn Endpoint>, Call),
     Accepted(Arc<dyn Remote>, Call),
@@ -151,7 +154,7 @@ impl Tables {
     }
 
     /// What answers for `cid`, here or on another host.
-    fn endpoint(&self, cid: Cid, known: &KnownVms) -> Option<&Arc<dyn Endpoint>> {
+    pub fn endpoint(&self, cid: Cid, known: &KnownVms) -> Option<&Arc<dyn Endpoint>> {
         self.registry.get(cid).or_else(|| self.remotes.get(&known.range(cid)?.first))
     }
 
@@ -426,6 +429,10 @@ impl Router {
 }
 
 impl Calls {
+    pub(crate) fn of(todo: Vec<Todo>) -> Calls {
+        Calls(todo)
+    }
+
     /// These, then `more`.
     pub fn extend(&mut self, more: Calls) {
         self.0.extend(more.0);

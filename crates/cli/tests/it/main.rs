@@ -20,6 +20,7 @@ mod hybrid;
 mod libvirt_hook;
 mod metrics;
 mod mirror;
+mod mixed_kill;
 mod own_daemon;
 mod owners;
 mod route;

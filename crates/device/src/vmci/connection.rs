@@ -91,6 +91,11 @@ impl Connection {
         self.state == State::Established
     }
 
+    /// What each end has said.
+    pub fn said(&self) -> Sides<u8> {
+        self.said.each_ref().map(|said| said.get())
+    }
+
     /// How each end's bytes end, as far as it has said.
     pub fn pending_ends(&self) -> Sides<Vec<End>> {
         self.said.each_ref().map(|said| {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use vmlane_port::{StreamEnd, StreamId};
-use vmlane_vsock::{Call, Calls, Event, Key, Remote, Role, Router};
+use vmlane_vsock::{Call, Calls, Event, Key, Remote, RestoredEnd, Role, Router};
 use vmlane_wire::vmci::Handle;
 
 use super::stats::Refusal;
@@ -51,6 +51,13 @@ impl OtherEnds {
         let applied = self.router.apply_as(call, event, Some(self.guest_ends.clone()));
         self.after.extend(applied.calls);
         applied.stream.filter(|_| applied.taken)
+    }
+
+    /// A guest's end of a previous daemon's connection is joined with the other one again.
+    pub fn rejoin(&mut self, restored: (Call, RestoredEnd), end: StreamEnd) -> Option<(Call, StreamId)> {
+        let (joined, calls) = self.router.rejoin(restored, (end, self.guest_ends.clone()));
+        self.after.extend(calls);
+        joined
     }
 
     /// The pair `handle` of the connection `call` is joined.

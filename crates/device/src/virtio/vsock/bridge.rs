@@ -96,10 +96,20 @@ impl Bridge {
         self.guests.entry(cid).or_insert_with(guest);
     }
 
-    /// The VM's device has this file from here on. Connections that a previous daemon noted there are over.
+    /// The VM's device has this file from here on. Connections that a previous daemon noted there go on if their other ends do.
     pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
-        let guest = self.guests.get_mut(&cid);
-        guest.into_iter().for_each(|guest| guest.bind(cid, kept, transaction));
+        let joined = self.guests.get_mut(&cid).map(|guest| guest.bind(cid, kept, transaction));
+        for noted in joined.unwrap_or_default() {
+            let name = noted.1;
+            let Some(guest) = self.guests.get_mut(&cid) else { return };
+            if !self.places.has_room(&cid) {
+                guest.lose(noted);
+                continue;
+            }
+            let Some((mut link, key, role, end)) = guest.restore(noted) else { continue };
+            link.call = Some(self.router.restore(key, role, end));
+            self.insert(name, link);
+        }
     }
 
     /// The VM's rings run from here on: what has waited for them goes on.
@@ -150,11 +160,15 @@ impl Bridge {
     /// Streams with payload in flight take what they can at once; the rest is copied. Nothing is in flight any more.
     pub fn settle(&mut self, now: Instant) {
         let mut in_flight = std::mem::take(&mut self.in_flight);
-        for name in in_flight.drain(..) {
-            let Some(link) = self.link(&name) else { continue };
+        for name in &in_flight {
+            let Some(link) = self.link(name) else { continue };
             let (lane, stream) = (link.lane.clone(), link.stream);
             stream.into_iter().for_each(|stream| _ = self.turn_now(stream, now));
             lane.keep_rest();
+        }
+        // Behind all turns: what these commit is not to say that chains were had that are completed later.
+        for name in in_flight.drain(..) {
+            self.link(&name).into_iter().for_each(|link| link.lane.note_received());
         }
         self.in_flight = in_flight;
     }
@@ -280,9 +294,9 @@ impl Bridge {
 
     fn connect(&mut self, name: Name, header: &Header, vm: &Vm) -> bool {
         let Some(guest) = self.guests.get(&name.cid) else { return false };
-        let mut link = guest.make(name);
-        let end = link.port.take().map(|port| guest.end(port));
         let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
+        let Some(mut link) = guest.make(name, key.server) else { return false };
+        let end = link.port.take().map(|port| guest.end(port));
         link.lane.receive_credit(header);
         link.owes_response = true;
         match self.router.open(key, end, guest.remote(name)) {
@@ -322,6 +336,7 @@ impl Bridge {
             port.reply(reset);
             return true;
         }
+        self.note(&name);
         for (flag, what) in [(SHUTDOWN_SEND, Shutdown::Send), (SHUTDOWN_RECEIVE, Shutdown::Receive)] {
             if let (true, Some(call)) = (new & flag != 0, call) {
                 self.router.shutdown(call, what);
@@ -342,10 +357,21 @@ impl Bridge {
         }
     }
 
+    /// See [`GuestLinks::note`].
+    fn note(&self, name: &Name) {
+        self.guests.get(&name.cid).into_iter().for_each(|guest| guest.note(name));
+    }
+
     /// Forgets a connection; the peer hears of a reset, or that the guest is gone.
     fn drop_link(&mut self, name: Name, reset: bool) {
         let Some(call) = self.remove(&name).and_then(|link| link.call) else { return };
-        if reset { self.router.reset(call) } else { self.router.close(call) }
+        if reset {
+            self.router.reset(call)
+        } else {
+            self.router.close(call)
+        }
+        // Its stream has all bytes of the guest before the guest's next daemon takes the connection for over.
+        self.run_commands();
     }
 
     /// Has the guest any connection here?
@@ -487,7 +513,7 @@ impl Bridge {
             News::Joined(name, call, stream) => {
                 // Another connection may have the name by now.
                 let Some(link) = self.link(&name).filter(|link| link.call == Some(call)) else { return };
-                link.stream = Some(stream);
+                (link.stream, link.joined) = (Some(stream), true);
                 if std::mem::take(&mut link.owes_response)
                     && let Some(port) = vms.port(cid)
                 {
@@ -495,6 +521,7 @@ impl Bridge {
                 }
                 link.lane.open();
                 link.lane.note_again();
+                self.note(&name);
                 self.router.streams().kick(stream);
             }
             News::Failed(name, call) => self.ends_unjoined(name, call, vms),
@@ -514,7 +541,7 @@ impl Bridge {
         let relayed = vms.contains(call.key.client.0);
         let name = self.router.vms().get(cid).map(|vm| (Name::asked(&vm, call), vm));
         let name = name.filter(|(name, vm)| self.admits(name, vm)).map(|(name, _)| name);
-        let link = name.and_then(|name| Some(self.guests.get(&cid)?.make(name)));
+        let link = name.and_then(|name| self.guests.get(&cid)?.make(name, call.key.client));
         let Some(port) = vms.port(cid) else {
             // Its driver is not loaded, or has not set the device up yet.
             return self.router.refuse(call, Failed::Absent);
@@ -555,6 +582,7 @@ impl Bridge {
         link.told |= flags;
         let shutdown = Header { flags: link.told.into(), ..link.lane.packet(op::SHUTDOWN) };
         port.reply(shutdown);
+        self.note(&name);
         if detached {
             self.expect_resets(&name, credit, 2);
             self.drop_link(name, false);

@@ -32,6 +32,11 @@ impl Flow {
         Flow { is_unknown: true, ..Flow::default() }
     }
 
+    /// That of one of which as much was sent before this daemon; the receiver is to say what it takes.
+    pub fn resumed(sent: u32) -> Flow {
+        Flow { sent, taken: sent, asked: sent, ..Flow::default() }
+    }
+
     /// The receiver's packets say what it has taken.
     #[inline]
     pub fn hears(&mut self, header: &Header) {

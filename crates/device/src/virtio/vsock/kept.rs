@@ -9,9 +9,11 @@
 //! | `book.rs` | the connections of one device |
 //! | `replies.rs` | packets of the daemon that wait for buffers |
 //! | `area.rs` | where bytes lie that wait for a receiver |
+//! | `lanes.rs` | connections with VMCI guests and programs: counts, bytes that wait |
 
 mod area;
 mod book;
+mod lanes;
 mod replies;
 mod transaction;
 
@@ -21,14 +23,18 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vmlane_mem::Window;
 use vmlane_state::{Found, LAYOUT, Scope, Store, Unusable};
 use vmlane_wire::virtio::MAX_RING;
 
 use crate::virtio::queue::{Queue, Record, record_bytes};
 
+use self::lanes::Places;
+
 pub use self::area::{Area, Block, Stored};
 pub use self::book::{Book, Entry};
+pub use self::lanes::{Place, Word};
 pub use self::replies::Replies;
 pub use self::transaction::{Shown, Transaction, Words, redo};
 
@@ -40,7 +46,7 @@ const LOGS: &str = "vsock";
 
 /// Offsets. The file is sparse.
 mod at {
-    use super::{RINGS, area, book, record_bytes, replies};
+    use super::{RINGS, area, book, lanes, record_bytes, replies};
     use vmlane_wire::virtio::MAX_RING;
 
     pub const MAGIC: usize = 0;
@@ -54,11 +60,14 @@ mod at {
     pub const LINKS: usize = TABLE + book::BYTES;
     pub const AREA: usize = LINKS + book::BYTES;
     pub const RECORDS: usize = AREA + area::BYTES;
-    pub const END: usize = RECORDS + RINGS * record_bytes(MAX_RING);
+    pub const LANES: usize = (RECORDS + RINGS * record_bytes(MAX_RING)).next_multiple_of(64);
+    /// Of all words.
+    pub const END: usize = LANES + lanes::WORDS;
+    pub const LANE_BYTES: usize = END.next_multiple_of(4096);
 }
 /// Rings with a record: receive and transmit.
 const RINGS: usize = 2;
-const LEN: u64 = (at::END as u64).next_multiple_of(4096);
+const LEN: u64 = (at::LANE_BYTES + lanes::BYTES) as u64;
 
 /// Which connections a book is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +84,7 @@ pub struct Kept {
     window: Arc<Window>,
     id: u64,
     file: OwnedFd,
+    places: Mutex<Places>,
 }
 
 /// How far a packet has come that its guest has sent and that is not completed.
@@ -94,7 +104,7 @@ impl Kept {
         window.store_u32(at::LAYOUT, LAYOUT);
         window.store_u64(at::ID, id);
         window.store_u64(at::MAGIC, MAGIC);
-        Ok(Arc::new(Kept { window: Arc::new(window), id, file }))
+        Ok(Arc::new(Kept { window: Arc::new(window), id, file, places: Mutex::default() }))
     }
 
     /// What a previous daemon left. Each word is checked when it is read.
@@ -112,7 +122,7 @@ impl Kept {
             have => return Err(Unusable::Layout { have }),
         }
         let id = window.load_u64(at::ID);
-        Ok(Arc::new(Kept { window: Arc::new(window), id, file }))
+        Ok(Arc::new(Kept { window: Arc::new(window), id, file, places: Mutex::default() }))
     }
 
     /// To be held for the next daemon.

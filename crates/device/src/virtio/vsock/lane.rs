@@ -4,28 +4,31 @@
 //! The device's worker and the stream's engine share a [`Lane`]; both are on one thread, so it is borrowed and never
 //! locked. For the time of one turn of the stream the payload of packets is *in flight*: the lane knows where in the guest's
 //! memory it lies, and the stream copies it from there. What its peer has no room for is then copied once more, into the
-//! lane's own memory, and no more than the credit that was announced. So outside a turn nothing here refers to a chain.
+//! lane's place in its device's file, and no more than the credit that was announced. So outside a turn nothing here refers to a
+//! chain, and the next daemon has all of it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use atomic_refcell::AtomicRefCell;
-use vmlane_mem::{MemoryMap, Spans};
+use vmlane_mem::{MemoryMap, Spans, copy_spans};
 use vmlane_port::{
     Bytes, End, Notifications, PortFault, RingSlice, Scattered, StreamAddress, StreamInfo, StreamPort,
     Survival,
 };
+use vmlane_vsock::Counts;
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
 use super::bridge::Name;
 use super::credit::Flow;
+use super::kept::{Place, Word};
 use super::receive::{Inlet, Receive, SHOWN};
 use super::repeats::Credit;
 
 /// Bytes that a guest may have sent and its peer not taken: what a Linux socket has by default.
 pub const CREDIT: usize = 256 << 10;
-/// Memory that is kept while no byte waits.
-const KEPT: usize = 16 << 10;
+/// No connection has carried so many.
+const MOST_BYTES: u64 = 1 << 62;
 
 /// What happened on the worker's thread while streams had their turns.
 #[derive(Debug, Default)]
@@ -80,14 +83,23 @@ pub struct Lane {
 struct State {
     /// Where the guest receives; none while its rings do not run, and when the connection is over for it.
     inlet: Option<Arc<Inlet>>,
-    /// Bytes of the guest that its peer had no room for.
-    kept: VecDeque<u8>,
+    /// What the next daemon goes on with.
+    place: Place,
+    /// Bytes of the guest that its peer had no room for, from the one after those that were taken up to those that were received.
+    kept: Spans,
     /// Those behind them, where the guest has them; the first ones are taken already.
     in_flight: Spans,
     flight_taken: usize,
-    /// Bytes of the guest that were taken, modulo 2^32, and how many of them were reported to it.
-    taken: u32,
-    reported_taken: u32,
+    /// Bytes of the guest that came, those in flight apart; which of them is at the beginning of the place.
+    received: u64,
+    base: u64,
+    /// How many were taken, and how many of them were reported to the guest.
+    taken: u64,
+    reported_taken: u64,
+    /// So many of those that come next were taken before a previous daemon's death, out of chains that it did not complete.
+    skipped: usize,
+    /// Bytes that the guest was given.
+    sent: u64,
     /// What the guest is given.
     flow: Flow,
     /// It is to be asked for news of that.
@@ -116,40 +128,42 @@ impl State {
         self.kept.len() + self.in_flight()
     }
 
-    /// Calls `kept` and `in_flight` with the parts of `[from, from + len)`: the first is in this lane's memory, the second begins at
-    /// that byte of what is in flight.
-    fn parts(
-        &self,
-        from: usize,
-        len: usize,
-        mut kept: impl FnMut(&[u8]),
-        in_flight: impl FnOnce(&Spans, usize, usize),
-    ) {
-        let mut left = len;
-        let (first, second) = self.kept.as_slices();
-        let mut skip = from;
-        for part in [first, second] {
-            let part = part.get(skip.min(part.len())..).unwrap_or_default();
-            let here = left.min(part.len());
-            kept(part.get(..here).unwrap_or_default());
-            left -= here;
-            skip = skip.saturating_sub(first.len());
+    /// Calls `each` with the parts of `[from, from + len)`: which of these bytes is the first, where it lies, how many.
+    fn parts(&self, from: usize, len: usize, mut each: impl FnMut(usize, &Spans, usize, usize)) {
+        let own = len.min(self.kept.len().saturating_sub(from));
+        if own > 0 {
+            each(0, &self.kept, from, own);
         }
-        if left > 0 {
-            in_flight(&self.in_flight, self.flight_taken + from.saturating_sub(self.kept.len()), left);
+        if len > own {
+            let at = self.flight_taken + (from + own - self.kept.len());
+            each(own, &self.in_flight, at, len - own);
         }
+    }
+
+    /// The bytes that are kept are these now: those that came and were not taken.
+    fn set_kept(&mut self) {
+        let len = self.received.saturating_sub(self.taken) as usize;
+        self.place.set(&mut self.kept, self.taken.wrapping_sub(self.base), len);
     }
 }
 
 impl Lane {
-    pub fn new(name: Name, notes: Arc<Notes>, inlet: Option<Arc<Inlet>>) -> Arc<Lane> {
+    /// One that has `place`. If a previous daemon had it there, [`Counts::resume`] comes next.
+    pub fn new(name: Name, notes: Arc<Notes>, inlet: Option<Arc<Inlet>>, place: Place) -> Arc<Lane> {
+        let [sent, received, base, taken] =
+            [Word::Sent, Word::Received, Word::Base, Word::Taken].map(|word| place.load(word));
         let state = State {
             inlet,
-            kept: VecDeque::new(),
+            kept: place.bytes(),
+            place,
             in_flight: nothing(),
             flight_taken: 0,
-            taken: 0,
-            reported_taken: 0,
+            received,
+            base,
+            taken,
+            reported_taken: taken,
+            skipped: 0,
+            sent,
             flow: Flow::default(),
             asks: false,
             ends: Ends::default(),
@@ -159,6 +173,11 @@ impl Lane {
             noted: false,
         };
         Arc::new(Lane { name, notes, state: AtomicRefCell::new(state) })
+    }
+
+    /// The number of its place.
+    pub fn place(&self) -> usize {
+        self.state.borrow().place.number()
     }
 
     /// The end of its stream.
@@ -194,26 +213,40 @@ impl Lane {
         if state.pending() + len > CREDIT {
             return false;
         }
+        let skipped = len.min(state.skipped);
+        state.skipped -= skipped;
+        state.received += skipped as u64;
         if state.in_flight.is_empty() {
             state.in_flight.follow(payload);
         }
-        state.in_flight.append(payload, 0, len)
+        state.in_flight.append(payload, skipped, len - skipped)
     }
 
     /// What is left of what was in flight is kept here; then nothing is.
     pub fn keep_rest(&self) {
         let state = &mut *self.state.borrow_mut();
-        let (mut at, mut chunk) = (state.flight_taken, [0; 4096]);
-        while at < state.in_flight.len() {
-            let here = chunk.len().min(state.in_flight.len() - at);
-            if let Some(chunk) = chunk.get_mut(..here) {
-                state.in_flight.read(at, chunk);
-                state.kept.extend(&*chunk);
+        let rest = state.in_flight();
+        if rest > 0 {
+            if state.kept.is_empty() {
+                state.base = state.taken;
             }
-            at += here;
+            let first = state.taken + state.kept.len() as u64;
+            state.place.set(&mut state.kept, first.wrapping_sub(state.base), rest);
+            copy_spans(&state.kept, 0, &state.in_flight, state.flight_taken, rest);
         }
+        state.received += state.in_flight.len() as u64;
         state.in_flight.clear();
         state.flight_taken = 0;
+        state.set_kept();
+    }
+
+    /// The chains of what was in flight are completed with the next commit.
+    pub fn note_received(&self) {
+        let State { place, received, base, .. } = &*self.state.borrow();
+        place.note(Word::Received, *received);
+        if place.load(Word::Base) != *base {
+            place.note(Word::Base, *base);
+        }
     }
 
     /// The guest's rings run from here on, or do so no longer: what is in flight is lost with them.
@@ -274,14 +307,43 @@ impl Lane {
     }
 }
 
+impl Counts for Lane {
+    fn sent(&self) -> u64 {
+        self.state.borrow().sent
+    }
+
+    /// What is noted here is less by less than the ring holds.
+    fn resume(&self, tail: u64, size: u64) -> bool {
+        let Ok(mut state) = self.state.try_borrow_mut() else { return false };
+        let state = &mut *state;
+        let most = CREDIT as u64;
+        let sound = [state.sent, state.received, state.taken].iter().all(|&count| count < MOST_BYTES);
+        if !sound || tail >= size {
+            return false;
+        }
+        state.taken += (tail + size - state.taken % size) % size;
+        if state.received.abs_diff(state.taken) > most {
+            return false;
+        }
+        state.place.store(Word::Taken, state.taken);
+        state.skipped = state.taken.saturating_sub(state.received) as usize;
+        state.set_kept();
+        // What was reported, and the credit that the guest gives, are not known.
+        state.reported_taken = state.taken.wrapping_sub(most);
+        state.flow = Flow::resumed(state.sent as u32);
+        state.asks = true;
+        true
+    }
+}
+
 impl State {
     fn packet(&mut self, name: &Name, op: u16) -> Header {
         self.reported_taken = self.taken;
-        Header { buf_alloc: (CREDIT as u32).into(), fwd_cnt: self.taken.into(), ..name.packet(op) }
+        Header { buf_alloc: (CREDIT as u32).into(), fwd_cnt: (self.taken as u32).into(), ..name.packet(op) }
     }
 
     fn is_update_due(&self) -> bool {
-        self.taken.wrapping_sub(self.reported_taken) as usize >= CREDIT / 2
+        self.taken.wrapping_sub(self.reported_taken) >= CREDIT as u64 / 2
     }
 }
 
@@ -311,12 +373,13 @@ impl StreamPort for LanePort {
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
         let state = &mut *self.0.state.borrow_mut();
         let kept = len.min(state.kept.len());
-        state.kept.drain(..kept);
-        if state.kept.is_empty() && state.kept.capacity() > KEPT {
-            state.kept = VecDeque::new();
-        }
         state.flight_taken += len - kept;
-        state.taken = state.taken.wrapping_add(len as u32);
+        state.taken += len as u64;
+        // At once, and behind the index that the peer's ring has by now.
+        state.place.store(Word::Taken, state.taken);
+        if kept > 0 {
+            state.set_kept();
+        }
         if state.is_update_due() {
             self.0.note_in(state);
         }
@@ -364,9 +427,10 @@ impl StreamPort for LanePort {
             }
             writes.0.copied += done - begin;
             drop(writes);
-            let transaction = receive.transaction().clone();
             drop(receive);
-            transaction.commit();
+            state.sent += (done - begin) as u64;
+            state.place.note(Word::Sent, state.sent);
+            state.place.commit();
         }
         if state.asks {
             lane.note_in(state);
@@ -416,143 +480,21 @@ impl Scattered for LanePort {
     }
 
     fn copy_to(&self, to: RingSlice<'_>, len: usize) {
-        let (state, mut done) = (self.0.state.borrow(), 0);
-        let kept = len.min(state.kept.len());
-        let put = |bytes: &[u8]| {
-            to.advanced(done).write(bytes);
-            done += bytes.len();
-        };
-        state.parts(0, len, put, |spans, at, len| to.advanced(kept).write_spans(spans, at, len));
+        let state = self.0.state.borrow();
+        state.parts(0, len, |done, spans, at, len| to.advanced(done).write_spans(spans, at, len));
     }
 
     fn copy_to_spans(&self, from: usize, to: &Spans, at: usize, len: usize) {
-        let (state, mut done) = (self.0.state.borrow(), 0);
-        let kept = len.min(state.kept.len().saturating_sub(from));
-        let put = |bytes: &[u8]| {
-            to.write(at + done, bytes);
-            done += bytes.len();
-        };
-        state.parts(from, len, put, |spans, source, len| {
-            vmlane_mem::copy_spans(to, at + kept, spans, source, len);
-        });
+        let state = self.0.state.borrow();
+        state.parts(from, len, |done, spans, source, len| copy_spans(to, at + done, spans, source, len));
     }
 
     fn read(&self, from: usize, out: &mut [u8]) {
-        let (state, mut done) = (self.0.state.borrow(), 0);
-        let (len, kept) = (out.len(), out.len().min(state.kept.len().saturating_sub(from)));
-        let (own, rest) = out.split_at_mut(kept);
-        let put = |bytes: &[u8]| {
-            if let Some(out) = own.get_mut(done..done + bytes.len()) {
-                out.copy_from_slice(bytes);
-                done += bytes.len();
+        let (state, len) = (self.0.state.borrow(), out.len());
+        state.parts(from, len, |done, spans, at, len| {
+            if let Some(out) = out.get_mut(done..done + len) {
+                spans.read(at, out);
             }
-        };
-        state.parts(from, len, put, |spans, at, _| spans.read(at, rest));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use vmlane_mem::{MapRequest, Pages, memfd};
-
-    use super::*;
-
-    const NAME: Name = Name { cid: 4, port: 1, peer: 3, peer_port: 2 };
-    const MEMORY: usize = 1 << 20;
-
-    /// Memory whose every byte differs from those near it.
-    fn memory() -> MemoryMap {
-        let fd = memfd("lane", MEMORY as u64).unwrap();
-        let request = MapRequest { guest: 0, len: MEMORY as u64, offset: 0, fd, writable: true };
-        let map = MemoryMap::default().map(request).unwrap();
-        let bytes: Vec<u8> = (0..MEMORY).map(|at| ((at * 31) >> 3) as u8).collect();
-        pages(&map).write(0, &bytes);
-        map
-    }
-
-    fn pages(map: &MemoryMap) -> Pages {
-        map.pages((0..MEMORY as u64).step_by(4096), 12).unwrap()
-    }
-
-    fn spans(map: &MemoryMap, at: usize, len: usize) -> Spans {
-        let mut spans = Spans::new(map.clone(), true);
-        spans.push(at as u64, len).unwrap();
-        spans
-    }
-
-    fn bytes(map: &MemoryMap, at: usize, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        pages(map).read(at, &mut bytes);
-        bytes
-    }
-
-    fn lane() -> Arc<Lane> {
-        Lane::new(NAME, Arc::default(), None)
-    }
-
-    /// What was kept, which begins anew in its memory, then what is in flight, of which a part is taken: from any byte on, to any place.
-    #[test]
-    fn bytes_are_copied_from_wherever_they_lie() {
-        let (map, lane) = (memory(), lane());
-        let mut port = lane.port();
-        let sizes = [700, 5000, 300];
-        let mut want = Vec::new();
-        for (turn, len) in sizes.into_iter().enumerate() {
-            assert!(lane.receive(&spans(&map, turn * 10_000, len), len));
-            want.extend(bytes(&map, turn * 10_000, len));
-            port.consume(150).unwrap();
-            want.drain(..150);
-            if turn < 2 {
-                lane.keep_rest();
-            }
-        }
-        assert_eq!(port.readable().unwrap(), want.len());
-        // So that the ring begins anew in the middle, too.
-        let target = memory();
-        for (from, len) in [(0, want.len()), (1, 10), (549, 4000), (5200, 200), (5549, 1), (5550, 300)] {
-            let len = len.min(want.len() - from);
-            let part = &want[from..from + len];
-            let mut out = vec![0; len];
-            Bytes::Elsewhere(&port).read(from, &mut out);
-            assert!(out == part, "{len} bytes from {from} on");
-            let to = spans(&target, 40_000, len);
-            Bytes::Elsewhere(&port).copy_to_spans(from, &to);
-            assert!(bytes(&target, 40_000, len) == part, "{len} bytes from {from} on, to spans");
-            if from == 0 {
-                let ring = RingSlice { pages: &pages(&target), base: 0, size: 8192, at: 7000 };
-                Bytes::Elsewhere(&port).copy_to(ring, len);
-                let ring = [bytes(&target, 7000, 8192 - 7000), bytes(&target, 0, 7000)].concat();
-                assert!(&ring[..len] == part, "to a ring");
-            }
-        }
-    }
-
-    #[test]
-    fn no_more_than_the_credit_is_kept_and_its_memory_is_given_back() {
-        let (map, lane) = (memory(), lane());
-        let mut port = lane.port();
-        for _ in 0..2 {
-            for _ in 0..4 {
-                assert!(lane.receive(&spans(&map, 0, CREDIT / 4), CREDIT / 4));
-                lane.keep_rest();
-            }
-            assert!(!lane.receive(&spans(&map, 0, 1), 1), "beyond its credit");
-            assert!(!lane.take_due()[0]);
-            port.consume(CREDIT).unwrap();
-            assert!(lane.take_due()[0], "that all of it was taken is to be reported");
-            assert_eq!(lane.packet(op::CREDIT_UPDATE).buf_alloc.get() as usize, CREDIT);
-            assert_eq!(lane.state.borrow().kept.capacity(), 0);
-        }
-    }
-
-    #[test]
-    fn what_is_in_flight_is_forgotten_with_the_rings() {
-        let (map, lane) = (memory(), lane());
-        assert!(lane.receive(&spans(&map, 0, 100), 100));
-        lane.keep_rest();
-        assert!(lane.receive(&spans(&map, 100, 100), 100));
-        lane.set_inlet(None);
-        assert_eq!(lane.port().readable().unwrap(), 100);
-        assert!(lane.receive(&spans(&memory(), 0, 10), 10), "of other memory, too");
+        });
     }
 }

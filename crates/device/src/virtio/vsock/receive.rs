@@ -201,10 +201,6 @@ impl Receive {
         }
     }
 
-    pub fn transaction(&self) -> &Arc<Transaction> {
-        &self.transaction
-    }
-
     pub fn set_transaction(&mut self, transaction: Arc<Transaction>) {
         self.transaction = transaction;
     }

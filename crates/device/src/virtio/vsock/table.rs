@@ -41,7 +41,7 @@ struct Side {
 impl Side {
     fn entry(&self, known: Known) -> Entry {
         let Side { client, established, shut, .. } = *self;
-        Entry { known, client, established, shut }
+        Entry { known, client, established, shut, told: 0, place: 0 }
     }
 }
 
@@ -101,7 +101,7 @@ impl Connections {
         }
         self.book = Some(book);
         for (place, entry) in noted {
-            let Entry { known, client, established, shut } = entry;
+            let Entry { known, client, established, shut, .. } = entry;
             self.remove(transaction, &known);
             *self.peers.entry(known.peer).or_default() += 1;
             self.opened += usize::from(client);

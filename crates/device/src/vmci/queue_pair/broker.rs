@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vmlane_port::queue_pair::{Protocol, QueuePairPort};
-use vmlane_port::{Side, StreamEnd};
+use vmlane_port::{Budget, Side, StreamEnd};
 use vmlane_state::Journal;
 use vmlane_vsock::{Event, Key};
 use vmlane_wire::vmci::{
@@ -174,15 +174,18 @@ impl Hypervisor {
 
     /// A guest attaches to what the device offered.
     fn attach_to_offered(&self, inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
-        let Request { handle, pages, ranges, .. } = request;
+        let Request { handle, pages, ranges, list, .. } = request;
         let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
         let key = pair.connection.ok_or(BAD_ARGS)?;
+        let list = record::pages(pages.page_size, &list);
         initialise_headers(&pages.produce, &pages.consume, handle);
         self.join(inner, key, handle, (cid, Side::B), pages)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
             pair.ranges.b = ranges;
-            // The next daemon has to end it.
             inner.dirty.push(Dirty::Pair(pair.serial));
+            if let Some(log) = &self.log {
+                log.stage((record::PAGES, pair.serial, Side::B as u64), &list);
+            }
         }
         inner.pairs.attach(&handle, cid);
         Ok(())
@@ -218,31 +221,16 @@ impl Hypervisor {
         (cid, side): (u32, Side),
         pages: Waiting,
     ) -> Result<(), Refusal> {
-        let context = inner.contexts.known(cid)?;
-        let (inbox, budget, slow) = (context.inbox.clone(), context.budget.clone(), context.slow);
-        if inbox.own() >= MAX_OWN {
+        let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
+        let (produce, consume) = pair.sizes(side);
+        let our = self.guest_end(inner, (key, handle, pair.serial), (cid, side))?;
+        if our.inbox.own() >= MAX_OWN {
             return Err(Refusal::Quota(Quota::Notices));
         }
-        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
-        let known = connection.server_as_known(key);
-        let address = match side {
-            Side::A => Address { cid, port: key.client.1, peer_cid: known.0, peer_port: known.1 },
-            Side::B => Address { cid, port: key.server.1, peer_cid: key.client.0, peer_port: key.client.1 },
-        };
-        // A connecting guest hears nothing before its ATTACH.
-        let (peer, hold) = ((handle, address.peer_cid), side == Side::A);
-        let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
-        let place = Place { log: self.log.clone(), serial: pair.serial, side: side as u64 };
-        let notifier = Notifier::new(inbox, cid, Some(address), peer, connection.protocol, hold, place);
-        let (produce, consume) = pair.sizes(side);
-        let call = connection.call.ok_or(Refusal::Destination)?;
+        let call = inner.connections.get(&key).and_then(|own| own.call).ok_or(Refusal::Destination)?;
+        let notifier = our.notifier.clone();
         let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier.clone());
-        let ours = StreamEnd {
-            port: Box::new(QueuePairPort::new(queues, produce, consume)),
-            budget,
-            slow,
-            worker: None,
-        };
+        let ours = our.end(QueuePairPort::new(queues, produce, consume));
         let (event, notifiers) = match side {
             Side::A => (Event::Supply(ours), Sides::new(Some(notifier), None)),
             Side::B => (Event::Attach(ours), Sides::new(None, Some(notifier))),
@@ -258,6 +246,43 @@ impl Hypervisor {
             connection.joined(stream, notifiers);
         }
         Ok(())
+    }
+
+    /// What the end `side` of the pair `handle`, which the router joins, has of its guest `cid`.
+    pub(super) fn guest_end(
+        &self,
+        inner: &Inner,
+        (key, handle, serial): (Key, Handle, u64),
+        (cid, side): (u32, Side),
+    ) -> Result<GuestEnd, Refusal> {
+        let context = inner.contexts.known(cid)?;
+        let (inbox, budget, slow) = (context.inbox.clone(), context.budget.clone(), context.slow);
+        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
+        let known = connection.server_as_known(key);
+        let address = match side {
+            Side::A => Address { cid, port: key.client.1, peer_cid: known.0, peer_port: known.1 },
+            Side::B => Address { cid, port: key.server.1, peer_cid: key.client.0, peer_port: key.client.1 },
+        };
+        // A connecting guest hears nothing before its ATTACH.
+        let (peer, hold) = ((handle, address.peer_cid), side == Side::A);
+        let place = Place { log: self.log.clone(), serial, side: side as u64 };
+        let protocol = connection.protocol;
+        let notifier = Notifier::new(inbox.clone(), cid, Some(address), peer, protocol, hold, place);
+        Ok(GuestEnd { notifier, inbox, budget, slow })
+    }
+}
+
+/// A guest's end of a pair that the router joins, without its rings.
+pub(super) struct GuestEnd {
+    pub notifier: Arc<Notifier>,
+    inbox: Arc<Inbox>,
+    budget: Arc<Budget>,
+    slow: bool,
+}
+
+impl GuestEnd {
+    pub fn end(self, port: QueuePairPort<GuestQueues>) -> StreamEnd {
+        StreamEnd { port: Box::new(port), budget: self.budget, slow: self.slow, worker: None }
     }
 }
 

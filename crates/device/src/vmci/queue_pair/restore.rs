@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use vmlane_mem::MemoryMap;
 use vmlane_port::queue_pair::QueuePairPort;
-use vmlane_port::{Budget, End, Resumed, Side, StreamEnd, StreamId};
+use vmlane_port::{Budget, End, Resumed, Shutdown, Side, StreamEnd, StreamId};
 use vmlane_state::{Reader, Writer};
-use vmlane_vsock::Key;
+use vmlane_vsock::{Failed, Key, Role};
 use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 
 use super::broker::notifiers;
 use super::guest_queues::GuestQueues;
 use super::{NO_STREAM, Pair, PairState, Waiting};
+use crate::vmci::connection::{SAID_RECEIVE, SAID_RESET, SAID_SEND};
 use crate::vmci::record::PairParts;
 use crate::vmci::sides::Sides;
 use crate::vmci::tables::{Hypervisor, Inner};
@@ -43,7 +44,7 @@ impl Pair {
         }
         match &self.state {
             PairState::Created(_) => out.u8(CREATED),
-            // The other end does not outlive the daemon, and the guest has none yet.
+            // The guest has no end yet.
             PairState::Offered => out.u8(JOINED).flag(true).flag(true),
             PairState::Joined { gone, .. } => out.u8(JOINED).flag(gone.a).flag(gone.b),
         };
@@ -117,6 +118,14 @@ fn pages_of(
     Waiting::resolve(map, page.trailing_zeros(), list, produce)
 }
 
+/// What is left of the bytes that a peer has left behind, from the index that they begin at, for a ring of `size` bytes whose tail
+/// is `tail`.
+fn rest_of(spill: Option<(u64, Vec<u8>)>, tail: u64, size: u64) -> Vec<u8> {
+    let Some((from, bytes)) = spill.filter(|_| size > 0) else { return Vec::new() };
+    let delivered = (tail + size - from % size) % size;
+    bytes.get(delivered as usize..).unwrap_or_default().to_vec()
+}
+
 impl Hypervisor {
     /// Restores a pair of a previous daemon. `maps`: the memory of the guests that are there. False: it
     /// cannot be resumed.
@@ -132,6 +141,11 @@ impl Hypervisor {
         // Serial numbers are the records' keys: no two orphans have one name.
         if orphan.is_none() && inner.pairs.contains_key(&handle) {
             return false;
+        }
+        let all_guests = cids.into_array().into_iter().flatten().all(|cid| inner.contexts.is_guest(cid));
+        if joined && !all_guests {
+            return orphan.is_none()
+                && self.resume_routed(inner, (handle, pair), gone, parts, maps).is_some();
         }
         let mut pages: Sides<Option<Waiting>> = Sides::default();
         for side in Side::BOTH {
@@ -149,9 +163,7 @@ impl Hypervisor {
                 None => return false,
             }
         }
-        // An endpoint of another kind did not outlive the previous daemon: the guest's connection is reset.
-        let all_have = cids.into_array().into_iter().flatten().all(|cid| inner.contexts.is_guest(cid));
-        if gone.a && gone.b || (joined && !all_have) {
+        if gone.a && gone.b {
             return false;
         }
         if joined {
@@ -174,6 +186,91 @@ impl Hypervisor {
             None => inner.pairs.insert(handle, pair),
         }
         true
+    }
+
+    /// Restores a joined pair of which one end belongs to an endpoint of another kind: with that one's end, if it was restored, or
+    /// with what that has left. None: it cannot be resumed.
+    fn resume_routed(
+        &self,
+        inner: &mut Inner,
+        (handle, mut pair): (Handle, Pair),
+        gone: Sides<bool>,
+        mut parts: PairParts,
+        maps: &HashMap<u32, MemoryMap>,
+    ) -> Option<()> {
+        let key = pair.connection?;
+        let cids = Sides::new(pair.creator, pair.attacher?);
+        let side = Side::BOTH.into_iter().find(|side| inner.contexts.is_guest(cids[*side]))?;
+        let (cid, peer) = (cids[side], side.other());
+        let connection = inner.connections.get(&key);
+        let connection = connection.filter(|own| own.is_about(handle) && own.is_attached())?;
+        let (said, role) = (connection.said(), Role::of(side));
+        if gone[side] {
+            return None;
+        }
+        let pages = pages_of(pair.sizes(side), parts.pages[side].as_ref()?, maps.get(&cid)?)?;
+        pair.ranges[side] = pages.ranges();
+        let our = self.guest_end(inner, (key, handle, pair.serial), (cid, side)).ok()?;
+        let notifier = our.notifier.clone();
+        notifier.restore_told(parts.told[side]);
+        notifier.attached();
+        let Waiting { produce, consume, page_size } = pages;
+        let queues = GuestQueues::new(produce, consume, page_size, notifier.clone());
+        let (produce, consume) = pair.sizes(side);
+        let shown = queues.shown();
+        let spill = parts.spill[side].take();
+        // One that has left its bytes has left, whether or not its device knows.
+        let restored = if spill.is_some() { None } else { self.router.take_restored(key, role.other()) };
+        let stream = match restored {
+            Some((call, restored)) => {
+                let cur = restored.counts.sent().checked_rem(produce);
+                let port = |cur| QueuePairPort::resumed(queues, produce, consume, shown, Some(cur));
+                let port = cur.and_then(port).filter(|_| restored.counts.resume(shown.1, consume));
+                let Some(port) = port else {
+                    restored.remote.failed(call, Failed::Gone);
+                    return None;
+                };
+                inner.others.rejoin((call, restored), our.end(port)).map(|(call, stream)| {
+                    pair.call = Some(call);
+                    inner.others.join(call, handle, stream);
+                    stream
+                })?
+            }
+            None if gone[peer] => {
+                let port = QueuePairPort::resumed(queues, produce, consume, shown, None)?;
+                let mut ends: Sides<Option<StreamEnd>> = Sides::default();
+                let mut left: Sides<(Vec<u8>, Option<Arc<Budget>>)> = Sides::default();
+                let mut marks: Sides<Vec<End>> = Sides::default();
+                ends[side] = Some(our.end(port));
+                left[peer] = (rest_of(spill, shown.1, consume), None);
+                marks[peer].push(End::Detached);
+                let (ends, left, marks) = (ends.into_array(), left.into_array(), marks.into_array());
+                self.streams.resume(Resumed { ends, left, marks })
+            }
+            None => return None,
+        };
+        for (bit, what) in [(SAID_RECEIVE, Shutdown::Receive), (SAID_SEND, Shutdown::Send)] {
+            if said[side] & bit != 0 {
+                self.streams.shutdown(stream, side, what);
+            }
+        }
+        if said[side] & SAID_RESET != 0 {
+            self.streams.reset(stream, side);
+        }
+        let mut notifiers = Sides::default();
+        notifiers[side] = Some(notifier);
+        if let Some(connection) = inner.connections.get_mut(&key) {
+            connection.joined(stream, notifiers);
+            connection.call = pair.call;
+        }
+        let context = inner.contexts.get_mut(cid)?;
+        context.pairs += 1;
+        context.pair_bytes += pair.bytes();
+        let mut left = gone;
+        left[peer] = pair.call.is_none();
+        pair.state = PairState::Joined { stream, gone: left };
+        inner.pairs.insert(handle, pair);
+        Some(())
     }
 
     fn resume_stream(&self, inner: &mut Inner, handle: Handle, pair: &Pair, ends: Ends) -> Option<StreamId> {
@@ -224,13 +321,9 @@ impl Hypervisor {
                 Side::BOTH.into_iter().for_each(|side| notifiers[side].end(End::Detached));
                 return Some(NO_STREAM);
             };
-            if gone[peer]
-                && let Some((from, bytes)) = spill[side].take()
-                && consume > 0
-            {
-                let delivered = (own.1 + consume - from % consume) % consume;
-                let rest = bytes.get(delivered as usize..).unwrap_or_default();
-                left[peer] = (rest.to_vec(), Some(contexts[peer].1.clone()));
+            if gone[peer] {
+                let rest = rest_of(spill[side].take(), own.1, consume);
+                left[peer] = (rest, Some(contexts[peer].1.clone()));
             }
             let (_, budget, slow) = &contexts[side];
             ends[side] =

@@ -108,8 +108,8 @@ impl Hypervisor {
     /// once all VMs were added and have their devices, before any of them is served. A damaged record
     /// hurts the device or the stream that it was about.
     pub fn resume(&self, checkpoint: HypervisorCheckpoint, mut maps: HashMap<u32, MemoryMap>) {
-        let mut inner = self.inner.lock();
-        let inner = &mut *inner;
+        let mut locked = self.inner.lock();
+        let inner = &mut *locked;
         let (records, damage) = match checkpoint {
             HypervisorCheckpoint::Known { records, damaged } => {
                 if let Some(log) = &self.log {
@@ -165,6 +165,7 @@ impl Hypervisor {
             }
         }
         inner.end_damaged(&damage);
+        inner.end_unjoined();
         for (cid, items) in sorted.items {
             let Some(inbox) = inner.contexts.get(cid).map(|context| &context.inbox) else {
                 continue;
@@ -176,6 +177,8 @@ impl Hypervisor {
             inbox.restore_first(known.filter(|_| maps.contains_key(&cid)).collect());
         }
         self.commit(inner);
+        drop(locked);
+        self.run_after();
     }
 
     /// Records except those of devices that are reset, which are removed.
@@ -241,8 +244,8 @@ impl Hypervisor {
             let there = maps.contains_key(&key.client.0) || maps.contains_key(&key.server.0);
             let routed = !inner.contexts.is_guest(key.client.0) || !inner.contexts.is_guest(key.server.0);
             match Connection::from_record(&record).filter(|_| there) {
-                // What an endpoint of another kind knew of it is gone, however far it had come.
-                Some(connection) if routed => {
+                // What an endpoint of another kind knew of a handshake is gone.
+                Some(connection) if routed && !connection.is_attached() => {
                     inner.contexts.send_reset(connection.server_as_known(key), key.client);
                     inner.contexts.send_reset(key.client, key.server);
                     inner.dirty.push(Dirty::Connection(key));
@@ -264,6 +267,21 @@ impl Hypervisor {
 }
 
 impl Inner {
+    /// Ends connections with endpoints of other kinds of whose pairs there is nothing.
+    fn end_unjoined(&mut self) {
+        let guests = |key: &Key| [key.client.0, key.server.0].iter().all(|cid| self.contexts.is_guest(*cid));
+        let unjoined = |(key, connection): &(&Key, &Connection)| {
+            connection.is_attached() && !connection.is_joined() && !guests(key)
+        };
+        let keys: Vec<Key> = self.connections.iter().filter(unjoined).map(|(key, _)| *key).collect();
+        for key in keys {
+            if let Some(connection) = self.remove_connection(key) {
+                self.contexts.send_reset(connection.server_as_known(key), key.client);
+                self.contexts.send_reset(key.client, key.server);
+            }
+        }
+    }
+
     /// Ends what damaged records described, and tells its ends.
     fn end_damaged(&mut self, damage: &Damage) {
         self.lost.extend(&damage.contexts);

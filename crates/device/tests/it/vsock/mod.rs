@@ -2,6 +2,7 @@
 
 mod events;
 mod hostile;
+mod lane_takeover;
 mod lanes;
 mod notices;
 mod orders;

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vmlane_port::{Budget, StreamEnd, StreamId};
-use vmlane_vsock::{Call, Vm};
+use vmlane_port::{Budget, Shutdown, StreamEnd, StreamId};
+use vmlane_vsock::{Call, Key, RestoredEnd, Role, SocketAddress, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
 use super::mailbox::{GuestMailbox, GuestRemote};
 use super::name::Name;
-use crate::virtio::vsock::kept::{Book, Entry, Kept, Kind, Transaction};
+use crate::virtio::vsock::kept::{Book, Entry, Kept, Kind, Place, Transaction};
 use crate::virtio::vsock::lane::{Lane, LanePort, Notes};
 use crate::virtio::vsock::port::Port;
 use crate::virtio::vsock::receive::Inlet;
@@ -26,6 +26,8 @@ pub struct Link {
     pub port: Option<LanePort>,
     pub call: Option<Call>,
     pub stream: Option<StreamId>,
+    /// It has one, or had one with a previous daemon.
+    pub joined: bool,
     /// The guest asked; it is answered when the ends are joined.
     pub owes_response: bool,
     /// The guest was asked and has not answered.
@@ -53,11 +55,33 @@ pub struct GuestLinks {
     /// What the guest may still send for links that are gone.
     repeats: Repeats<Name>,
     /// Where they are noted for the next daemon, once its device has had rings.
-    book: Option<(Book, Arc<Transaction>)>,
-    /// Those that a previous daemon had, with their places there.
+    noted: Option<Noted>,
+    /// Those that a previous daemon had and that do not go on, with their places in the book.
     lost: Vec<(u32, Name)>,
     /// There is more to do in the next turn, whether or not something happens until then.
     pub unfinished: bool,
+}
+
+/// Of one session of a device.
+struct Noted {
+    book: Book,
+    kept: Arc<Kept>,
+    transaction: Arc<Transaction>,
+}
+
+impl Link {
+    fn entry(&self, name: &Name) -> Entry {
+        let known = Known { port: name.port, peer: name.peer, peer_port: name.peer_port, kind: kind::STREAM };
+        let client = self.call.is_some_and(|call| call.role == Role::Client);
+        let (established, place) = (self.joined, self.lane.place());
+        Entry { known, client, established, shut: self.said, told: self.told, place }
+    }
+
+    /// What its guest has said of its own end.
+    fn said(&self) -> Vec<Shutdown> {
+        let all = [(SHUTDOWN_SEND, Shutdown::Send), (SHUTDOWN_RECEIVE, Shutdown::Receive)];
+        all.into_iter().filter(|(flag, _)| self.said & flag != 0).map(|(_, what)| what).collect()
+    }
 }
 
 impl GuestLinks {
@@ -70,20 +94,54 @@ impl GuestLinks {
             worker,
             budget: Arc::new(Budget::new(BUDGET)),
             repeats: Repeats::default(),
-            book: None,
+            noted: None,
             lost: Vec::new(),
             unfinished: false,
         }
     }
 
-    /// Its device has this file from here on.
-    pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
-        let (mut book, noted) = Book::open(kept.clone(), Kind::Links);
-        self.lost = noted.into_iter().map(|(place, entry)| (place, name(cid, &entry.known))).collect();
-        for (name, link) in &mut self.links {
-            link.place = book.add(transaction, &entry(name));
-        }
-        self.book = Some((book, transaction.clone()));
+    /// Its device has this file from here on. Returns those that a previous daemon had noted as joined, to be given to
+    /// [`Self::restore`].
+    pub fn bind(
+        &mut self,
+        cid: u32,
+        kept: &Arc<Kept>,
+        transaction: &Arc<Transaction>,
+    ) -> Vec<(u32, Name, Entry)> {
+        let (book, noted) = Book::open(kept.clone(), Kind::Links);
+        let named = noted.into_iter().map(|(place, entry)| (place, name(cid, &entry.known), entry));
+        let (joined, lost): (Vec<_>, Vec<_>) = named.partition(|(.., entry)| entry.established);
+        self.lost = lost.into_iter().map(|(place, name, _)| (place, name)).collect();
+        self.noted = Some(Noted { book, kept: kept.clone(), transaction: transaction.clone() });
+        joined
+    }
+
+    /// One that a previous daemon had joined does not go on.
+    pub fn lose(&mut self, (place, name, _): (u32, Name, Entry)) {
+        self.lost.push((place, name));
+    }
+
+    /// One that a previous daemon had joined, which may go on: what is known of it, its end. None: it is over.
+    pub fn restore(
+        &mut self,
+        (place, name, entry): (u32, Name, Entry),
+    ) -> Option<(Link, Key, Role, RestoredEnd)> {
+        let of = |noted: &Noted| Place::restore(&noted.kept, &noted.transaction, entry.place);
+        let bytes = self.noted.as_ref().and_then(of).filter(|_| !self.links.contains_key(&name));
+        let Some(bytes) = bytes else {
+            self.lose((place, name, entry));
+            return None;
+        };
+        let (own, peer) = ((name.cid, name.port), bytes.peer());
+        let (role, key) = match entry.client {
+            true => (Role::Client, Key { client: own, server: peer }),
+            false => (Role::Server, Key { client: peer, server: own }),
+        };
+        let (said, told) = (entry.shut, entry.told);
+        let mut link = Link { said, told, joined: true, place: Some(place), ..self.link(name, bytes) };
+        let end = self.end(link.port.take()?);
+        let (remote, counts, said) = (self.remote(name), link.lane.clone(), link.said());
+        Some((link, key, role, RestoredEnd { end, remote, counts, said }))
     }
 
     /// Its guest gets an RST for each connection that a previous daemon had, as far as there is room for them.
@@ -100,7 +158,7 @@ impl GuestLinks {
     }
 
     fn strike(&mut self, place: u32) {
-        if let Some((book, transaction)) = &mut self.book {
+        if let Some(Noted { book, transaction, .. }) = &mut self.noted {
             book.remove(transaction, place);
         }
     }
@@ -110,15 +168,21 @@ impl GuestLinks {
         self.links.len() < vm.connections && !self.links.contains_key(name)
     }
 
-    /// A link that is not in the table yet.
-    pub fn make(&self, name: Name) -> Link {
-        let lane = Lane::new(name, self.notes.clone(), self.inlet.clone());
+    /// A link with `peer` that is not in the table yet. None: there is no memory for it.
+    pub fn make(&self, name: Name, peer: SocketAddress) -> Option<Link> {
+        let Noted { kept, transaction, .. } = self.noted.as_ref()?;
+        Some(self.link(name, Place::take(kept, transaction, peer)?))
+    }
+
+    fn link(&self, name: Name, place: Place) -> Link {
+        let lane = Lane::new(name, self.notes.clone(), self.inlet.clone(), place);
         let port = Some(lane.port());
         Link {
             lane,
             port,
             call: None,
             stream: None,
+            joined: false,
             owes_response: false,
             owed_response: false,
             told: 0,
@@ -129,9 +193,18 @@ impl GuestLinks {
     }
 
     pub fn insert(&mut self, name: Name, mut link: Link) {
-        let book = self.book.as_mut();
-        link.place = book.and_then(|(book, transaction)| book.add(transaction, &entry(&name)));
+        if let Some(Noted { book, transaction, .. }) = self.noted.as_mut().filter(|_| link.place.is_none()) {
+            link.place = book.add(transaction, &link.entry(&name));
+        }
         self.links.insert(name, link);
+    }
+
+    /// Something of a link has changed that the next daemon needs.
+    pub fn note(&self, name: &Name) {
+        let Some(link) = self.links.get(name) else { return };
+        if let (Some(Noted { book, transaction, .. }), Some(place)) = (&self.noted, link.place) {
+            book.change(transaction, place, &link.entry(name));
+        }
     }
 
     pub fn remove(&mut self, name: &Name) -> Option<Link> {
@@ -193,11 +266,6 @@ impl GuestLinks {
     pub fn remote(&self, name: Name) -> Arc<GuestRemote> {
         Arc::new(GuestRemote { name, mailbox: self.mailbox.clone() })
     }
-}
-
-fn entry(name: &Name) -> Entry {
-    let known = Known { port: name.port, peer: name.peer, peer_port: name.peer_port, kind: kind::STREAM };
-    Entry { known, client: false, established: false, shut: 0 }
 }
 
 fn name(cid: u32, known: &Known) -> Name {

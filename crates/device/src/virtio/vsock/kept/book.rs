@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Kept, Kind, Transaction, at};
+use super::{Kept, Kind, Transaction, at, lanes};
 use crate::virtio::vsock::table::Known;
 
 /// Connections of one device that are noted. One beyond goes on like the others, but a later daemon does not end it when the VM at
@@ -19,15 +19,22 @@ pub struct Entry {
     pub known: Known,
     pub client: bool,
     pub established: bool,
-    /// Flags of SHUTDOWN.
+    /// Flags of SHUTDOWN: what it has said, and what it was sent. The latter of connections with no virtio guest alone.
     pub shut: u32,
+    pub told: u32,
+    /// Where such a connection's counts are (`lanes.rs`).
+    pub place: usize,
 }
 
-/// Bits of an entry's second word: the peer, the type, flags.
+/// Bits of an entry's second word: the peer, the type, flags, a place.
 const KIND: u32 = 32;
 const SHUT: u32 = 40;
+const TOLD: u32 = 44;
 const CLIENT: u64 = 1 << 48;
 const ESTABLISHED: u64 = 1 << 49;
+const LANE: u32 = 50;
+const LANE_MASK: usize = (1 << 13) - 1;
+const _: () = assert!(lanes::PLACES <= LANE_MASK + 1);
 const LIVE: u64 = 1 << 63;
 
 impl Entry {
@@ -35,16 +42,19 @@ impl Entry {
         let Known { port, peer, peer_port, kind } = self.known;
         let flags =
             if self.client { CLIENT } else { 0 } | if self.established { ESTABLISHED } else { 0 } | LIVE;
-        let kind = u64::from(kind as u8) << KIND | u64::from(self.shut as u8) << SHUT;
-        [u64::from(port) | u64::from(peer_port) << 32, u64::from(peer) | kind | flags]
+        let kind = u64::from(kind as u8) << KIND;
+        let shut = u64::from(self.shut & 0xf) << SHUT | u64::from(self.told & 0xf) << TOLD;
+        let place = (self.place as u64) << LANE;
+        [u64::from(port) | u64::from(peer_port) << 32, u64::from(peer) | kind | shut | place | flags]
     }
 
     fn of([ports, rest]: [u64; 2]) -> Option<Entry> {
         let kind = u16::from((rest >> KIND) as u8);
         let known = Known { port: ports as u32, peer: rest as u32, peer_port: (ports >> 32) as u32, kind };
         let (client, established) = (rest & CLIENT != 0, rest & ESTABLISHED != 0);
-        let shut = u32::from((rest >> SHUT) as u8);
-        (rest & LIVE != 0).then_some(Entry { known, client, established, shut })
+        let [shut, told] = [SHUT, TOLD].map(|at| (rest >> at) as u32 & 0xf);
+        let place = (rest >> LANE) as usize & LANE_MASK;
+        (rest & LIVE != 0).then_some(Entry { known, client, established, shut, told, place })
     }
 }
 

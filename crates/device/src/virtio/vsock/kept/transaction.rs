@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use atomic_refcell::AtomicRefCell;
 use vmlane_mem::Window;
@@ -56,15 +57,18 @@ pub trait Shown: Send + Sync {
     fn show(&mut self);
 }
 
-/// Shared by a worker's rings; all are on one thread.
-pub struct Transaction(AtomicRefCell<Inner>);
+/// Shared by a worker's rings; all are on one thread. Any thread may ask for the number of commits.
+pub struct Transaction {
+    inner: AtomicRefCell<Inner>,
+    /// How often something has become valid.
+    commits: AtomicU64,
+}
 
 struct Inner {
     log: Window,
     words: Words,
     /// What has changed. They are not dropped before they have been shown.
     rings: Vec<Arc<AtomicRefCell<dyn Shown>>>,
-    commits: u64,
 }
 
 impl Transaction {
@@ -74,27 +78,28 @@ impl Transaction {
         log.store_u32(log::LAYOUT, LAYOUT);
         log.store_u64(log::MAGIC, MAGIC);
         let (words, rings) = (Words::default(), Vec::new());
-        Ok((Arc::new(Transaction(AtomicRefCell::new(Inner { log, words, rings, commits: 0 }))), file))
+        let inner = AtomicRefCell::new(Inner { log, words, rings });
+        Ok((Arc::new(Transaction { inner, commits: AtomicU64::new(0) }), file))
     }
 
     /// This word of a device changes.
     pub fn set(&self, kept: &Kept, at: usize, value: u64) {
-        self.0.borrow_mut().words.set(kept, at, value);
+        self.inner.borrow_mut().words.set(kept, at, value);
     }
 
     /// This ring has changed. Once until it is shown.
     pub fn add(&self, ring: Arc<AtomicRefCell<dyn Shown>>) {
-        self.0.borrow_mut().rings.push(ring);
+        self.inner.borrow_mut().rings.push(ring);
     }
 
     /// How often something has become valid: what is freed now may be written to once this has changed.
     pub fn commits(&self) -> u64 {
-        self.0.borrow().commits
+        self.commits.load(Ordering::Relaxed)
     }
 
     /// Makes all that was done valid at once, and shows it. No ring is borrowed.
     pub fn commit(&self) {
-        let inner = &mut *self.0.borrow_mut();
+        let inner = &mut *self.inner.borrow_mut();
         if inner.rings.is_empty() && inner.words.0.is_empty() {
             return;
         }
@@ -120,7 +125,7 @@ impl Transaction {
         if logged {
             inner.log.store_u64(log::COUNT, 0);
         }
-        inner.commits += 1;
+        self.commits.store(self.commits() + 1, Ordering::Relaxed);
     }
 }
 
