@@ -63,6 +63,7 @@ impl Served {
         host.hypervisor.resume(checkpoint, maps);
         host.router.end_restored();
         self.vms.iter().for_each(ServedVm::go);
+        host.vsock_workers.begin();
         for (name, file) in std::mem::take(&mut self.found).0 {
             tracing::info!(name, "left by a previous daemon and not in the configuration any more");
             if name.ends_with("/listen") {

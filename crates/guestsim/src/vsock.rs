@@ -93,25 +93,25 @@ pub fn vm(cid: u32) -> Vm {
 
 impl Bench {
     pub fn new(streams: Arc<dyn Streams>) -> Bench {
+        let mut bench = Bench::starting(streams);
+        bench.routes.begin(Instant::now());
+        // As if the daemon had been started long ago.
+        bench.now += Duration::from_secs(60);
+        bench
+    }
+
+    /// A daemon that may follow one.
+    fn starting(streams: Arc<dyn Streams>) -> Bench {
         let router = Router::new(streams.clone());
         let hypervisor = Hypervisor::new(router.clone());
         let mailbox = Mailbox::new(Arc::new(Parking::new().expect("an event fd")));
         let stats = Arc::new(VsockStats::default());
         let bridge = Bridge::new(router.clone(), mailbox.clone(), None, MAX_LINKS);
         let (transaction, log) = Transaction::create().expect("a file");
-        // As if the daemon had been started long ago.
-        let now = Instant::now() + Duration::from_secs(60);
-        Bench {
-            routes: Routes::new(router.vms().reader(), stats.clone(), Some(bridge), transaction, true)
-                .expect("an epoll file"),
-            mailbox,
-            router,
-            hypervisor,
-            stats,
-            now,
-            streams,
-            log,
-        }
+        let now = Instant::now();
+        let routes = Routes::new(router.vms().reader(), stats.clone(), Some(bridge), transaction, true);
+        let routes = routes.expect("an epoll file");
+        Bench { routes, mailbox, router, hypervisor, stats, now, streams, log }
     }
 
     /// How often something has become valid.
@@ -222,11 +222,12 @@ impl Remains {
         if redo(&self.log, &kept).is_err() {
             kept.fill_with(|| Kept::create().expect("a file"));
         }
-        // It has only just been started: what is not there yet may come.
-        let mut next = Bench { now: Instant::now(), ..Bench::new(streams) };
+        let mut next = Bench::starting(streams);
         for (guest, kept) in guests.iter().zip(&kept) {
             next.add(vm(guest.cid));
             next.routes.bind(guest.cid, kept);
+            // On a busy host the next one may take long to come.
+            next.now += Duration::from_secs(10);
             next.round();
         }
         restore(&next);
@@ -234,6 +235,7 @@ impl Remains {
             guest.kept = kept;
             next.attach_as(guest, true);
         }
+        next.routes.begin(next.now);
         next
     }
 }

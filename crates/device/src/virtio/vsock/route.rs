@@ -31,7 +31,7 @@ const QUOTA: usize = 256 << 10;
 const WALK: usize = QUOTA / 96;
 /// Granules looked at for a packet that waits, that cost as much as one descriptor.
 const SEARCHED: usize = 64;
-/// How long after the daemon's start a VM may take to come back before it counts as absent.
+/// How long after the daemon has served all VMs one may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
 /// For so long after a packet has waited for a receiver, the next ones do not wait for it in their rings.
 const SLOW: Duration = Duration::from_millis(100);
@@ -47,7 +47,8 @@ pub struct Routes {
     stats: Arc<VsockStats>,
     /// Who has had its share of a round.
     meter: Meter<u32>,
-    started: Instant,
+    /// When all VMs that a previous daemon had were served; none before, however long that takes.
+    begun: Option<Instant>,
     /// Connections of which one end did not come back are over once the time for that has passed.
     restored: bool,
     transaction: Arc<Transaction>,
@@ -89,7 +90,7 @@ impl Routes {
     ) -> std::io::Result<Routes> {
         let (vms, table) = (Vms::new()?, Table::new(transaction.clone()));
         let meter = Meter::default();
-        let (started, first, taps) = (Instant::now(), 0, Vec::new());
+        let (begun, first, taps) = (None, 0, Vec::new());
         let (order, in_flight) = (Vec::new(), Vec::new());
         Ok(Routes {
             known,
@@ -98,7 +99,7 @@ impl Routes {
             bridge,
             stats,
             meter,
-            started,
+            begun,
             restored: false,
             transaction,
             first,
@@ -107,6 +108,11 @@ impl Routes {
             leaves,
             taps,
         })
+    }
+
+    /// All VMs of a previous daemon are served. Who does not come back soon is absent.
+    pub fn begin(&mut self, now: Instant) {
+        self.begun = Some(now);
     }
 
     /// See [`Routes::new`].
@@ -521,7 +527,7 @@ impl Routes {
 
     /// May VMs that are absent come back yet?
     fn is_early(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.started) < GRACE
+        self.begun.is_none_or(|begun| now.saturating_duration_since(begun) < GRACE)
     }
 
     /// The sender hears RST, unless that is what it said.

@@ -35,6 +35,8 @@ pub struct Settings {
 }
 
 enum Request {
+    /// All VMs of a previous daemon are served.
+    Begin,
     /// Where the VM's device counts is put there; what it is given is for one that is new.
     Add(u32, Arc<GuestStats>, Arc<OnceLock<Arc<GuestStats>>>),
     Remove(u32),
@@ -69,7 +71,7 @@ impl Request {
             | Request::Gone(cid)
             | Request::Shut(cid, _)
             | Request::Fail(cid, _) => Some(*cid),
-            Request::Tap(_) | Request::ShowGuests | Request::ShowConnections => None,
+            Request::Begin | Request::Tap(_) | Request::ShowGuests | Request::ShowConnections => None,
         }
     }
 }
@@ -111,13 +113,21 @@ struct Questions {
 }
 
 impl VsockWorker {
-    /// Starts a worker that is alone, for VMs in `vms`. With a `relay`, VMCI guests and the host are reached: by the router, and
-    /// with the engine of streams that rides.
+    /// Starts a worker that is alone and follows none, for VMs in `vms`. With a `relay`, VMCI guests and the host are reached: by
+    /// the router, and with the engine of streams that rides.
     pub fn start(settings: Settings, vms: &VmTable, relay: Option<Relay>) -> std::io::Result<VsockWorker> {
-        VsockWorker::start_one_of(0, 1, settings, vms, relay)
+        let worker = VsockWorker::start_one_of(0, 1, settings, vms, relay)?;
+        worker.begin();
+        Ok(worker)
     }
 
-    /// Starts the worker `number` of `count`, which share what a process may have of connections' memory.
+    /// All VMs of a previous daemon are served.
+    pub(super) fn begin(&self) {
+        self.post(Request::Begin);
+    }
+
+    /// Starts the worker `number` of `count`, which share what a process may have of connections' memory. Until [`Self::begin`] all
+    /// VMs may still come.
     pub(super) fn start_one_of(
         number: usize,
         count: usize,
@@ -299,6 +309,7 @@ struct VsockEngine {
 impl VsockEngine {
     fn carry_out(&mut self, request: Request) {
         match request {
+            Request::Begin => self.routes.begin(Instant::now()),
             Request::Add(cid, new, stats) => drop(stats.set(self.routes.add(cid, new))),
             Request::Remove(cid) => self.routes.remove(cid),
             Request::Attach(cid, port) => self.routes.attach(cid, port),

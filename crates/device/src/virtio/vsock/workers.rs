@@ -37,6 +37,11 @@ impl VsockWorkers {
         Ok(VsockWorkers { first, others, places: Mutex::new(Places::new(count)) })
     }
 
+    /// All VMs of a previous daemon are served: one that does not come back soon counts as absent.
+    pub fn begin(&self) {
+        self.all().for_each(|worker| worker.begin());
+    }
+
     /// A VM has such a device from here on, or may have another group. Returns who serves it, and what the device counts.
     pub fn add(&self, vm: &Vm) -> (Home, Arc<GuestStats>) {
         let mut places = self.places.lock();

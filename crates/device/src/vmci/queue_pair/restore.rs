@@ -227,6 +227,7 @@ impl Hypervisor {
                 let port = |cur| QueuePairPort::resumed(queues, produce, consume, shown, Some(cur));
                 let port = cur.and_then(port).filter(|_| restored.counts.resume(shown.1, consume));
                 let Some(port) = port else {
+                    tracing::warn!(?key, "a connection does not go on: its rings are not where its ends say");
                     restored.remote.failed(call, Failed::Gone);
                     return None;
                 };

@@ -19,6 +19,7 @@ fn a_vm_that_is_given_another_group_moves_to_its_worker() {
     let settings = Settings { spin: Duration::from_millis(1), poll: false };
     let relays = rides.into_iter().map(|ride| (router.clone(), ride)).collect();
     let workers = VsockWorkers::start(settings, relays, router.vms()).expect("workers");
+    workers.begin();
     let vms = router.vms().clone();
     let add = |cid, group| {
         vms.remove(cid);
