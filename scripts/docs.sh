@@ -78,7 +78,7 @@ sed -i 's#](docs/#](#g' "$book"/src/[A-Z]*.md
 sed -i -E "s#]\(\.\./($at_the_top)\.md#](\1.md#g" "$book"/src/*.md
 sed -i -E "s#]\(\.\./\.\./($at_the_top)\.md#](../\1.md#g" "$book"/src/*/*.md
 # Experiments are not in the site.
-sed -i -E 's#\[([^]]*)\]\((\.\./)?experiments/[^)]*\)#\1#g' "$book"/src/*.md
+sed -i -E 's#\[([^]]*)\]\((\.\./)*experiments/[^)]*\)#\1#g' "$book"/src/*.md "$book"/src/*/*.md
 
 # Every decision has a line, in the order of their numbers.
 for page in "$book"/src/decisions/*.md; do
