@@ -91,6 +91,7 @@ experiments: setup
 	@scripts/bootstrap.sh ethtool
 	@code=0; for plan in experiments/*/plan.toml; do \
 	  name=$$(basename $$(dirname $$plan)); echo "==> experiment $$name"; \
+	  $(BIN) lab draw $$(dirname $$plan) || code=$$?; \
 	  $(BIN) lab run $$plan --out out/experiments$(if $(filter 1,$(QUICK)),-quick)/$$name $(if $(filter 1,$(QUICK)),--quick) || code=$$?; \
 	done; \
 	echo '==> experiment esxi-throughput-2013: the ladder, found by vmlane doctor'; \

@@ -98,12 +98,12 @@ pub(crate) fn all(dir: &Path) -> Result<Vec<(String, Chart, String)>> {
     Ok(named(charts(&rows, plan.as_ref())))
 }
 
-/// Whether a page is what `draw` makes of a directory.
+/// The page that `draw` makes of a directory.
 #[cfg(test)]
-pub(crate) fn is_current(dir: &Path, drawn: &str) -> bool {
-    let rows = rows::read(dir).unwrap();
-    let plan = plan_beside(dir, &rows).unwrap().or_else(|| plan_of(&rows));
-    page(&rows, plan.as_ref()) == drawn
+pub(crate) fn page_of(dir: &Path) -> Result<String> {
+    let rows = rows::read(dir)?;
+    let plan = plan_beside(dir, &rows)?.or_else(|| plan_of(&rows));
+    Ok(page(&rows, plan.as_ref()))
 }
 
 fn letter(number: usize) -> char {

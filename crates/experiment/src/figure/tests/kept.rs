@@ -1,4 +1,4 @@
-//! The rules that hold for every kept figure and report.
+//! The rules that hold for every figure and report of the rows in `experiments/`, and for the pictures kept there.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -187,22 +187,24 @@ fn check(name: &str, svg: &str) {
     }
 }
 
-/// A kept report is current, has the figures' words, a caption for every figure, and quotes a paper only where one is named.
-fn check_page(dir: &std::path::Path) {
+/// A report has the figures' words, a caption for every figure, and quotes a paper only where one is named; the
+/// tables and pictures of the README are current.
+fn check_page(dir: &std::path::Path, drawn: &[(String, Chart, String)]) {
     let name = dir.display();
-    let page = std::fs::read_to_string(dir.join(crate::report::FILE)).unwrap();
-    assert!(
-        crate::report::is_current(dir, &page),
-        "{name}: report.html is not current: vmlane lab draw {name}"
-    );
-    if let Ok(text) = std::fs::read_to_string(dir.join(readme::FILE)) {
-        let drawn = readme::with_tables(&text, &crate::report::all(dir).unwrap()).unwrap();
-        assert!(drawn == text, "{name}: tables of the README are not current: vmlane lab draw {name}");
-        let was_quiet = !page.contains("need a quieter host");
-        assert!(
-            was_quiet || !text.contains("quiet"),
-            "{name}: the README calls quiet what the report does not"
-        );
+    let page = crate::report::page_of(dir).unwrap();
+    let text = std::fs::read_to_string(dir.join(readme::FILE)).unwrap();
+    let with_tables = readme::with_tables(&text, drawn).unwrap();
+    assert!(with_tables == text, "{name}: tables of the README are not current: vmlane lab draw {name}");
+    let was_quiet = !page.contains("need a quieter host");
+    assert!(was_quiet || !text.contains("quiet"), "{name}: the README calls quiet what the report does not");
+    let pictures: Vec<&str> =
+        text.split("](figures/").skip(1).map(|rest| rest.split(')').next().unwrap()).collect();
+    assert!(!pictures.is_empty(), "{name}: the README shows no picture");
+    for file in pictures {
+        let (_, _, svg) = drawn.iter().find(|(name, ..)| file == format!("{name}.svg")).expect(file);
+        let kept = std::fs::read_to_string(dir.join(crate::report::FIGURES).join(file));
+        let current = kept.is_ok_and(|kept| kept == crate::report::alone(svg));
+        assert!(current, "{name}: {file} is not current: vmlane lab draw {name}");
     }
     let has_ratios = page.contains("class=\"grid one\"");
     assert_eq!(has_ratios, page.contains("A <b>ratio</b> is taken run by run"), "{name}");
@@ -240,13 +242,10 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
     for entry in
         std::fs::read_dir(root).unwrap().flatten().filter(|e| e.path().join(crate::rows::FILE).exists())
     {
-        check_page(&entry.path());
-        let before = count;
-        for (name, chart, svg) in crate::report::all(&entry.path()).unwrap() {
-            let file = entry.path().join(crate::report::FIGURES).join(format!("{name}.svg"));
+        let drawn = crate::report::all(&entry.path()).unwrap();
+        check_page(&entry.path(), &drawn);
+        for (name, chart, svg) in drawn {
             let name = format!("{} {name}", entry.path().display());
-            let current = std::fs::read_to_string(&file).is_ok_and(|kept| kept == crate::report::alone(&svg));
-            assert!(current, "{} is not current: vmlane lab draw {}", file.display(), entry.path().display());
             check(&name, &svg);
             let linear = chart.axis((0.0, 1.0)).is_linear();
             let bars = svg.lines().any(|line| line.starts_with("<rect x=") && line.contains("mark "));
@@ -268,8 +267,6 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
             }
             count += 1;
         }
-        let files = std::fs::read_dir(entry.path().join(crate::report::FIGURES)).unwrap().count();
-        assert_eq!(files, count - before, "{}: pictures of no figure", entry.path().display());
     }
     assert!(count >= 29, "{count} figures");
 }
