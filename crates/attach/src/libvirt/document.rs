@@ -6,14 +6,11 @@
 
 use std::ops::Range;
 
-use quick_xml::NsReader;
-use quick_xml::escape::unescape;
-use quick_xml::events::{BytesStart, Event};
-use quick_xml::name::{Namespace, ResolveResult};
+use roxmltree::{Document, Node};
 
 /// Bytes of a domain, at most.
 pub const MOST_BYTES: usize = 1 << 20;
-pub const MOST_ELEMENTS: usize = 20_000;
+pub const MOST_NODES: u32 = 50_000;
 pub const DEEPEST: usize = 64;
 
 /// The namespace of what libvirt passes on to QEMU.
@@ -24,7 +21,7 @@ pub const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 pub enum XmlError {
     #[error("it has {0} bytes, and {MOST_BYTES} are the most")]
     TooLong(usize),
-    #[error("it has more than {MOST_ELEMENTS} elements")]
+    #[error("it has more than {MOST_NODES} elements, texts and comments")]
     TooMany,
     #[error("its elements are nested more than {DEEPEST} deep")]
     TooDeep,
@@ -32,12 +29,8 @@ pub enum XmlError {
     DocumentType,
     #[error("it says encoding={0:?}; convert it to UTF-8")]
     Encoding(String),
-    #[error("byte {at}: {cause}")]
-    Syntax { at: usize, cause: String },
-    #[error("it has no element, or text outside of one")]
-    NoElement,
-    #[error("the element <{0}> does not end")]
-    Unfinished(String),
+    #[error("{0}")]
+    Syntax(roxmltree::Error),
 }
 
 /// Whose element it is.
@@ -63,6 +56,8 @@ pub struct Element {
     pub name: String,
     pub space: Space,
     pub attributes: Vec<Attribute>,
+    /// Namespaces that have a prefix here: the prefix, and whose it is.
+    pub prefixes: Vec<(String, String)>,
     /// Its own text, without entities and without that of its children.
     pub text: String,
     pub children: Vec<Element>,
@@ -108,109 +103,78 @@ pub fn parse(source: &str) -> Result<Element, XmlError> {
     if source.len() > MOST_BYTES {
         return Err(XmlError::TooLong(source.len()));
     }
-    let mut reader = NsReader::from_str(source);
-    let mut open: Vec<Element> = Vec::new();
-    let mut outermost = None;
-    let mut elements = 0;
-    loop {
-        let before = reader.buffer_position() as usize;
-        let syntax =
-            |cause: &dyn std::fmt::Display| XmlError::Syntax { at: before, cause: cause.to_string() };
-        let (space, event) = reader.read_resolved_event().map_err(|cause| syntax(&cause))?;
-        let space = match space {
-            ResolveResult::Unbound => Space::Libvirt,
-            // Its letters can be written as entities, and libvirt reads these.
-            ResolveResult::Bound(Namespace(name)) => {
-                match &*unescape(name).map_err(|cause| syntax(&cause))? {
-                    QEMU => Space::Qemu,
-                    _ => Space::Other,
-                }
-            }
-            ResolveResult::Unknown(_) => Space::Other,
-        };
-        let one_tag = matches!(event, Event::Empty(_));
-        let place = |end: u64| before..end as usize;
-        match event {
-            Event::Start(tag) | Event::Empty(tag) => {
-                elements += 1;
-                if elements > MOST_ELEMENTS {
-                    return Err(XmlError::TooMany);
-                }
-                if open.len() >= DEEPEST {
-                    return Err(XmlError::TooDeep);
-                }
-                let element = element(source, &tag, space).map_err(|cause| syntax(&cause))?;
-                let start = place(reader.buffer_position());
-                let (content_end, end) = (start.end, start.end);
-                let element = Element { start, content_end, end, ..element };
-                if one_tag {
-                    close(element, &mut open, &mut outermost)?;
-                } else {
-                    open.push(element);
-                }
-            }
-            Event::End(_) => {
-                let Some(mut element) = open.pop() else { return Err(XmlError::NoElement) };
-                (element.content_end, element.end) = (before, reader.buffer_position() as usize);
-                close(element, &mut open, &mut outermost)?;
-            }
-            Event::Text(_) | Event::GeneralRef(_) => {
-                let text = &source[place(reader.buffer_position())];
-                let text = unescape(text).map_err(|cause| syntax(&cause))?;
-                add_text(&text, &mut open)?;
-            }
-            Event::CData(text) => add_text(&text, &mut open)?,
-            Event::Comment(_) | Event::PI(_) => {}
-            Event::Decl(declaration) => {
-                let encoding = declaration.encoding().transpose().map_err(|cause| syntax(&cause))?;
-                if let Some(other) = encoding.filter(|name| !name.eq_ignore_ascii_case("utf-8")) {
-                    return Err(XmlError::Encoding(other.into_owned()));
-                }
-            }
-            Event::DocType(_) => return Err(XmlError::DocumentType),
-            Event::Eof => break,
+    if let Some(other) = declared_encoding(source).filter(|name| !name.eq_ignore_ascii_case("utf-8")) {
+        return Err(XmlError::Encoding(other.to_owned()));
+    }
+    let options = roxmltree::ParsingOptions { nodes_limit: MOST_NODES, ..Default::default() };
+    let document = Document::parse_with_options(source, options).map_err(|error| match error {
+        roxmltree::Error::DtdDetected => XmlError::DocumentType,
+        roxmltree::Error::NodesLimitReached => XmlError::TooMany,
+        other => XmlError::Syntax(other),
+    })?;
+    element(source, document.root_element(), DEEPEST)
+}
+
+fn declared_encoding(source: &str) -> Option<&str> {
+    let declaration = source.trim_start_matches('\u{feff}').strip_prefix("<?xml")?.split_once("?>")?.0;
+    declaration.split_once("encoding")?.1.split(['\'', '"']).nth(1)
+}
+
+/// An element and all in it; `deeper` is how many elements may be nested from here on.
+fn element(source: &str, node: Node<'_, '_>, deeper: usize) -> Result<Element, XmlError> {
+    let deeper = deeper.checked_sub(1).ok_or(XmlError::TooDeep)?;
+    let place = node.range();
+    let start = place.start..tag_end(source, place.start);
+    let content_end = if start.end == place.end { place.end } else { last_tag(source, &place) };
+    let attribute = |attribute: roxmltree::Attribute<'_, '_>| {
+        let place = attribute.range();
+        let quote = source[place.clone()].find(['\'', '"']).unwrap_or_default();
+        Attribute {
+            // One of a program's metadata is none of libvirt's, whatever it is called.
+            name: match attribute.namespace() {
+                None => attribute.name().to_owned(),
+                Some(space) => format!("{space}:{}", attribute.name()),
+            },
+            value: attribute.value().to_owned(),
+            place: place.start + quote + 1..place.end - 1,
         }
-    }
-    if let Some(element) = open.pop() {
-        return Err(XmlError::Unfinished(element.name));
-    }
-    outermost.ok_or(XmlError::NoElement)
+    };
+    let prefix = |space: &roxmltree::Namespace<'_>| Some((space.name()?.to_owned(), space.uri().to_owned()));
+    let children = node.children().filter(Node::is_element).map(|child| element(source, child, deeper));
+    Ok(Element {
+        name: node.tag_name().name().to_owned(),
+        space: match node.tag_name().namespace() {
+            None => Space::Libvirt,
+            Some(QEMU) => Space::Qemu,
+            Some(_) => Space::Other,
+        },
+        attributes: node.attributes().map(attribute).collect(),
+        prefixes: node.namespaces().filter_map(prefix).collect(),
+        text: node.children().filter(Node::is_text).filter_map(|text| text.text()).collect(),
+        children: children.collect::<Result<_, _>>()?,
+        start,
+        content_end,
+        end: place.end,
+    })
 }
 
-fn element(source: &str, tag: &BytesStart<'_>, space: Space) -> Result<Element, quick_xml::Error> {
-    let mut attributes = Vec::new();
-    for attribute in tag.attributes() {
-        let attribute = attribute?;
-        // A value lies in the text, from which nothing was copied.
-        let at = (attribute.value.as_ptr() as usize).wrapping_sub(source.as_ptr() as usize);
-        let place = at..at.wrapping_add(attribute.value.len());
-        attributes.push(Attribute {
-            name: attribute.key.into_inner().to_owned(),
-            value: unescape(&attribute.value)?.into_owned(),
-            place,
-        });
-    }
-    let name = tag.local_name().into_inner().to_owned();
-    let (text, children) = (String::new(), Vec::new());
-    Ok(Element { name, space, attributes, text, children, start: 0..0, content_end: 0, end: 0 })
+/// Where the tag that begins at `from` ends: a `>` in a value does not end it.
+fn tag_end(source: &str, from: usize) -> usize {
+    let mut quote = None;
+    let ends = |byte: u8| {
+        match quote {
+            Some(end) if byte == end => quote = None,
+            None if matches!(byte, b'\'' | b'"') => quote = Some(byte),
+            _ => {}
+        }
+        quote.is_none() && byte == b'>'
+    };
+    source[from..].bytes().position(ends).map_or(source.len(), |at| from + at + 1)
 }
 
-fn close(element: Element, open: &mut [Element], outermost: &mut Option<Element>) -> Result<(), XmlError> {
-    match open.last_mut() {
-        Some(parent) => parent.children.push(element),
-        None if outermost.is_some() => return Err(XmlError::NoElement),
-        None => *outermost = Some(element),
-    }
-    Ok(())
-}
-
-fn add_text(text: &str, open: &mut [Element]) -> Result<(), XmlError> {
-    match open.last_mut() {
-        Some(element) => element.text.push_str(text),
-        None if text.trim_start_matches('\u{feff}').trim().is_empty() => {}
-        None => return Err(XmlError::NoElement),
-    }
-    Ok(())
+/// Where the last tag of an element begins.
+fn last_tag(source: &str, element: &Range<usize>) -> usize {
+    source[element.clone()].rfind("</").map_or(element.end, |at| element.start + at)
 }
 
 /// Changes of a text, each at a place of its own.
@@ -311,5 +275,13 @@ pub fn indented(indentation: &str, lines: &str) -> String {
 
 /// Text as it may stand in an attribute or an element.
 pub fn escaped(text: &str) -> String {
-    quick_xml::escape::escape(text).into_owned()
+    let escape = |letter| match letter {
+        '<' => "&lt;".to_owned(),
+        '>' => "&gt;".to_owned(),
+        '&' => "&amp;".to_owned(),
+        '\'' => "&apos;".to_owned(),
+        '"' => "&quot;".to_owned(),
+        other => other.to_string(),
+    };
+    text.chars().map(escape).collect()
 }

@@ -193,14 +193,14 @@ impl Attach<'_> {
             if wanted.is_empty() {
                 return Ok(());
             }
-            let declares = |value: &str| value == QEMU;
-            let declared = root.attributes.iter().find(|attribute| declares(&attribute.value));
-            let prefix =
-                declared.and_then(|attribute| attribute.name.strip_prefix("xmlns:")).unwrap_or("qemu");
-            if let Some(other) = root.attribute(&format!("xmlns:{prefix}")).filter(|value| !declares(value)) {
-                return Err(Refused::Prefix(other.to_owned()));
+            let declared = root.prefixes.iter().find(|(_, space)| space == QEMU);
+            let prefix = declared.map_or("qemu", |(prefix, _)| prefix);
+            if declared.is_none() {
+                if let Some((_, other)) = root.prefixes.iter().find(|(name, _)| name == prefix) {
+                    return Err(Refused::Prefix(other.clone()));
+                }
+                edits.set(root, "xmlns:qemu", QEMU);
             }
-            edits.set(root, &format!("xmlns:{prefix}"), QEMU);
             let arguments = command_line(&format!("{prefix}:"), &wanted);
             *last += &format!("<{prefix}:commandline>\n{arguments}</{prefix}:commandline>\n");
             return Ok(());
@@ -211,9 +211,7 @@ impl Attach<'_> {
         let values: Vec<&str> = ours.iter().filter_map(|argument| argument.attribute("value")).collect();
         if values != wanted {
             ours.into_iter().for_each(|argument| edits.remove(argument));
-            let tag = source.get(has.start.start + 1..);
-            let tag = tag.ok_or_else(|| XmlError::Unfinished(has.name.clone()))?;
-            let prefix = tag.split("commandline").next().unwrap_or_default();
+            let prefix = source[has.start.start + 1..].split("commandline").next().unwrap_or_default();
             if !wanted.is_empty() {
                 let lines = command_line(prefix, &wanted);
                 edits.append(
