@@ -44,8 +44,6 @@ pub fn kept(promise: &str, what: &str) {
 }
 
 /// The middle one of several measurements.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+pub fn median(values: Vec<f64>) -> f64 {
+    vmlane_experiment::summary::Spread::of(values).expect("there is one").median
 }

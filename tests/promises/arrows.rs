@@ -137,6 +137,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "enginebench",
         &[
+            "bench",
             "capture",
             "device",
             "experiment",

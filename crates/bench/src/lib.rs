@@ -29,6 +29,7 @@ mod session_group;
 pub mod size;
 pub mod spec;
 mod sys;
+pub mod table;
 mod transport;
 
 pub use address::{Address, IpVersion, Target};

@@ -4,6 +4,8 @@
 
 mod cmd;
 
+pub(crate) use vmlane_bench::row;
+
 use std::process::ExitCode;
 
 use clap::{Command, CommandFactory, FromArgMatches, Parser};

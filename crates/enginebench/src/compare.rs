@@ -5,12 +5,12 @@
 //! other, and a row's result is the median of the pairs' ratios. The order within a pair alternates.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use vmlane_bench::{row, table::table};
 use vmlane_experiment::summary::Spread;
 
 /// Which builds, which rows, how often.
@@ -144,20 +144,12 @@ fn outside(n: usize) -> usize {
 
 impl Outcome {
     pub fn table(&self) -> String {
-        let mut out = format!("{:<32}{:>8}  {:<17} pairs\n", "row", "ratio", "95 % interval");
+        let mut lines = vec![row!["row", "ratio", "95 % interval", "pairs"]];
         for row in &self.rows {
-            // writing to a String cannot fail
-            let _ = writeln!(
-                out,
-                "{:<32}{:>8.3}  {:.3} .. {:<8.3} {:>5}",
-                row.name,
-                row.ratio,
-                row.low,
-                row.high,
-                row.ratios.len()
-            );
+            let interval = format!("{:.3} .. {:.3}", row.low, row.high);
+            lines.push(row![row.name, format!("{:.3}", row.ratio), interval, row.ratios.len()]);
         }
-        out
+        table(&lines)
     }
 }
 

@@ -5,12 +5,13 @@
 //! alike; the number is the median of the rounds, and a ratio the median of each round's ratio.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use vmlane_bench::{row, table::table};
 use vmlane_experiment::host;
 use vmlane_experiment::summary::Spread;
 
@@ -266,26 +267,14 @@ impl Report {
     }
 
     pub fn table(&self) -> String {
-        let width = self.rows.iter().map(|row| row.name.len() + 1).max().unwrap_or(0).max(20);
-        let mut out = format!("{}\n\n", self.made);
-        // writing to a String cannot fail
-        let _ = writeln!(out, "{:<width$}{:>12} {:<7} {:>23}  beside", "row", "median", "", "min .. max");
+        let mut lines = vec![row!["row", "median", "", "min", "max", "beside"]];
         for row in &self.rows {
-            let range = format!("{} .. {}", number(row.min), number(row.max));
-            let beside = row.beside.iter().map(|other| format!("{:.3} x {}", other.ratio, other.name));
+            let beside = row.beside.iter().map(|other| format!("{} {:.3}", other.name, other.ratio));
             let beside = beside.collect::<Vec<_>>().join(", ");
-            let _ = writeln!(
-                out,
-                "{:<width$}{:>12} {:<7} {range:>23}  {beside}",
-                row.name,
-                number(row.value),
-                row.unit
-            );
+            lines.push(row![row.name, number(row.value), row.unit, number(row.min), number(row.max), beside]);
         }
-        for failed in &self.failed {
-            let _ = writeln!(out, "failed: {failed}");
-        }
-        out
+        let failed: String = self.failed.iter().map(|failed| format!("failed: {failed}\n")).collect();
+        format!("{}\n\n{}{failed}", self.made, table(&lines))
     }
 }
 

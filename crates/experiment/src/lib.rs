@@ -12,10 +12,9 @@
 //! | `tool.rs` | bench, netperf, iperf3: their words and their answers |
 //! | `rows.rs` | the raw rows and their file |
 //! | `host.rs` | what the host is and uses |
-//! | `summary.rs` | repeats in one number, and ratios |
+//! | `summary.rs` | repeats in one number |
 //! | `data.rs` | what charts and claims show of the rows |
 //! | `words.rs` | what factors and values are called there |
-//! | `table.rs` | both as text |
 //! | `units.rs` | numbers as people read them |
 //! | `figure.rs` | charts, as SVG |
 //! | `report.rs` | the page |
@@ -40,7 +39,6 @@ pub mod steps;
 pub mod stop;
 pub mod summary;
 mod synchronized_start;
-pub mod table;
 pub mod tool;
 pub mod units;
 mod words;
@@ -50,7 +48,6 @@ pub use plan::Plan;
 pub use rows::{Row, Setup, Writer};
 pub use run::{News, Runner};
 pub use steps::Step;
-pub use summary::Summary;
 
 /// The plans of the demo: some minutes, and numbers to quote.
 pub fn demo(full: bool) -> Plan {

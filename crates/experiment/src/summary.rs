@@ -1,50 +1,23 @@
 //! Repeats of one combination become one number: the median, with the least and the most beside it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use serde::Serialize;
 use vmlane_bench::confidence::median;
+use vmlane_bench::table::table;
 
 use crate::rows::Row;
+use crate::units::{number, size, unit};
 
 /// The device that the others are compared with.
-pub const OURS: &str = "vmci";
-
-/// The factors that a figure's bar stands for, the device left out.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Key {
-    pub test: String,
-    pub sessions: u32,
-    pub send_buffer: Option<u64>,
-    pub message_bytes: u64,
-}
+const OURS: &str = "vmci";
 
 /// Repeats in one number.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     pub median: f64,
     pub min: f64,
     pub max: f64,
     pub runs: usize,
-}
-
-/// All results by combination and device.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
-    /// None where every run failed.
-    results: BTreeMap<Key, BTreeMap<String, Option<Spread>>>,
-    devices: BTreeSet<String>,
-}
-
-impl Key {
-    pub fn of(row: &Row) -> Key {
-        Key {
-            test: row.test.clone(),
-            sessions: row.sessions,
-            send_buffer: row.send_buffer,
-            message_bytes: row.message_bytes,
-        }
-    }
 }
 
 impl Spread {
@@ -57,80 +30,54 @@ impl Spread {
     }
 }
 
-impl Summary {
-    pub fn of(rows: &[Row]) -> Summary {
-        let mut values: BTreeMap<Key, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
-        let mut summary = Summary::default();
-        for row in rows {
-            summary.devices.insert(row.device.clone());
-            let device = values.entry(Key::of(row)).or_default().entry(row.device.clone()).or_default();
-            device.extend(row.value());
+/// A line for each combination: the median of each device, and behind it how many times as much ours moved.
+pub fn medians(rows: &[Row]) -> String {
+    let mut devices = vec![OURS];
+    let mut results: BTreeMap<_, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+    for row in rows {
+        if !devices.contains(&row.device.as_str()) {
+            devices.push(&row.device);
         }
-        for (key, devices) in values {
-            let spreads = devices.into_iter().map(|(device, values)| (device, Spread::of(values)));
-            summary.results.insert(key, spreads.collect());
-        }
-        summary
+        let key = (&row.test, row.sessions, row.send_buffer, row.message_bytes);
+        results.entry(key).or_default().entry(&row.device).or_default().extend(row.value());
     }
-
-    /// Everything but ours, in a fixed order.
-    pub fn others(&self) -> impl Iterator<Item = &str> {
-        self.devices.iter().map(String::as_str).filter(|device| *device != OURS)
-    }
-
-    /// Combinations of a test, also those where every run failed.
-    pub fn keys(&self, test: &str) -> impl Iterator<Item = &Key> {
-        self.results.keys().filter(move |key| key.test == test)
-    }
-
-    pub fn get(&self, key: &Key, device: &str) -> Option<Spread> {
-        *self.results.get(key)?.get(device)?
-    }
-
-    /// Whether a device was measured in a combination, with whatever result.
-    pub fn was_tried(&self, key: &Key, device: &str) -> bool {
-        self.results.get(key).is_some_and(|devices| devices.contains_key(device))
-    }
-
-    /// How many times as much we moved as `device`, by medians.
-    pub fn ratio(&self, key: &Key, device: &str) -> Option<f64> {
-        let theirs = self.get(key, device)?.median;
-        (theirs > 0.0).then_some(self.get(key, OURS)?.median / theirs)
-    }
-
-    /// The least and the greatest ratio over the combinations of a test.
-    pub fn ratios(&self, test: &str, device: &str) -> Option<(f64, f64)> {
-        let all = Spread::of(self.keys(test).filter_map(|key| self.ratio(key, device)))?;
-        Some((all.min, all.max))
-    }
-
-    /// Whether every combination has a number for every device that was measured in it.
-    pub fn is_complete(&self) -> bool {
-        self.results.values().flat_map(BTreeMap::values).all(Option::is_some)
-    }
-
-    /// For programs: a list of combinations with every device's spread and our ratio to it.
-    pub fn json(&self) -> serde_json::Value {
-        let combination = |key: &Key| {
-            let devices: BTreeMap<&str, Spread> = self
-                .devices
-                .iter()
-                .filter_map(|device| Some((device.as_str(), self.get(key, device)?)))
-                .collect();
-            let ratios: BTreeMap<&str, f64> =
-                self.others().filter_map(|device| Some((device, self.ratio(key, device)?))).collect();
-            serde_json::json!({ "key": key, "devices": devices, "ratios": ratios })
+    let heading = ["TEST", "N", "BUFFER", "SIZE"].into_iter().chain(devices.iter().copied());
+    let mut lines = vec![heading.map(str::to_owned).collect()];
+    for ((test, sessions, buffer, message), of) in results {
+        let scale = unit(test).1;
+        let middle = |device: &str| Spread::of(of.get(device)?.iter().copied()).map(|spread| spread.median);
+        let cell = |device: &&str| match (middle(device), middle(OURS)) {
+            (None, _) => if of.contains_key(device) { "failed" } else { "-" }.to_owned(),
+            (Some(value), Some(ours)) if *device != OURS => {
+                format!("{} {}x", number(value / scale), number(ours / value))
+            }
+            (Some(value), _) => number(value / scale),
         };
-        let list: Vec<_> = self.results.keys().map(combination).collect();
-        serde_json::json!({ "version": 1, "combinations": list })
+        let mut line = vec![
+            test.clone(),
+            sessions.to_string(),
+            buffer.map_or_else(|| "default".into(), size),
+            size(message),
+        ];
+        line.extend(devices.iter().map(cell));
+        lines.push(line);
     }
+    let runs = rows.iter().map(|row| row.run).max().unwrap_or(0);
+    let failed = rows.iter().filter(|row| row.failed.is_some()).count();
+    let (streams, round_trips) = (unit("stream").0, unit("rr").0);
+    format!(
+        "{}\nMedians of {runs} runs, {streams} (rr: {round_trips}) over N sessions; behind each, how many times as much {OURS} \
+         moved. {failed} of {} runs failed.\n",
+        table(&lines),
+        rows.len()
+    )
 }
 
-/// Whether the sweep may be relied on: no run of ours failed, and every combination has a number for
-/// every device that was measured in it. A single lost run of another device is recorded and shown; its other runs still count.
+/// Whether the sweep may be relied on: no run of ours failed, and of what failed of another device a repeat did not. A
+/// single lost run of another device is recorded and shown; its other runs still count.
 pub fn is_sound(rows: &[Row]) -> bool {
-    let lost = rows.iter().any(|row| row.device == OURS && row.failed.is_some());
-    !lost && Summary::of(rows).is_complete()
+    let worked = |id: &str| rows.iter().any(|row| row.id == id && row.failed.is_none());
+    rows.iter().all(|row| row.failed.is_none() || row.device != OURS && worked(&row.id))
 }
 
 #[cfg(test)]
@@ -139,6 +86,7 @@ mod tests {
 
     fn row(device: &str, run: u32, bps: Option<f64>) -> Row {
         Row {
+            id: device.into(),
             device: device.into(),
             test: "stream".into(),
             message_bytes: 512,
@@ -173,21 +121,20 @@ mod tests {
 
     #[test]
     fn ratios_are_of_medians_and_failed_runs_do_not_count() {
+        let elsewhere = Row { message_bytes: 4096, send_buffer: Some(65536), ..row("tcp", 1, Some(1e8)) };
         let rows = [
-            row("vmci", 1, Some(8.0)),
-            row("tcp", 1, Some(2.0)),
+            row("vmci", 1, Some(8e8)),
+            row("tcp", 1, Some(2e8)),
             row("vmci", 2, None),
-            row("tcp", 2, Some(4.0)),
+            row("tcp", 2, Some(4e8)),
             row("dead", 1, None),
+            elsewhere,
         ];
-        let summary = Summary::of(&rows);
-        let key = Key::of(&rows[0]);
-        assert_eq!(summary.others().collect::<Vec<_>>(), ["dead", "tcp"]);
-        assert_eq!(summary.ratio(&key, "tcp"), Some(8.0 / 3.0));
-        assert_eq!(summary.ratio(&key, "dead"), None);
-        assert_eq!(summary.get(&key, "vmci").map(|s| s.runs), Some(1));
-        assert_eq!(summary.ratios("stream", "tcp"), Some((8.0 / 3.0, 8.0 / 3.0)));
-        assert_eq!(summary.ratios("rr", "tcp"), None);
-        assert_eq!(summary.json()["combinations"][0]["devices"]["vmci"]["median"], 8.0);
+        let text = medians(&rows);
+        let line = |number: usize| text.lines().nth(number).unwrap().split_whitespace().collect::<Vec<_>>();
+        assert_eq!(line(0), ["TEST", "N", "BUFFER", "SIZE", "vmci", "tcp", "dead"]);
+        assert_eq!(line(1), ["stream", "1", "default", "512", "800", "300", "2.67x", "failed"]);
+        assert_eq!(line(2), ["stream", "1", "64k", "4k", "-", "100", "-"]);
+        assert!(text.ends_with("2 of 6 runs failed.\n"), "{text}");
     }
 }

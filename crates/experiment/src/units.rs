@@ -38,3 +38,14 @@ pub fn unit(test: &str) -> (&'static str, f64) {
         _ => ("Mbit/s", 1e6),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_numbers() {
+        assert_eq!([0, 512, 4096, 1536, 2 << 20].map(size), ["0", "512", "4k", "1536", "2M"]);
+        assert_eq!([1.234, 9.999, 12.34, 99.96, 4321.4].map(number), ["1.23", "10.0", "12.3", "100", "4321"]);
+    }
+}

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use vmlane_experiment::{Runner, Summary, Writer, report, rows, stop, table};
+use vmlane_experiment::{Runner, Writer, report, rows, stop, summary};
 
 use super::progress::{Screen, minutes};
 
@@ -35,7 +35,7 @@ pub struct Args {
     /// How often each combination is measured [default: 2, with --full 3]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
-    /// Print the medians as JSON instead of the final table
+    /// Print what was done as JSON instead of the final table
     #[arg(long)]
     json: bool,
 }
@@ -59,9 +59,12 @@ impl Args {
         if !rows.is_empty() {
             let report = report::draw(&self.out)?;
             if self.json {
-                println!("{}", serde_json::to_string_pretty(&Summary::of(&rows).json())?);
+                let results = self.out.join(rows::FILE);
+                let done = serde_json::json!({ "version": 1, "plan": plan.name, "runs": rows.len(), "failed": failed,
+                    "results": results, "report": report });
+                println!("{done}");
             } else {
-                print!("\n{}", table::whole(&rows));
+                print!("\n{}", summary::medians(&rows));
             }
             eprintln!(
                 "\ndemo: {} runs in {}, {failed} failed\ndemo: {}\ndemo: {}",
@@ -75,6 +78,6 @@ impl Args {
             eprintln!("demo: ended early");
             return Ok(ExitCode::from(code));
         }
-        Ok(ExitCode::from(u8::from(!vmlane_experiment::summary::is_sound(&rows))))
+        Ok(ExitCode::from(u8::from(!summary::is_sound(&rows))))
     }
 }
