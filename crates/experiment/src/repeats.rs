@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use vmlane_bench::confidence::ConfidenceTarget;
+use vmlane_bench::confidence::is_known;
 
 use crate::plan::Plan;
 use crate::rows::Row;
@@ -38,12 +38,11 @@ impl Made {
 
     /// Is each mean known well enough? One that only fails is known not to work.
     fn suffices(&self, group: &Group, within: f64) -> bool {
-        let target = ConfidenceTarget::within(within);
         group.members.iter().all(|factors| {
             let runs = self.0.get(&factors.id());
             let values: Vec<f64> =
                 runs.into_iter().flat_map(|runs| runs.values().flatten().copied()).collect();
-            values.is_empty() || target.judge(&values).reached
+            values.is_empty() || is_known(&values, within)
         })
     }
 }

@@ -12,7 +12,6 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::address::Target;
-use crate::confidence::{self, Confidence};
 use crate::cpu::Machine;
 use crate::datagrams::Datagrams;
 use crate::error::Error;
@@ -91,12 +90,6 @@ pub struct Report {
     pub tcp: TcpEnds,
     #[serde(default)]
     pub intervals: Vec<Progress>,
-    /// Several runs: throughput, transactions, CPU and service demand are their means, all else is the last one's.
-    #[serde(default)]
-    pub confidence: Option<Confidence>,
-    /// All round trips, in nanoseconds.
-    #[serde(skip)]
-    pub round_trips: Option<Histogram<u64>>,
     /// What the reader should know before trusting the numbers.
     pub notes: Vec<String>,
 }
@@ -283,62 +276,8 @@ impl Report {
             packets_per_second: arrived.and_then(|count| per_second(count, sum.seconds)),
             tcp: TcpEnds { local: local.tcp, remote: remote.tcp },
             intervals: local.intervals.clone(),
-            confidence: None,
-            round_trips,
             notes: notes(spec, to.transport(), local.sizes, remote),
         })
-    }
-
-    /// What the test is about: bits or transactions per second.
-    pub fn result(&self) -> f64 {
-        self.transactions_per_second.or(self.throughput_bps).unwrap_or(0.0)
-    }
-
-    /// Several runs as one: the last one's report with the means of what netperf takes means of.
-    pub fn of_runs(mut runs: Vec<Report>, confidence: Confidence) -> Option<Report> {
-        let mean_of = |pick: &dyn Fn(&Report) -> Option<f64>| {
-            let values: Option<Vec<f64>> = runs.iter().map(pick).collect();
-            values.map(|values| confidence::mean(&values))
-        };
-        let ends = |pick: fn(&Report) -> Ends| Ends {
-            local: mean_of(&|run| pick(run).local),
-            remote: mean_of(&|run| pick(run).remote),
-        };
-        let throughput_bps = mean_of(&|run| run.throughput_bps);
-        let transactions_per_second = mean_of(&|run| run.transactions_per_second);
-        let packets_per_second = mean_of(&|run| run.packets_per_second);
-        let (cpu, cpu_process) = (ends(|run| run.cpu), ends(|run| run.cpu_process));
-        let per_kib = ends(|run| run.service_demand_us_per_kib);
-        let per_transaction = ends(|run| run.service_demand_us_per_transaction);
-        let last = runs.pop()?;
-        let mut notes = last.notes.clone();
-        if !confidence.reached {
-            let width = confidence.reached_width_percent;
-            let width = width.map_or("unknown".to_owned(), |width| format!("{width:.1} percent wide"));
-            notes.push(format!(
-                "the confidence asked for was not reached in {} runs: the interval is {width}, not {} (more runs with \
-                 --max-runs, longer ones with -l)",
-                confidence.values.len(),
-                confidence.asked_width_percent
-            ));
-        }
-        Some(Report {
-            throughput_bps,
-            transactions_per_second,
-            packets_per_second,
-            cpu,
-            cpu_process,
-            service_demand_us_per_kib: per_kib,
-            service_demand_us_per_transaction: per_transaction,
-            confidence: Some(confidence),
-            notes,
-            ..last
-        })
-    }
-
-    /// The round trips' distribution as HdrHistogram's own tools print it (microseconds), for its plotters.
-    pub fn percentiles(&self) -> Option<String> {
-        self.round_trips.as_ref().map(text::percentiles)
     }
 
     /// The table for people.

@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use hdrhistogram::Histogram;
-
 use super::{Ends, Loss, Report, TcpSummary};
 use crate::cpu::Machine;
 
@@ -69,11 +67,6 @@ pub fn table(report: &Report) -> String {
     line(&mut out, "service demand", ends(report.service_demand_us_per_kib, "us/KiB"));
     line(&mut out, "service demand", ends(report.service_demand_us_per_transaction, "us/transaction"));
     line(&mut out, "TCP", tcp(report.tcp.local, report.tcp.remote));
-    if let Some(told) = &report.confidence {
-        let width = told.reached_width_percent.map_or("-".to_owned(), |width| format!("{width:.1}"));
-        let (runs, level) = (told.values.len(), told.level_percent);
-        line(&mut out, "confidence", format!("{level:.0} %: interval {width} % wide after {runs} runs"));
-    }
     for note in &report.notes {
         line(&mut out, "note", note.clone());
     }
@@ -139,24 +132,6 @@ pub fn interval(progress: &crate::progress::Progress) -> String {
         format!("{:>16}  {:12} bytes", bits(progress.throughput_bps), progress.bytes)
     };
     format!("{:8.2} to {:6.2} s  {rate}{warm}", progress.from, progress.to)
-}
-
-/// HdrHistogram's percentile text format: value, percentile, count up to it, 1 / (1 - percentile).
-pub fn percentiles(histogram: &Histogram<u64>) -> String {
-    let mut out = String::from("       Value     Percentile TotalCount 1/(1-Percentile)\n\n");
-    let mut count = 0;
-    for step in histogram.iter_quantiles(5) {
-        count += step.count_since_last_iteration();
-        let (value, quantile) = (step.value_iterated_to() as f64 / 1000.0, step.quantile_iterated_to());
-        let inverse = if quantile < 1.0 { format!("{:14.2}", 1.0 / (1.0 - quantile)) } else { String::new() };
-        let _ = writeln!(out, "{value:12.3} {quantile:2.12} {count:10} {inverse}");
-    }
-    let us = |value: f64| value / 1000.0;
-    let (mean, deviation) = (us(histogram.mean()), us(histogram.stdev()));
-    let _ = writeln!(out, "#[Mean    = {mean:12.3}, StdDeviation   = {deviation:12.3}]");
-    let (max, total) = (us(histogram.max() as f64), histogram.len());
-    let _ = writeln!(out, "#[Max     = {max:12.3}, Total count    = {total:12}]");
-    out
 }
 
 fn bits(bps: f64) -> String {

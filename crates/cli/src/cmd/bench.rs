@@ -9,12 +9,9 @@ use std::time::Duration;
 use clap::Subcommand;
 use vmlane_bench::IpVersion;
 use vmlane_bench::address::DEFAULT_PORT;
-use vmlane_bench::confidence::{ConfidenceTarget, LEAST_RUNS, MOST_RUNS};
 use vmlane_bench::report::{interval, one_line};
-use vmlane_bench::server::ServerLimits;
 use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
-use vmlane_bench::spec::{DATAGRAM, Limits};
-use vmlane_bench::{Address, Error, Hooks, Options, Report, Secret, Server, Spec, Target, Test};
+use vmlane_bench::{Address, Error, Hooks, Options, Secret, Server, Spec, Target, Test};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,7 +23,6 @@ Examples:
   vmlane bench crr --to tcp:10.77.0.2 -l 5              a connection for every request
   vmlane bench bidir --to tcp:[fd77::2]                 both ways at once, over IPv6
   vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: what is lost, out of order, how unsteady
-  vmlane bench pps --to udp:10.77.0.2                   packets a second, of the smallest datagrams
 
 Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take \
 k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.
@@ -41,7 +37,6 @@ Examples:
   vmlane bench server --listen tcp:[::]:5000 --listen unix:/run/bench.sock
   vmlane bench server --listen tcp:0.0.0.0 --secret-file FILE   for those who know the secret
   vmlane bench server --doctor --listen tcp:0.0.0.0             for vmlane doctor in another machine
-  vmlane bench server --listen vsock: --max-clients 4 --max-seconds 60
 
 Any client that reaches it may make it send and receive: listen where you trust the neighbours, or give a \
 secret. It proves who asks; the data is neither encrypted nor signed.";
@@ -53,8 +48,6 @@ Examples:
   --to tcp:10.77.0.2 -n 8 -l 30     8 connections for 30 s
   --to vsock:4 --json               one line of JSON
   --to tcp:10.77.0.2 -i 1           a line every second (what this end sent or received)
-  --to tcp:10.77.0.2 -l 5 --confidence 95,5 --max-runs 20
-                                    runs of 5 s until the mean is known to 5 percent
   --to udp:10.77.0.2 -m 1472 --rate 200M     datagrams at a pace; without --rate as fast as they go
 
 The receiver counts; the window starts after the warm-up and ends when the last byte has arrived. \
@@ -67,7 +60,7 @@ Examples:
   --to tcp:10.77.0.2 -r 128,8k -D   small questions, big answers, nodelay
   --to unix:/run/bench.sock --json  one line of JSON with percentiles in rtt_us";
 
-/// Measure against a `server`: throughput, round trips, packets, loss
+/// Measure against a `server`: throughput, round trips, loss
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -95,9 +88,6 @@ enum Command {
     /// Requests and responses, a new connection for each
     #[command(after_help = RR_EXAMPLES)]
     Crr(RrArgs),
-    /// Packets a second from here to the server: the smallest datagrams, as fast as they go
-    #[command(after_help = STREAM_EXAMPLES)]
-    Pps(StreamArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -112,18 +102,6 @@ struct ServerArgs {
     /// Tell clients about this machine (settings, counters, programs that use the CPU), as `vmlane doctor` asks
     #[arg(long)]
     doctor: bool,
-    /// Longest test that a client may ask for, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 86400.0)]
-    max_seconds: f64,
-    /// Most clients at once
-    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
-    max_clients: u64,
-    /// Most sessions of all clients together (of one test: 256)
-    #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=65536))]
-    max_sessions: u64,
-    /// Most memory for messages and socket buffers of all clients together
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
-    max_memory: u64,
 }
 
 /// How a server is reached.
@@ -197,12 +175,6 @@ struct CommonArgs {
     /// Print what moved, every so many seconds
     #[arg(short = 'i', long, value_name = "SECONDS")]
     interval: Option<f64>,
-    /// Repeat until the mean is known: level (95 or 99) and width of the interval in percent of the mean
-    #[arg(long, value_name = "LEVEL,WIDTH")]
-    confidence: Option<ConfidenceTarget>,
-    /// Most runs with --confidence, 3 to 30
-    #[arg(long, value_name = "COUNT", default_value_t = 10, requires = "confidence")]
-    max_runs: u32,
     /// Print "ready" when both ends are, and start when a line comes on standard input. The line "clock" is
     /// answered with this machine's clock instead, and "go N" starts when that clock shows N nanoseconds
     #[arg(long)]
@@ -240,9 +212,6 @@ struct RrArgs {
     /// Requests under way at once on each connection (rr)
     #[arg(short = 'b', long = "in-flight", value_name = "COUNT", default_value_t = 1)]
     in_flight: u32,
-    /// Write all round-trip times as HdrHistogram's percentile text
-    #[arg(long, value_name = "FILE")]
-    histogram: Option<PathBuf>,
 }
 
 impl BenchArgs {
@@ -254,7 +223,6 @@ impl BenchArgs {
             Command::Bidir(args) => args.measure(Test::Bidir),
             Command::Rr(args) => args.measure(Test::Rr),
             Command::Crr(args) => args.measure(Test::Crr),
-            Command::Pps(args) => args.count_packets(),
         };
         answered(done.map(|()| ExitCode::SUCCESS))
     }
@@ -283,23 +251,10 @@ fn usual_message(to: &Target) -> u64 {
 
 impl StreamArgs {
     fn measure(&self, test: Test) -> Result<(), Error> {
-        self.measure_with(test, self.message.unwrap_or_else(|| usual_message(&self.common.server.to)))
-    }
-
-    fn count_packets(&self) -> Result<(), Error> {
-        if !self.common.server.to.datagrams {
-            return Err(Error::Usage(format!(
-                "--to {}: a stream has no packets of its own: use udp:HOST or vsock-dgram:CID",
-                self.common.server.to
-            )));
-        }
-        self.measure_with(Test::Stream, self.message.unwrap_or(DATAGRAM.0))
-    }
-
-    fn measure_with(&self, test: Test, message_bytes: u64) -> Result<(), Error> {
+        let message_bytes = self.message.unwrap_or_else(|| usual_message(&self.common.server.to));
         let receive_bytes = self.receive.unwrap_or(message_bytes);
         let spec = Spec { message_bytes, receive_bytes, rate_bps: self.rate, ..self.common.spec(test) };
-        self.common.measure(&spec).map(drop)
+        self.common.measure(&spec)
     }
 }
 
@@ -308,11 +263,7 @@ impl RrArgs {
         let (request_bytes, response_bytes) = self.size;
         let in_flight = self.in_flight;
         let spec = Spec { request_bytes, response_bytes, in_flight, ..self.common.spec(test) };
-        let report = self.common.measure(&spec)?;
-        let Some(path) = &self.histogram else { return Ok(()) };
-        let text = report.percentiles().unwrap_or_default();
-        std::fs::write(path, text)
-            .map_err(|error| Error::Usage(format!("histogram file {}: {error}", path.display())))
+        self.common.measure(&spec)
     }
 }
 
@@ -328,42 +279,10 @@ impl CommonArgs {
         }
     }
 
-    fn measure(&self, spec: &Spec) -> Result<Report, Error> {
-        let report = match self.confidence {
-            Some(target) => self.repeat(spec, target)?,
-            None => self.once(spec, true)?,
-        };
-        print(&if self.json { one_line(&report) } else { report.text() })?;
-        Ok(report)
-    }
-
-    /// As many runs as it takes, and no more than allowed.
-    fn repeat(&self, spec: &Spec, target: ConfidenceTarget) -> Result<Report, Error> {
-        if !(LEAST_RUNS..=MOST_RUNS).contains(&self.max_runs) {
-            return Err(Error::Usage(format!(
-                "--max-runs {}: use {LEAST_RUNS} to {MOST_RUNS}",
-                self.max_runs
-            )));
-        }
-        let mut runs = Vec::new();
-        loop {
-            runs.push(self.once(spec, runs.is_empty())?);
-            let values: Vec<f64> = runs.iter().map(Report::result).collect();
-            let told = target.judge(&values);
-            let width = told.reached_width_percent.map_or("-".into(), |width| format!("{width:.1} %"));
-            if !self.json {
-                eprintln!("run {}: interval {width} wide", runs.len());
-            }
-            if told.reached || runs.len() >= self.max_runs as usize {
-                return Ok(Report::of_runs(runs, told).expect("there was a run"));
-            }
-        }
-    }
-
-    fn once(&self, spec: &Spec, first: bool) -> Result<Report, Error> {
+    fn measure(&self, spec: &Spec) -> Result<(), Error> {
         let options = self.server.reach.options()?;
         let mut hooks = Hooks::default();
-        if first && self.barrier {
+        if self.barrier {
             hooks.before_start = Some(Box::new(CommonArgs::wait_for_others));
         }
         let every = self.interval.map(|seconds| match seconds {
@@ -381,7 +300,8 @@ impl CommonArgs {
                 }),
             ));
         }
-        vmlane_bench::run(&self.server.to, spec, &options, &mut hooks)
+        let report = vmlane_bench::run(&self.server.to, spec, &options, &mut hooks)?;
+        print(&if self.json { one_line(&report) } else { report.text() })
     }
 
     /// Returns when the test shall start.
@@ -403,16 +323,6 @@ fn serve(args: &ServerArgs) -> Result<(), Error> {
         None => server,
     };
     let server = if args.doctor { server.with_examiner(vmlane_doctor::examiner()) } else { server };
-    if !(args.max_seconds > 0.0 && args.max_seconds <= 86_400.0) {
-        return Err(Error::Usage(format!(
-            "--max-seconds {}: use more than 0, up to 86400",
-            args.max_seconds
-        )));
-    }
-    let limits = Limits { seconds: args.max_seconds, ..Limits::default() };
-    let server_limits =
-        ServerLimits { clients: args.max_clients, sessions: args.max_sessions, memory: args.max_memory };
-    let server = server.with_limits(limits, server_limits);
     for address in server.addresses() {
         print(&format!("listening on {address}\n"))?;
     }
