@@ -35,8 +35,6 @@ pub struct Plan {
     pub paper: Option<String>,
     /// What the reader must know, a paragraph each.
     pub notes: Vec<String>,
-    /// What a lab does not have and the plan needs: it can be checked, and not be run.
-    pub needs: Option<String>,
     pub statistic: Statistic,
     /// How often each combination is measured, at least.
     pub runs: u32,
@@ -175,7 +173,6 @@ struct Raw {
     paper: Option<String>,
     #[serde(default)]
     notes: Vec<String>,
-    needs: Option<String>,
     #[serde(default)]
     statistic: Statistic,
     runs: Spanned<i64>,
@@ -243,7 +240,6 @@ impl Plan {
             title: raw.title,
             paper: raw.paper,
             notes: raw.notes,
-            needs: raw.needs,
             statistic: raw.statistic,
             figures: raw.figure,
             claims: raw.claim,

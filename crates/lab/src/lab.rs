@@ -352,17 +352,8 @@ impl Guest {
 
     /// The command's session, for those who carry the streams themselves.
     pub fn session<S: Into<String>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Session> {
-        self.session_in(None, argv)
-    }
-
-    /// The same, in the directory `cwd`.
-    pub fn session_in<S: Into<String>>(
-        &self,
-        cwd: Option<String>,
-        argv: impl IntoIterator<Item = S>,
-    ) -> Result<Session> {
         let argv = argv.into_iter().map(Into::into).collect();
-        Session::start(&self.dir, &self.name, Exec { argv, cwd, ..Exec::default() })
+        Session::start(&self.dir, &self.name, Exec { argv, ..Exec::default() })
     }
 
     /// Copies a file or a directory into the guest. A destination that is a directory, or ends in

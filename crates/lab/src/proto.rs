@@ -123,8 +123,6 @@ pub struct Exec {
     pub argv: Vec<String>,
     #[serde(default)]
     pub env: Vec<(String, String)>,
-    #[serde(default)]
-    pub cwd: Option<String>,
 }
 
 /// How a command ended.

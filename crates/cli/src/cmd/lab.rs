@@ -52,9 +52,6 @@ enum Command {
         lab: String,
         /// A guest of the lab: a, b ..., or a test host of --uplink and --uplinks: host, host2
         guest: String,
-        /// Start the command in this directory
-        #[arg(long)]
-        cwd: Option<String>,
         /// The command and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
@@ -79,9 +76,6 @@ enum Command {
         lab: String,
         /// A guest, "daemon" or "supervisor"; all when left out
         of: Option<String>,
-        /// Keep printing what is added
-        #[arg(short, long)]
-        follow: bool,
     },
     /// List the labs of this user
     List {
@@ -256,9 +250,9 @@ impl Args {
         match self.command {
             Command::Setup { kernel, qemu } => set_up(kernel, qemu.as_deref())?,
             Command::Up(up) => up.run()?,
-            Command::Exec { lab, guest, cwd, command } => return exec(&lab, &guest, cwd, command),
+            Command::Exec { lab, guest, command } => return exec(&lab, &guest, command),
             Command::Cp { lab, source, target } => copy(&lab, &source, &target)?,
-            Command::Logs { lab, of, follow } => show::logs(&lab, of.as_deref(), follow)?,
+            Command::Logs { lab, of } => show::logs(&lab, of.as_deref())?,
             Command::List { json } => show::list(json)?,
             Command::Status { lab, json } => show::status(&Lab::open(&lab)?.status()?, json)?,
             Command::Kill { lab, guest } => Lab::open(&lab)?.guest(&guest).kill()?,
@@ -325,24 +319,20 @@ impl Up {
     }
 }
 
-fn exec(lab: &str, guest: &str, cwd: Option<String>, argv: Vec<String>) -> Result<ExitCode> {
+fn exec(lab: &str, guest: &str, argv: Vec<String>) -> Result<ExitCode> {
     let lab = Lab::open(lab)?;
     if let Some(host) = (0..2).find(|&host| test_host::name(host) == guest) {
-        return on_host(&lab, host, cwd, &argv);
+        return on_host(&lab, host, &argv);
     }
-    let session = lab.guest(guest).session_in(cwd, argv)?;
+    let session = lab.guest(guest).session(argv)?;
     session.feed(std::io::stdin());
     let exit = session.finish(&mut std::io::stdout().lock(), &mut std::io::stderr().lock())?;
     Ok(ExitCode::from(exit.shell_code() as u8))
 }
 
 /// Runs a command in the namespace of a test host of the lab.
-fn on_host(lab: &Lab, host: u32, cwd: Option<String>, argv: &[String]) -> Result<ExitCode> {
-    let mut command = lab.host_command_on(host, argv)?;
-    if let Some(cwd) = cwd {
-        command.current_dir(cwd);
-    }
-    let status = command.status().context("cannot run ip (iproute2)")?;
+fn on_host(lab: &Lab, host: u32, argv: &[String]) -> Result<ExitCode> {
+    let status = lab.host_command_on(host, argv)?.status().context("cannot run ip (iproute2)")?;
     Ok(ExitCode::from(status.code().unwrap_or(1) as u8))
 }
 

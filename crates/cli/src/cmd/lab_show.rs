@@ -1,11 +1,8 @@
 //! What `vmlane lab` prints: status, lists, logs.
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::io::Write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::json;
 use vmlane_lab::{Lab, Status};
 
@@ -63,26 +60,13 @@ pub fn list(json: bool) -> Result<()> {
     Ok(())
 }
 
-pub fn logs(name: &str, of: Option<&str>, follow: bool) -> Result<()> {
+pub fn logs(name: &str, of: Option<&str>) -> Result<()> {
     let lab = Lab::open(name)?;
     let Some(of) = of else {
-        if follow {
-            bail!("--follow: say which log to follow: a guest, daemon or supervisor");
-        }
         print!("{}", lab.logs());
         return Ok(());
     };
-    let path: PathBuf = lab.log(of);
-    let mut file =
-        File::open(&path).with_context(|| format!("no log of {of:?}: give a guest, daemon or supervisor"))?;
-    loop {
-        let mut text = Vec::new();
-        file.read_to_end(&mut text)?;
-        std::io::stdout().write_all(&text)?;
-        std::io::stdout().flush()?;
-        if !follow || !path.exists() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let text = std::fs::read(lab.log(of));
+    let text = text.with_context(|| format!("no log of {of:?}: give a guest, daemon or supervisor"))?;
+    Ok(std::io::stdout().write_all(&text)?)
 }

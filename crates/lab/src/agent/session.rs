@@ -98,7 +98,7 @@ fn spawn(exec: &Exec) -> std::io::Result<Child> {
     let mut command = Command::new(program);
     command
         .args(args)
-        .current_dir(exec.cwd.as_deref().unwrap_or("/root"))
+        .current_dir("/root")
         .env("TERM", "dumb")
         .envs(exec.env.iter().map(|(k, v)| (k, v)))
         .process_group(0)
