@@ -91,21 +91,10 @@ impl Message {
         Message::Hello { magic: MAGIC.to_owned(), protocol: PROTOCOL, challenge }
     }
 
-    fn name(&self) -> &'static str {
-        match self {
-            Message::Hello { .. } => "hello",
-            Message::Proof { .. } => "proof",
-            Message::Test(_) => "test",
-            Message::Ask { .. } => "ask",
-            Message::Answer { .. } => "answer",
-            Message::Ready { .. } => "ready",
-            Message::Accepted { .. } => "accepted",
-            Message::Start => "start",
-            Message::Started => "started",
-            Message::Finish => "finish",
-            Message::Result(_) => "result",
-            Message::Error { .. } => "error",
-        }
+    /// Its type, as it is sent.
+    fn name(&self) -> String {
+        let json = serde_json::to_value(self).unwrap_or_default();
+        json.get("type").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
     }
 }
 

@@ -16,6 +16,18 @@ mod set;
 
 pub use set::Numbers;
 
+/// What a card may do for the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Feature {
+    pub name: String,
+    pub on: bool,
+    /// Whether it was asked for. What it needs may be off, and then so is the feature.
+    pub wanted: bool,
+    pub changeable: bool,
+    /// Among all of the kernel's.
+    at: usize,
+}
+
 const SIOCETHTOOL: c_ulong = 0x8946;
 /// `IFNAMSIZ`.
 const NAME: usize = 16;
@@ -160,15 +172,22 @@ impl Ethtool {
         Ok(names.into_iter().zip(buffer.iter().skip(1).copied()).take(told).collect())
     }
 
-    /// A name, whether it is on, and whether it can be changed, of each feature.
-    pub fn features(&self, interface: &str) -> io::Result<Vec<(String, bool, bool)>> {
+    /// All features of an interface.
+    pub fn features(&self, interface: &str) -> io::Result<Vec<Feature>> {
         let names = self.names(interface, Names::Features)?;
         let mut buffer = [0; 64];
         let blocks = names.len().div_ceil(32).min(16);
         set(&mut buffer, 1, blocks as u32)?;
         self.get(interface, Get::Features, &mut buffer)?;
+        // Of each block: those that there are, those asked for, those in effect, those that never change.
         let bit = |at: usize, field: usize| word(&buffer, 2 + at / 32 * 4 + field) & (1 << (at % 32)) != 0;
-        let feature = |(at, name): (usize, String)| (name, bit(at, 2), bit(at, 0) && !bit(at, 3));
+        let feature = |(at, name)| Feature {
+            name,
+            on: bit(at, 2),
+            wanted: bit(at, 1),
+            changeable: bit(at, 0) && !bit(at, 3),
+            at,
+        };
         Ok(names.into_iter().take(blocks * 32).enumerate().map(feature).collect())
     }
 }
@@ -267,9 +286,8 @@ mod tests {
     fn the_loopback_answers() {
         let ethtool = Ethtool::open().unwrap();
         let features = ethtool.features("lo").unwrap();
-        let (_, on, changeable) =
-            features.iter().find(|(name, ..)| name == "tx-tcp-segmentation").expect("all kernels name it");
-        assert!(*on, "the loopback has segmentation offload, changeable: {changeable}");
+        let tso = features.iter().find(|feature| feature.name == "tx-tcp-segmentation");
+        assert!(tso.expect("all kernels name it").on, "the loopback has segmentation offload: {tso:?}");
         // It has one queue, and so no table to spread frames by.
         assert!(ethtool.indirection("lo").is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
         assert!(ethtool.features("no-such-if").is_err());

@@ -3,12 +3,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use anyhow::Result;
-use vmlane_experiment::{Runner, Writer, report, rows, stop, summary};
+use vmlane_experiment::{Writer, summary};
 
-use super::progress::{Screen, minutes};
+use super::progress::sweep;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -42,42 +41,18 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
-        let begin = Instant::now();
         let mut plan = vmlane_experiment::demo(self.full);
         self.runs.into_iter().for_each(|runs| plan.set_runs(runs));
         // A demo starts anew each time; an experiment goes on.
         let mut file = Writer::create(&self.out)?;
-        let program = std::env::current_exe()?;
         // Several demos of one user have names of their own.
         let name = format!("demo-{}", std::process::id());
-        let (stop, mut screen) = (stop::on_signals()?, Screen::new("demo"));
         eprintln!("demo: booting two VMs");
-        let runner = Runner { plan: &plan, program: &program, name: &name, stop: stop.flag() };
-        let rows = runner.run(&mut file, &[], &mut |news| screen.show(news))?;
-        screen.clear();
-        let failed = rows.iter().filter(|row| row.failed.is_some()).count();
-        if !rows.is_empty() {
-            let report = report::draw(&self.out)?;
-            if self.json {
-                let results = self.out.join(rows::FILE);
-                let done = serde_json::json!({ "version": 1, "plan": plan.name, "runs": rows.len(), "failed": failed,
-                    "results": results, "report": report });
-                println!("{done}");
-            } else {
-                print!("\n{}", summary::medians(&rows));
-            }
-            eprintln!(
-                "\ndemo: {} runs in {}, {failed} failed\ndemo: {}\ndemo: {}",
-                rows.len(),
-                minutes(begin.elapsed()),
-                report.display(),
-                self.out.join(rows::FILE).display()
-            );
+        let swept = sweep("demo", &plan, &name, (&self.out, &mut file, &[]), self.json)?;
+        if !self.json && swept.report.is_some() {
+            print!("\n{}", summary::medians(&swept.rows));
         }
-        if let Some(code) = stop.exit_code() {
-            eprintln!("demo: ended early");
-            return Ok(ExitCode::from(code));
-        }
-        Ok(ExitCode::from(u8::from(!summary::is_sound(&rows))))
+        let code = u8::from(!summary::is_sound(&swept.rows));
+        Ok(ExitCode::from(swept.ended_early.unwrap_or(code)))
     }
 }

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use vmlane_experiment::side_by_side::{self, Side};
-use vmlane_experiment::{Plan, Row, Runner, Writer, report, rows, stop};
+use vmlane_experiment::{Plan, Writer, report};
 
-use crate::cmd::progress::{Screen, minutes};
+use crate::cmd::progress::{minutes, sweep};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,30 +85,13 @@ impl Args {
         if self.retry {
             done.retain(|row| row.failed.is_none());
         }
-        let program = std::env::current_exe()?;
         let name = self.name.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
-        let (begin, mut screen) = (Instant::now(), Screen::new("run"));
-        let stop = stop::on_signals()?;
-        let runner = Runner { plan: &plan, program: &program, name: &name, stop: stop.flag() };
-        let rows = runner.run(&mut file, &done, &mut |news| screen.show(news))?;
-        screen.clear();
-        let drawn = if rows.is_empty() && done.is_empty() { None } else { Some(report::draw(&out)?) };
-        let failed = rows.iter().filter(|row| row.failed.is_some()).count();
-        if self.json {
-            let (results, report) = (out.join(rows::FILE), drawn.clone());
-            let summary = serde_json::json!({ "version": 1, "plan": plan.name, "runs": rows.len(), "failed": failed,
-                "already_there": done.len(), "results": results, "report": report });
-            println!("{summary}");
-        }
-        eprintln!("run: {} runs in {}, {failed} failed", rows.len(), minutes(begin.elapsed()));
-        if let Some(path) = drawn {
-            eprintln!("run: {}", path.display());
-        }
-        if let Some(code) = stop.exit_code() {
-            eprintln!("run: ended early; run the same command to continue");
+        let swept = sweep("run", &plan, &name, (&out, &mut file, &done), self.json)?;
+        if let Some(code) = swept.ended_early {
+            eprintln!("run: run the same command to continue");
             return Ok(ExitCode::from(code));
         }
-        Ok(ExitCode::from(u8::from(rows.iter().any(|row: &Row| row.failed.is_some()))))
+        Ok(ExitCode::from(u8::from(swept.rows.iter().any(|row| row.failed.is_some()))))
     }
 }
 

@@ -1,13 +1,55 @@
-//! Progress of an experiment on standard error: a line for every combination, and on a terminal one that is
+//! A sweep of an experiment, and its progress on standard error: a line for every combination, and on a terminal one that is
 //! overwritten for the run under way.
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use vmlane_experiment::{News, Row, Step, units};
+use anyhow::Result;
+use vmlane_experiment::{News, Plan, Row, Runner, Step, Writer, report, rows, stop, units};
 
-pub struct Screen {
+/// What a sweep made.
+pub struct Swept {
+    pub rows: Vec<Row>,
+    /// None: there is no row to draw.
+    pub report: Option<PathBuf>,
+    /// The exit code, if a signal ended it.
+    pub ended_early: Option<u8>,
+}
+
+/// Makes the runs of a plan that `done` lacks, in labs of a name, draws the report and prints what was done; `word` stands
+/// before each line.
+pub fn sweep(
+    word: &'static str,
+    plan: &Plan,
+    name: &str,
+    (out, file, done): (&Path, &mut Writer, &[Row]),
+    json: bool,
+) -> Result<Swept> {
+    let (begin, mut screen, stop) = (Instant::now(), Screen::new(word), stop::on_signals()?);
+    let runner = Runner { plan, program: &std::env::current_exe()?, name, stop: stop.flag() };
+    let rows = runner.run(file, done, &mut |news| screen.show(news))?;
+    screen.clear();
+    let report = if rows.is_empty() && done.is_empty() { None } else { Some(report::draw(out)?) };
+    let failed = rows.iter().filter(|row| row.failed.is_some()).count();
+    if json {
+        let summary = serde_json::json!({ "version": 1, "plan": plan.name, "runs": rows.len(), "failed": failed,
+            "already_there": done.len(), "results": out.join(rows::FILE), "report": report });
+        println!("{summary}");
+    }
+    eprintln!("{word}: {} runs in {}, {failed} failed", rows.len(), minutes(begin.elapsed()));
+    if let Some(path) = &report {
+        eprintln!("{word}: {}", path.display());
+    }
+    let ended_early = stop.exit_code();
+    if ended_early.is_some() {
+        eprintln!("{word}: ended early");
+    }
+    Ok(Swept { rows, report, ended_early })
+}
+
+struct Screen {
     /// Before each line.
     name: &'static str,
     terminal: bool,
@@ -24,12 +66,12 @@ pub fn minutes(time: Duration) -> String {
 }
 
 impl Screen {
-    pub fn new(name: &'static str) -> Screen {
+    fn new(name: &'static str) -> Screen {
         let terminal = std::io::stderr().is_terminal();
         Screen { name, terminal, place: String::new(), said: BTreeSet::new() }
     }
 
-    pub fn show(&mut self, news: &News<'_>) {
+    fn show(&mut self, news: &News<'_>) {
         match news {
             News::Starts { step, number, of, left } => {
                 let left = left.map_or(String::new(), |left| format!(", {} left", minutes(left)));
@@ -57,7 +99,7 @@ impl Screen {
         }
     }
 
-    pub fn clear(&self) {
+    fn clear(&self) {
         if self.terminal {
             eprint!("\r\x1b[K");
         }

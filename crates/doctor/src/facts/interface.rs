@@ -181,8 +181,9 @@ fn ask(interface: &mut Interface, ethtool: &Ethtool) {
         (interface.driver_version, interface.bus) = (version, bus);
     }
     let features = ethtool.features(&name).unwrap_or_default();
-    let known = features.into_iter().filter(|(name, ..)| FEATURES.contains(&name.as_str()));
-    interface.features = known.map(|(name, on, changeable)| (name, Feature { on, changeable })).collect();
+    let known = features.into_iter().filter(|feature| FEATURES.contains(&feature.name.as_str()));
+    let state = |feature: crate::sys::Feature| Feature { on: feature.on, changeable: feature.changeable };
+    interface.features = known.map(|feature| (feature.name.clone(), state(feature))).collect();
     interface.rings = ethtool.rings(&name).ok().map(|ring| Rings {
         rx: ring[5],
         rx_max: ring[1],

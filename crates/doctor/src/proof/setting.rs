@@ -106,8 +106,9 @@ impl Setting {
                 Ok(parts)
             }
             Setting::Features(interface) => {
-                let list = Ethtool::open()?.wanted(interface)?.into_iter();
-                Ok(list.map(|feature| (feature.name, on_or_off(feature.on).to_owned())).collect())
+                let list = Ethtool::open()?.features(interface)?.into_iter();
+                let list = list.filter(|feature| feature.changeable);
+                Ok(list.map(|feature| (feature.name, on_or_off(feature.wanted).to_owned())).collect())
             }
             Setting::Rings(interface) => numbers(interface, Numbers::Rings),
             Setting::Channels(interface) => numbers(interface, Numbers::Channels),
@@ -143,13 +144,9 @@ impl Setting {
             }
             Setting::Features(interface) => {
                 let ethtool = Ethtool::open()?;
-                let mut features = ethtool.wanted(interface)?;
-                features.retain_mut(|feature| {
-                    part(&feature.name).is_some_and(|value| {
-                        feature.on = value == "on";
-                        true
-                    })
-                });
+                let mut features = ethtool.features(interface)?;
+                features.retain(|feature| feature.changeable && part(&feature.name).is_some());
+                features.iter_mut().for_each(|feature| feature.wanted = part(&feature.name) == Some("on"));
                 ethtool.set_wanted(interface, &features)
             }
             Setting::Rings(interface) => write_numbers(interface, Numbers::Rings, parts),

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_ulong, c_void};
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::{Ethtool, Get, NAME, Names, name_of, set, word};
+use super::{Ethtool, Feature, Get, NAME, Names, name_of, set, word};
 
 const SIOCGIFMTU: c_ulong = 0x8921;
 const SIOCSIFMTU: c_ulong = 0x8922;
@@ -18,15 +18,6 @@ enum Set {
     Indirection = 0x39,
     Features = 0x3b,
     Channels = 0x3d,
-}
-
-/// A feature that can be changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    pub name: String,
-    /// Whether it was asked for. What it needs may be off, and then so is the feature.
-    pub on: bool,
-    at: usize,
 }
 
 /// Names of the rings, and where their sizes are in `struct ethtool_ringparam`.
@@ -91,22 +82,8 @@ impl Ethtool {
         self.call(interface, command as u32, &mut buffer)
     }
 
-    /// The features that can be changed, as they were asked for.
-    pub fn wanted(&self, interface: &str) -> io::Result<Vec<Wanted>> {
-        let names = self.names(interface, Names::Features)?;
-        let mut buffer = [0; 64];
-        let blocks = names.len().div_ceil(32).min(16);
-        set(&mut buffer, 1, blocks as u32)?;
-        self.get(interface, Get::Features, &mut buffer)?;
-        // Of each block: those that there are, those asked for, those in effect, those that never change.
-        let bit = |at: usize, field: usize| word(&buffer, 2 + at / 32 * 4 + field) & (1 << (at % 32)) != 0;
-        let changeable = |(at, _): &(usize, String)| bit(*at, 0) && !bit(*at, 3);
-        let feature = |(at, name)| Wanted { name, on: bit(at, 1), at };
-        Ok(names.into_iter().take(blocks * 32).enumerate().filter(changeable).map(feature).collect())
-    }
-
     /// Asks for these features as they are given, and for no others.
-    pub fn set_wanted(&self, interface: &str, features: &[Wanted]) -> io::Result<()> {
+    pub fn set_wanted(&self, interface: &str, features: &[Feature]) -> io::Result<()> {
         // The kernel takes nothing but as many blocks as it has.
         let blocks = self.names(interface, Names::Features)?.len().div_ceil(32).min(16);
         let mut buffer = [0; 64];
@@ -116,7 +93,7 @@ impl Ethtool {
             let (at, mask) = (2 + feature.at / 32 * 2, 1 << (feature.at % 32));
             let (meant, on) = (word(&buffer, at) | mask, word(&buffer, at + 1));
             set(&mut buffer, at, meant)?;
-            set(&mut buffer, at + 1, if feature.on { on | mask } else { on & !mask })?;
+            set(&mut buffer, at + 1, if feature.wanted { on | mask } else { on & !mask })?;
         }
         self.call(interface, Set::Features as u32, &mut buffer)
     }
