@@ -13,39 +13,6 @@ use vmlane_lab::machine::{self, Machine};
 use vmlane_lab::setup::{KERNELS, QEMU_RELEASES, UML_KERNELS, UML_PCI_KERNEL, is_uml};
 use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS, MOST_UPLINKS, MOST_WORKERS};
 
-/// Names of factors, as plans and rows write them.
-pub const NAMES: [&str; 29] = [
-    "device",
-    "profile",
-    "queues",
-    "kernel",
-    "accelerator",
-    "machine",
-    "qemu",
-    "guests",
-    "cpus",
-    "memory",
-    "boot",
-    "workers",
-    "nics",
-    "to",
-    "uplinks",
-    "mtu",
-    "offloads",
-    "host_offloads",
-    "coalesce",
-    "ring",
-    "moderation",
-    "rate",
-    "test",
-    "tool",
-    "message",
-    "buffer",
-    "sessions",
-    "nodelay",
-    "ip",
-];
-
 /// The tests that a plan may ask for.
 pub const TESTS: [Test; 5] = [Test::Stream, Test::Maerts, Test::Bidir, Test::Rr, Test::Crr];
 
@@ -80,87 +47,93 @@ pub enum Moderation {
     Rate(u32),
 }
 
-/// One value of every factor, so a field for each; the defaults are what a plan need not say.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Factors {
-    pub device: Device,
-    pub kernel: String,
-    /// None leaves the choice to the lab.
-    pub accelerator: Option<String>,
-    pub machine: Machine,
-    /// An older release; none is one of 10.1 or later.
-    pub qemu: Option<String>,
-    pub guests: u32,
-    pub cpus: u32,
-    /// MiB a guest.
-    pub memory: u32,
-    /// Only tells labs apart: what is measured in a lab of its own for each number shows what a boot does to it.
-    pub boot: u32,
-    /// Threads that move streams and frames; None leaves that to the daemon.
-    pub workers: Option<u32>,
-    /// Cards of the device, in each guest; each has clients of its own.
-    pub nics: u32,
-    pub to: Peer,
-    /// Of a lab with test hosts: each is a network of its own, and the cards are spread over them.
-    pub uplinks: u32,
-    pub mtu: Option<u16>,
-    /// What `ethtool -K` is given, as `tso=off,lro=off`.
-    pub offloads: Vec<(String, String)>,
-    /// The same for the test hosts' ends of the uplinks.
-    pub host_offloads: Vec<(String, String)>,
-    /// Whether the switch merges segments to super-frames; None leaves that to the daemon.
-    pub coalesce: Option<bool>,
-    /// Descriptors of each ring.
-    pub ring: Option<u32>,
-    /// When a card's interrupts are held back; None leaves it as the driver begins.
-    pub moderation: Option<Moderation>,
-    /// Bits per second that each uplink carries.
-    pub rate: Option<u64>,
-    pub test: Test,
-    pub tool: Tool,
-    /// Bytes of a send; for round trips of the request and of the response.
-    pub message: u64,
-    /// None leaves the kernel's default.
-    pub buffer: Option<u64>,
-    /// Connections of each client.
-    pub sessions: u32,
-    pub nodelay: bool,
-    /// 4 or 6.
-    pub ip: u8,
+/// Makes of one line for each factor the struct with its value, the names, and what reads and shows the values. A line
+/// has type, default, the value of a text and the text of a value.
+macro_rules! factors {
+    ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $default:expr, |$text:ident| $read:expr, |$value:ident| $show:expr;)*) => {
+        /// Names of factors, as plans and rows write them.
+        pub const NAMES: &[&str] = &["device", "profile", "queues", $(stringify!($name)),*];
+
+        /// One value of every factor, so a field for each; the defaults are what a plan need not say.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Factors {
+            /// With its profile and its queues.
+            pub device: Device,
+            $($(#[doc = $doc])* pub $name: $type,)*
+        }
+
+        impl Default for Factors {
+            fn default() -> Self {
+                Factors { device: Device::Vmci, $($name: $default,)* }
+            }
+        }
+
+        impl Factors {
+            fn set_value(&mut self, name: &str, text: &str) -> Result<()> {
+                match name {
+                    $(stringify!($name) => self.$name = { let $text = text; $read },)*
+                    _ => bail!("no such factor; there are {}", NAMES.join(", ")),
+                }
+                Ok(())
+            }
+
+            fn value_text(&self, name: &str) -> String {
+                match name {
+                    $(stringify!($name) => { let $value = &self.$name; $show })*
+                    _ => String::new(),
+                }
+            }
+        }
+    };
 }
 
-impl Default for Factors {
-    fn default() -> Self {
-        Factors {
-            device: Device::Vmci,
-            kernel: DEFAULT_KERNEL.into(),
-            accelerator: None,
-            machine: Machine::default(),
-            qemu: None,
-            guests: 2,
-            cpus: 1,
-            memory: 512,
-            boot: 1,
-            workers: None,
-            nics: 1,
-            to: Peer::Guest,
-            uplinks: 1,
-            mtu: None,
-            offloads: Vec::new(),
-            host_offloads: Vec::new(),
-            coalesce: None,
-            ring: None,
-            moderation: None,
-            rate: None,
-            test: Test::Stream,
-            tool: Tool::Vmlane,
-            message: 64 << 10,
-            buffer: None,
-            sessions: 1,
-            nodelay: false,
-            ip: 4,
-        }
-    }
+factors! {
+    kernel: String = DEFAULT_KERNEL.into(), |text| kernel(text)?, |it| it.clone();
+    /// None leaves the choice to the lab.
+    accelerator: Option<String> = None, |text| optional(text, |text| one_of(text, &["kvm", "tcg"]))?, |it| shown(it.as_ref());
+    machine: Machine = Machine::default(), |text| text.parse()?, |it| it.to_string();
+    /// An older release; none is one of 10.1 or later.
+    qemu: Option<String> = None,
+        |text| optional(text, |text| one_of(text, &QEMU_RELEASES.map(|(release, _)| release)))?, |it| shown(it.as_ref());
+    guests: u32 = 2, |text| whole(text, 1, MOST_GUESTS as u32)?, |it| it.to_string();
+    cpus: u32 = 1, |text| whole(text, 1, 64)?, |it| it.to_string();
+    /// MiB a guest.
+    memory: u32 = 512, |text| whole(text, 256, 1 << 20)?, |it| it.to_string();
+    /// Only tells labs apart: what is measured in a lab of its own for each number shows what a boot does to it.
+    boot: u32 = 1, |text| whole(text, 1, 1000)?, |it| it.to_string();
+    /// Threads that move streams and frames; None leaves that to the daemon.
+    workers: Option<u32> = None, |text| optional(text, |text| whole(text, 1, MOST_WORKERS))?, |it| shown(it.as_ref());
+    /// Cards of the device, in each guest; each has clients of its own.
+    nics: u32 = 1, |text| whole(text, 1, MOST_NICS)?, |it| it.to_string();
+    to: Peer = Peer::Guest, |text| named(text, &Peer::ALL)?, |it| it.name().to_owned();
+    /// Of a lab with test hosts: each is a network of its own, and the cards are spread over them.
+    uplinks: u32 = 1, |text| whole(text, 1, MOST_UPLINKS)?, |it| it.to_string();
+    mtu: Option<u16> = None, |text| optional(text, |text| whole(text, 576, 9000))?, |it| shown(it.as_ref());
+    /// What `ethtool -K` is given, as `tso=off,lro=off`.
+    offloads: Vec<(String, String)> = Vec::new(),
+        |text| optional(text, offloads)?.unwrap_or_default(), |it| offloads_name(it);
+    /// The same for the test hosts' ends of the uplinks.
+    host_offloads: Vec<(String, String)> = Vec::new(),
+        |text| optional(text, offloads)?.unwrap_or_default(), |it| offloads_name(it);
+    /// Whether the switch merges segments to super-frames; None leaves that to the daemon.
+    coalesce: Option<bool> = None, |text| optional(text, is_on)?, |it| shown(it.as_ref());
+    /// Descriptors of each ring.
+    ring: Option<u32> = None, |text| optional(text, |text| whole(text, 32, 4096))?, |it| shown(it.as_ref());
+    /// When a card's interrupts are held back; None leaves it as the driver begins.
+    moderation: Option<Moderation> = None, |text| optional(text, str::parse)?, |it| shown(it.as_ref());
+    /// Bits per second that each uplink carries.
+    rate: Option<u64> = None, |text| optional(text, bits)?, |it| shown(it.map(rate_name));
+    test: Test = Test::Stream, |text| named(text, &TESTS.map(|test| (test, test.name())))?, |it| it.name().to_owned();
+    tool: Tool = Tool::Vmlane, |text| named(text, &Tool::ALL)?, |it| it.name().to_owned();
+    /// Bytes of a send; for round trips of the request and of the response.
+    message: u64 = 64 << 10, |text| bytes(text, MOST_MESSAGE)?, |it| size(*it);
+    /// None leaves the kernel's default.
+    buffer: Option<u64> = None, |text| optional(text, |text| bytes(text, MOST_BUFFER))?, |it| shown(it.map(size));
+    /// Connections of each client.
+    sessions: u32 = 1, |text| whole(text, 1, 256)?, |it| it.to_string();
+    nodelay: bool = false, |text| is_on(text)?, |it| it.to_string();
+    /// 4 or 6.
+    ip: u8 = 4, |text| named(text, &[(4, "4"), (6, "6")])?, |it| it.to_string();
 }
 
 impl FromStr for Moderation {
@@ -200,9 +173,30 @@ impl Tool {
 }
 
 impl Peer {
+    const ALL: [(Peer, &str); 2] = [(Peer::Guest, "guest"), (Peer::Host, "host")];
+
     pub fn name(self) -> &'static str {
         if self == Peer::Guest { "guest" } else { "host" }
     }
+}
+
+/// One of several values, by its name.
+fn named<T: Copy>(text: &str, known: &[(T, &str)]) -> Result<T> {
+    let found = known.iter().find(|(_, name)| *name == text).map(|(value, _)| *value);
+    let names = || known.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
+    found.with_context(|| format!("{text:?}: choose from {}", names()))
+}
+
+fn one_of(text: &str, known: &[&str]) -> Result<String> {
+    named(text, &known.iter().map(|name| (*name, *name)).collect::<Vec<_>>()).map(str::to_owned)
+}
+
+fn kernel(text: &str) -> Result<String> {
+    one_of(text, &KERNELS.iter().map(|(version, ..)| *version).chain(UML_KERNELS).collect::<Vec<_>>())
+}
+
+fn is_on(text: &str) -> Result<bool> {
+    named(text, &[(true, "true"), (false, "false")])
 }
 
 /// A whole number within bounds.
@@ -277,127 +271,31 @@ impl Factors {
     /// # Errors
     /// A factor that does not exist, a value that it does not take.
     pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
-        match name {
-            "device" => self.device = text.parse()?,
-            "profile" => {
-                const PROFILES: [&str; 3] = ["vmxnet3", "vmxnet2-class", "full"];
-                ensure!(PROFILES.contains(&text), "{text:?}: choose from {}", PROFILES.join(", "));
-                match &mut self.device {
-                    Device::Vmxnet3(nic) => nic.profile = Some(text.to_owned()),
-                    other => bail!("{other} has none: it is a factor of vmlane's vmxnet3"),
-                }
+        match (name, &mut self.device) {
+            ("device", device) => *device = text.parse()?,
+            ("profile", Device::Vmxnet3(nic)) => {
+                nic.profile = Some(one_of(text, &["vmxnet3", "vmxnet2-class", "full"])?);
             }
-            "queues" => match &mut self.device {
-                Device::Vmxnet3(nic) => nic.queues = Some(whole(text, 1, 16)?),
-                Device::VirtioNet(nic) => nic.queues = Some(whole(text, 1, 16)?),
-                other => bail!("{other} has none: it is a factor of vmlane's vmxnet3 and virtio-net"),
-            },
-            "kernel" => {
-                let known: Vec<&str> =
-                    KERNELS.iter().map(|(version, ..)| *version).chain(UML_KERNELS).collect();
-                ensure!(known.contains(&text), "{text:?}: choose from {}", known.join(", "));
-                self.kernel = text.to_owned();
+            ("profile", other) => bail!("{other} has none: it is a factor of vmlane's vmxnet3"),
+            ("queues", Device::Vmxnet3(nic)) => nic.queues = Some(whole(text, 1, 16)?),
+            ("queues", Device::VirtioNet(nic)) => nic.queues = Some(whole(text, 1, 16)?),
+            ("queues", other) => {
+                bail!("{other} has none: it is a factor of vmlane's vmxnet3 and virtio-net")
             }
-            "accelerator" => {
-                ensure!(["default", "kvm", "tcg"].contains(&text), "{text:?}: choose from default, kvm, tcg");
-                self.accelerator = (text != "default").then(|| text.to_owned());
-            }
-            "machine" => self.machine = text.parse()?,
-            "qemu" => {
-                let known = QEMU_RELEASES.map(|(release, _)| release);
-                let names = known.join(", ");
-                ensure!(text == "default" || known.contains(&text), "{text:?}: choose from default, {names}");
-                self.qemu = (text != "default").then(|| text.to_owned());
-            }
-            "guests" => self.guests = whole(text, 1, MOST_GUESTS as u32)?,
-            "cpus" => self.cpus = whole(text, 1, 64)?,
-            "memory" => self.memory = whole(text, 256, 1 << 20)?,
-            "boot" => self.boot = whole(text, 1, 1000)?,
-            "workers" => self.workers = optional(text, |text| whole(text, 1, MOST_WORKERS))?,
-            "nics" => self.nics = whole(text, 1, MOST_NICS)?,
-            "to" => {
-                self.to = match text {
-                    "guest" => Peer::Guest,
-                    "host" => Peer::Host,
-                    _ => bail!("{text:?}: choose from guest, host"),
-                }
-            }
-            "uplinks" => self.uplinks = whole(text, 1, MOST_UPLINKS)?,
-            "mtu" => self.mtu = optional(text, |text| whole(text, 576, 9000))?,
-            "offloads" => self.offloads = optional(text, offloads)?.unwrap_or_default(),
-            "host_offloads" => self.host_offloads = optional(text, offloads)?.unwrap_or_default(),
-            "coalesce" => {
-                let parse = |text: &str| {
-                    text.parse().ok().with_context(|| format!("{text:?}: true, false or default"))
-                };
-                self.coalesce = optional(text, parse)?;
-            }
-            "ring" => self.ring = optional(text, |text| whole(text, 32, 4096))?,
-            "moderation" => self.moderation = optional(text, str::parse)?,
-            "rate" => self.rate = optional(text, bits)?,
-            "test" => {
-                let test = TESTS.into_iter().find(|test| test.name() == text);
-                let names = TESTS.map(Test::name).join(", ");
-                self.test = test.with_context(|| format!("{text:?}: choose from {names}"))?;
-            }
-            "tool" => {
-                let found = Tool::ALL.iter().find(|(_, name)| *name == text);
-                let names = Tool::ALL.map(|(_, name)| name).join(", ");
-                self.tool = found.with_context(|| format!("{text:?}: choose from {names}"))?.0;
-            }
-            "message" => self.message = bytes(text, MOST_MESSAGE)?,
-            "buffer" => self.buffer = optional(text, |text| bytes(text, MOST_BUFFER))?,
-            "sessions" => self.sessions = whole(text, 1, 256)?,
-            "nodelay" => {
-                self.nodelay = text.parse().ok().with_context(|| format!("{text:?}: true or false"))?
-            }
-            "ip" => {
-                self.ip = whole(text, 4, 6)?;
-                ensure!(self.ip != 5, "5: choose from 4, 6");
-            }
-            _ => bail!("no such factor; there are {}", NAMES.join(", ")),
+            _ => self.set_value(name, text)?,
         }
         Ok(())
     }
 
     /// The value as plans and labels write it; empty for a factor that does not exist.
     pub fn text(&self, name: &str) -> String {
-        let (profile, queues) = match &self.device {
-            Device::Vmxnet3(nic) => (nic.profile.clone(), nic.queues),
-            Device::VirtioNet(nic) => (None, nic.queues),
-            _ => (None, None),
-        };
-        match name {
-            "device" => self.device.to_string(),
-            "profile" => shown(profile),
-            "queues" => shown(queues),
-            "kernel" => self.kernel.clone(),
-            "accelerator" => shown(self.accelerator.clone()),
-            "machine" => self.machine.to_string(),
-            "qemu" => shown(self.qemu.clone()),
-            "guests" => self.guests.to_string(),
-            "cpus" => self.cpus.to_string(),
-            "memory" => self.memory.to_string(),
-            "boot" => self.boot.to_string(),
-            "workers" => shown(self.workers),
-            "nics" => self.nics.to_string(),
-            "to" => self.to.name().to_owned(),
-            "uplinks" => self.uplinks.to_string(),
-            "mtu" => shown(self.mtu),
-            "offloads" => offloads_name(&self.offloads),
-            "host_offloads" => offloads_name(&self.host_offloads),
-            "coalesce" => shown(self.coalesce),
-            "ring" => shown(self.ring),
-            "moderation" => shown(self.moderation),
-            "rate" => shown(self.rate.map(rate_name)),
-            "test" => self.test.name().to_owned(),
-            "tool" => self.tool.name().to_owned(),
-            "message" => size(self.message),
-            "buffer" => shown(self.buffer.map(size)),
-            "sessions" => self.sessions.to_string(),
-            "nodelay" => self.nodelay.to_string(),
-            "ip" => self.ip.to_string(),
-            _ => String::new(),
+        match (name, &self.device) {
+            ("device", device) => device.to_string(),
+            ("profile", Device::Vmxnet3(nic)) => shown(nic.profile.as_ref()),
+            ("queues", Device::Vmxnet3(nic)) => shown(nic.queues),
+            ("queues", Device::VirtioNet(nic)) => shown(nic.queues),
+            ("profile" | "queues", _) => "default".into(),
+            _ => self.value_text(name),
         }
     }
 

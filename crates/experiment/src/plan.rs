@@ -442,7 +442,8 @@ impl Reader<'_> {
     /// Every combination of the tables' values; a later table's values replace an earlier one's.
     fn cross(&self, tables: &[&Table], into: &mut Vec<Factors>) -> Result<()> {
         let lists: Vec<(&'static str, usize, Vec<String>)> = NAMES
-            .into_iter()
+            .iter()
+            .copied()
             .filter_map(|name| {
                 let value = tables.iter().rev().find_map(|table| table.get(name))?;
                 Some((name, self.line(value), texts(value.get_ref())))
