@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Test {
     /// The client sends, the server receives.
+    #[default]
     Stream,
     /// "Stream" backwards: the server sends.
     Maerts,
@@ -38,7 +39,7 @@ impl Test {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
     pub test: Test,
@@ -103,16 +104,8 @@ impl Spec {
             request_bytes: 1,
             response_bytes: 1,
             sessions: 1,
-            nodelay: false,
-            local_buffer: None,
-            remote_buffer: None,
-            data_port: None,
-            datagrams: false,
-            cooldown: 0.0,
             in_flight: 1,
-            rate_bps: None,
-            dont_fragment: false,
-            abandon: false,
+            ..Spec::default()
         }
     }
 

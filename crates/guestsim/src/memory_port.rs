@@ -40,6 +40,7 @@ pub enum Trap {
 }
 
 /// Many fields: each call of the port has something that a test sets or looks at.
+#[derive(Default)]
 struct Inner {
     capabilities: RxCapabilities,
     filter: Filter,
@@ -67,8 +68,8 @@ struct Inner {
     trap: Option<Trap>,
     /// An interrupt is held back.
     holds_back: bool,
-    /// What a glance tells, true or not.
-    glance: Glance,
+    /// What a glance tells, true or not; None: a turn.
+    glance: Option<Glance>,
     /// What the guest announces frames by, if it does; the port has the same.
     doorbell: Option<OwnedFd>,
     /// Calls of `arm` and `disarm`.
@@ -113,33 +114,7 @@ impl Wire {
     /// The same for one that lends at most `look_ahead` frames at once: quickly made.
     pub fn small(mac: Mac, look_ahead: usize) -> (Wire, Box<MemoryPort>) {
         let filter = Filter { mac, unicast: true, broadcast: true, ..Filter::default() };
-        let inner = Inner {
-            capabilities: PLAIN,
-            filter: filter.clone(),
-            sending: VecDeque::new(),
-            received: Vec::new(),
-            room: None,
-            longest: None,
-            refuse: None,
-            lent: 0,
-            finished: 0,
-            flushes: 0,
-            refreshes: 0,
-            overhead: 0,
-            owed: Overhead::default(),
-            overhead_so_far: 0,
-            keeps: true,
-            verifies: false,
-            dropped: false,
-            failed: false,
-            trap: None,
-            holds_back: false,
-            glance: Glance::Turn,
-            doorbell: None,
-            arms: 0,
-            disarms: 0,
-            asked: 0,
-        };
+        let inner = Inner { capabilities: PLAIN, filter: filter.clone(), keeps: true, ..Inner::default() };
         let wire = Wire(Arc::new(Mutex::new(inner)));
         let memory = memory(look_ahead * ROOM);
         let port = MemoryPort {
@@ -215,7 +190,7 @@ impl Wire {
 
     /// What a glance at it tells from now on, true or not; [`Glance::Turn`] otherwise.
     pub fn set_glance(&self, glance: Glance) {
-        self.0.lock().glance = glance;
+        self.0.lock().glance = Some(glance);
     }
 
     /// Rings the doorbell that [`MemoryPort::add_doorbell`] made.
@@ -491,7 +466,7 @@ impl WakeUp for MemoryPort {
     }
 
     fn glance(&self) -> Glance {
-        self.wire.0.lock().glance
+        self.wire.0.lock().glance.unwrap_or(Glance::Turn)
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {

@@ -25,7 +25,7 @@ pub const MOST_WORKERS: u32 = 256;
 pub const MOST_UPLINKS: u32 = 4;
 
 /// A lab to be. `LabSpec::new(name)` has the defaults; set the fields that matter.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LabSpec {
     pub name: String,
     pub guests: usize,
@@ -118,26 +118,7 @@ pub struct Nic {
 
 impl LabSpec {
     pub fn new(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            guests: 2,
-            kernels: Vec::new(),
-            cpus: 1,
-            mem_mib: 512,
-            devices: Vec::new(),
-            groups: Vec::new(),
-            forwards: Vec::new(),
-            uplinks: 0,
-            coalesce: None,
-            workers: None,
-            daemon_config: None,
-            append: String::new(),
-            boot_seconds: 180,
-            accelerator: None,
-            machines: Vec::new(),
-            cpu: None,
-            qemu: None,
-        }
+        Self { name: name.to_owned(), guests: 2, cpus: 1, mem_mib: 512, boot_seconds: 180, ..Self::default() }
     }
 
     /// Adds a device by its command-line name.
