@@ -18,7 +18,8 @@ use anyhow::{Context, Result, bail};
 use crate::data::{Data, Drawn};
 use crate::figure::{self, Chart, Frame, escape};
 use crate::foot;
-use crate::plan::{Figure, Kind, Plan, Statistic};
+use crate::plan::{Claim, Figure, Kind, Plan, Statistic};
+use crate::report::tables::plain;
 use crate::rows::{self, Row, Setup};
 use crate::summary::Spread;
 use crate::words::{accelerator, title};
@@ -253,20 +254,16 @@ fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
     let Some(plan) = plan.filter(|plan| !plan.claims.is_empty()) else { return String::new() };
     let data = Data::new(rows, Some(plan));
     let (title, who) = said_by(plan);
-    let mut html = format!(
-        "<h2>{title}</h2>\n<table class=\"claims\"><thead><tr><th>{who}</th><th>here</th></tr></thead><tbody>\n"
-    );
-    for claim in &plan.claims {
+    let line = |claim: &Claim| {
         let measured = data.measured(claim).unwrap_or_else(|| "not measured".into());
-        let remark = if claim.remark.is_empty() {
-            String::new()
-        } else {
-            format!("<small>{}</small>", escape(&claim.remark))
+        let remark = match claim.remark.is_empty() {
+            true => String::new(),
+            false => format!("<small>{}</small>", escape(&claim.remark)),
         };
-        let _ =
-            writeln!(html, "<tr><td>{}</td><td>{}{remark}</td></tr>", escape(&claim.said), escape(&measured));
-    }
-    html + "</tbody></table>\n"
+        [escape(&claim.said), escape(&measured) + &remark].map(plain).to_vec()
+    };
+    let lines: Vec<_> = plan.claims.iter().map(line).collect();
+    format!("<h2>{title}</h2>\n{}", tables::table(" class=\"claims\"", &[who, "here"].map(plain), &lines))
 }
 
 /// The pictures of one figure, side by side; a single one has room of its own.

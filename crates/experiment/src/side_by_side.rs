@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::data::Data;
 use crate::figure::escape;
-use crate::plan::Plan;
+use crate::plan::{Claim, Plan};
+use crate::report::tables::{Cell, plain, spread_cell, text};
 use crate::report::{FIGURES, FILE, begin, named, panels, pictures, plan_of, said_by, save, tables, write};
 use crate::rows::{self, Row};
 use crate::summary::Spread;
@@ -138,11 +139,8 @@ fn experiments(sides: &[Side]) -> Result<Vec<Experiment>> {
 
 fn top(sides: &[Side], experiments: &[Experiment]) -> String {
     let mut page = begin("Experiments, side by side");
-    page += "<div class=\"scroll\"><table><thead><tr><th class=\"text\"></th>";
-    for machine in 0..sides.len() {
-        let _ = write!(page, "<th class=\"text\">machine {}</th>", letter(machine));
-    }
-    page += "</tr></thead><tbody>\n";
+    let machines = (0..sides.len()).map(|machine| text(&format!("machine {}", letter(machine))));
+    let heads: Vec<Cell> = [text("")].into_iter().chain(machines).collect();
     let counts = |side: &Side| {
         let rows = || side.results.values().flatten();
         format!("{}, {} failed", rows().count(), rows().filter(|row| row.failed.is_some()).count())
@@ -154,15 +152,13 @@ fn top(sides: &[Side], experiments: &[Experiment]) -> String {
         ("vmlane", &|side| row(side, |row| crate::report::version(&row.setup))),
         ("Runs", &counts),
     ];
-    for (name, fact) in facts {
-        let _ = write!(page, "<tr><td class=\"text\">{name}</td>");
-        for side in sides {
-            let _ = write!(page, "<td class=\"text\">{}</td>", escape(&fact(side)));
-        }
-        page += "</tr>\n";
-    }
+    let line = |(name, fact): &Fact<'_>| {
+        [text(name)].into_iter().chain(sides.iter().map(|side| text(&fact(side)))).collect()
+    };
+    let lines: Vec<Vec<Cell>> = facts.iter().map(line).collect();
     let names: Vec<String> = experiments.iter().map(|experiment| escape(&experiment.plan.name)).collect();
-    let _ = writeln!(page, "</tbody></table></div>\n<p>Experiments: {}.</p>", names.join(", "));
+    page += &tables::table("", &heads, &lines);
+    let _ = writeln!(page, "<p>Experiments: {}.</p>", names.join(", "));
     page
 }
 
@@ -177,21 +173,18 @@ fn claims(experiment: &Experiment, machines: usize) -> String {
     if plan.claims.is_empty() {
         return String::new();
     }
-    let mut html = format!("<table class=\"claims\"><thead><tr><th>{}</th>", said_by(plan).1);
-    for machine in 0..machines {
-        let _ = write!(html, "<th>machine {}</th>", letter(machine));
-    }
-    html += "</tr></thead><tbody>\n";
     let of: Vec<Vec<Row>> = (0..machines).map(|machine| of_machine(rows, machine)).collect();
-    for claim in &plan.claims {
-        let _ = write!(html, "<tr><td>{}</td>", escape(&claim.said));
-        for rows in &of {
+    let heads = (0..machines).map(|machine| plain(format!("machine {}", letter(machine))));
+    let heads: Vec<Cell> = [plain(said_by(plan).1)].into_iter().chain(heads).collect();
+    let line = |claim: &Claim| {
+        let measured = |rows: &Vec<Row>| {
             let measured = Data::new(rows, Some(plan)).measured(claim);
-            let _ = write!(html, "<td>{}</td>", escape(&measured.unwrap_or_else(|| "not measured".into())));
-        }
-        html += "</tr>\n";
-    }
-    html + "</tbody></table>\n"
+            plain(escape(&measured.unwrap_or_else(|| "not measured".into())))
+        };
+        [plain(escape(&claim.said))].into_iter().chain(of.iter().map(measured)).collect()
+    };
+    let lines: Vec<Vec<Cell>> = plan.claims.iter().map(line).collect();
+    tables::table(" class=\"claims\"", &heads, &lines)
 }
 
 /// Every combination that was measured: a column for each machine, and its ratio to the first.
@@ -199,45 +192,35 @@ fn numbers(experiment: &Experiment, machines: usize) -> String {
     let Experiment { plan, rows } = experiment;
     let mut factors = tables::varying(rows, &plan.named);
     factors.retain(|name| *name != HOST);
-    let mut html = String::from("<h3>The numbers</h3>\n<div class=\"scroll\"><table><thead><tr>");
-    for name in &factors {
-        let _ = write!(html, "<th class=\"text\">{}</th>", escape(title(name)));
-    }
-    html += "<th class=\"text\">unit</th>";
+    let mut heads: Vec<Cell> = factors.iter().map(|name| text(title(name))).collect();
+    heads.push(text("unit"));
     for machine in 0..machines {
-        let _ = write!(html, "<th>{}</th>", letter(machine));
-        if machine > 0 {
-            let _ = write!(html, "<th>{} / A</th>", letter(machine));
-        }
+        heads.push(plain(letter(machine)));
+        heads.extend((machine > 0).then(|| plain(format!("{} / A", letter(machine)))));
     }
-    html += "</tr></thead><tbody>\n";
     let of: Vec<Vec<Row>> = (0..machines).map(|machine| of_machine(rows, machine)).collect();
-    for id in plan.combinations.iter().map(|factors| factors.id()) {
-        let Some(row) = rows.iter().find(|row| row.id == id) else { continue };
+    let line = |id: String| {
+        let row = rows.iter().find(|row| row.id == id)?;
         let (name, scale) = unit(&row.test);
-        html += "<tr>";
-        for factor in &factors {
-            let _ = write!(html, "<td class=\"text\">{}</td>", escape(&tick(factor, &row.factor(factor))));
-        }
-        let _ = write!(html, "<td class=\"text\">{name}</td>");
-        let spreads: Vec<Option<Spread>> = of
-            .iter()
-            .map(|rows| Spread::of(rows.iter().filter(|row| row.id == id).filter_map(Row::value)))
-            .collect();
+        let mut cells: Vec<Cell> =
+            factors.iter().map(|factor| text(&tick(factor, &row.factor(factor)))).collect();
+        cells.push(text(name));
+        let of_it = |rows: &Vec<Row>| rows.iter().filter(|row| row.id == id).filter_map(Row::value).collect();
+        let spreads: Vec<Option<Spread>> =
+            of.iter().map(|rows| Spread::of::<Vec<f64>>(of_it(rows))).collect();
         for (machine, spread) in spreads.iter().enumerate() {
-            html += &spread.map_or("<td>–</td>".into(), |s| {
-                let n = |value: f64| number(value / scale);
-                format!("<td>{}<small>{}–{}</small></td>", n(s.median), n(s.min), n(s.max))
-            });
+            cells.push(spread_cell(*spread, scale));
             if machine > 0 {
                 let base = spreads[0].filter(|base| base.median > 0.0);
                 let ratio = spread.zip(base).map(|(s, base)| number(s.median / base.median));
-                let _ = write!(html, "<td>{}</td>", ratio.unwrap_or_else(|| "–".into()));
+                cells.push(plain(ratio.unwrap_or_else(|| "–".into())));
             }
         }
-        html += "</tr>\n";
-    }
-    html + "</tbody></table></div>\n"
+        Some(cells)
+    };
+    let ids = plan.combinations.iter().map(|factors| factors.id());
+    let lines: Vec<Vec<Cell>> = ids.filter_map(line).collect();
+    format!("<h3>The numbers</h3>\n{}", tables::table("", &heads, &lines))
 }
 
 #[cfg(test)]

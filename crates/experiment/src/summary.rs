@@ -22,7 +22,7 @@ pub struct Spread {
 
 impl Spread {
     /// None of no values.
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+    pub fn of<V: IntoIterator<Item = f64>>(values: V) -> Option<Spread> {
         let values: Vec<f64> = values.into_iter().collect();
         let min = values.iter().copied().min_by(f64::total_cmp)?;
         let max = values.iter().copied().max_by(f64::total_cmp)?;

@@ -10,14 +10,41 @@ use crate::summary::Spread;
 use crate::units::{bytes, number, size, unit};
 use crate::words::{tick, title};
 
-/// A cell: the median, and below it the range when there is one.
-fn cell(spread: Option<Spread>, scale: f64) -> String {
-    let Some(spread) = spread else { return "<td>–</td>".into() };
+/// A cell of a table: HTML, and whether it is text, which stands to the left.
+pub type Cell = (bool, String);
+
+pub fn text(of: &str) -> Cell {
+    (true, escape(of))
+}
+
+pub fn plain(html: impl Into<String>) -> Cell {
+    (false, html.into())
+}
+
+/// A table of a report; `class` is an attribute of it, or nothing.
+pub fn table(class: &str, heads: &[Cell], rows: &[Vec<Cell>]) -> String {
+    let line = |kind: &str, cells: &[Cell]| {
+        let cell = |(is_text, html): &Cell| {
+            format!("<{kind}{}>{html}</{kind}>", if *is_text { " class=\"text\"" } else { "" })
+        };
+        format!("<tr>{}</tr>", cells.iter().map(cell).collect::<String>())
+    };
+    let body: String = rows.iter().map(|row| line("td", row) + "\n").collect();
+    let head = line("th", heads);
+    format!(
+        "<div class=\"scroll\"><table{class}><thead>{head}</thead><tbody>\n{body}</tbody></table></div>\n"
+    )
+}
+
+/// A cell with the median, and below it the range when there is one.
+pub fn spread_cell(spread: Option<Spread>, scale: f64) -> Cell {
+    let Some(spread) = spread else { return plain("–") };
     let n = |value: f64| number(value / scale);
-    if spread.runs < 2 {
-        return format!("<td>{}</td>", n(spread.median));
-    }
-    format!("<td>{}<small>{}–{}</small></td>", n(spread.median), n(spread.min), n(spread.max))
+    let range = match spread.runs {
+        0 | 1 => String::new(),
+        _ => format!("<small>{}–{}</small>", n(spread.min), n(spread.max)),
+    };
+    plain(n(spread.median) + &range)
 }
 
 /// The factors that differ between rows. A device's name carries its profile: where that alone differs, it stands once.
@@ -46,39 +73,34 @@ pub fn numbers(rows: &[Row], plan: Option<&Plan>) -> String {
     let order: Vec<String> =
         plan.iter().flat_map(|plan| &plan.combinations).map(|factors| factors.id()).collect();
     ids.sort_by_key(|id| order.iter().position(|other| other == id).unwrap_or(usize::MAX));
-    let mut html = String::from(
-        "<p>Medians, with the least and the most of the runs below them.</p>\n<div class=\"scroll\"><table><thead><tr>",
-    );
-    for name in &factors {
-        let _ = write!(html, "<th class=\"text\">{}</th>", escape(title(name)));
-    }
-    html += "<th>result</th><th class=\"text\">unit</th><th>runs</th><th>median µs</th><th>99 % µs</th><th>CPU s</th>\
-             <th>skew ms</th></tr></thead><tbody>\n";
-    for id in ids {
+    let mut heads: Vec<Cell> = factors.iter().map(|name| text(title(name))).collect();
+    heads.extend([plain("result"), text("unit")]);
+    heads.extend(["runs", "median µs", "99 % µs", "CPU s", "skew ms"].map(plain));
+    let line = |id: &str| {
         let of: Vec<&Row> = rows.iter().filter(|row| row.id == id).collect();
-        let Some(row) = of.first() else { continue };
+        let row = of.first()?;
         let (name, scale) = unit(&row.test);
-        html += "<tr>";
-        for factor in &factors {
-            let _ = write!(html, "<td class=\"text\">{}</td>", escape(&tick(factor, &row.factor(factor))));
-        }
         let good = || of.iter().filter(|row| row.failed.is_none());
         let spread = |value: fn(&Row) -> Option<f64>| Spread::of(good().filter_map(|row| value(row)));
-        html += &cell(spread(Row::value), scale);
-        let _ = write!(html, "<td class=\"text\">{name}</td><td>{}</td>", good().count());
+        let mut cells: Vec<Cell> =
+            factors.iter().map(|factor| text(&tick(factor, &row.factor(factor)))).collect();
+        cells.extend([spread_cell(spread(Row::value), scale), text(name), plain(good().count().to_string())]);
         for value in [
             (|row| row.rtt_us.map(|times| times.p50)) as fn(&Row) -> Option<f64>,
             |row| row.rtt_us.map(|times| times.p99),
             |row| row.host_cpu_seconds,
             |row| row.skew_ms.filter(|_| row.guests > 2),
         ] {
-            let middle = spread(value).map_or("–".into(), |spread| number(spread.median));
-            let _ = write!(html, "<td>{middle}</td>");
+            cells.push(plain(spread(value).map_or("–".into(), |spread| number(spread.median))));
         }
-        html += "</tr>\n";
-    }
-    html + "</tbody></table></div>\n<p><small>CPU s: seconds of the daemon and all VMs' processes during a run, start and \
-            warm-up included.</small></p>\n"
+        Some(cells)
+    };
+    let lines: Vec<Vec<Cell>> = ids.into_iter().filter_map(line).collect();
+    format!(
+        "<p>Medians, with the least and the most of the runs below them.</p>\n{}<p><small>CPU s: seconds of the daemon and all \
+         VMs' processes during a run, start and warm-up included.</small></p>\n",
+        table("", &heads, &lines)
+    )
 }
 
 fn bytes_of(count: u64) -> String {
@@ -119,22 +141,16 @@ pub fn notices(rows: &[Row]) -> String {
     if sums.is_empty() {
         return String::new();
     }
-    let mut html = String::from(
-        "<div class=\"scroll\"><table><thead><tr><th>sessions</th><th>buffers</th><th>message</th>",
-    );
-    for (.., title) in COUNTERS {
-        let _ = write!(html, "<th>{title}</th>");
-    }
-    html += "<th>MiB moved</th></tr></thead><tbody>\n";
-    for ((sessions, bytes, message), (mib, counts)) in &sums {
-        let _ =
-            write!(html, "<tr><td>{sessions}</td><td>{}</td><td>{}</td>", buffer(*bytes), bytes_of(*message));
-        for count in counts {
-            let _ = write!(html, "<td>{}</td>", number(count / mib));
-        }
-        let _ = writeln!(html, "<td>{mib:.0}</td></tr>");
-    }
-    html + "</tbody></table></div>\n"
+    let heads = ["sessions", "buffers", "message"].into_iter().chain(COUNTERS.map(|(.., title)| title));
+    let heads: Vec<Cell> = heads.chain(["MiB moved"]).map(plain).collect();
+    let line =
+        |((sessions, bytes, message), (mib, counts)): (&Combination, &(f64, [f64; COUNTERS.len()]))| {
+            let mut cells = vec![sessions.to_string(), buffer(*bytes), bytes_of(*message)];
+            cells.extend(counts.iter().map(|count| number(count / mib)));
+            cells.push(format!("{mib:.0}"));
+            cells.into_iter().map(plain).collect()
+        };
+    table("", &heads, &sums.iter().map(line).collect::<Vec<_>>())
 }
 
 /// The runs that failed, with the reason and the log; empty when none did.
