@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 /// A device of a guest.
@@ -33,33 +33,71 @@ pub struct DeviceFor {
     pub device: Device,
 }
 
-/// The keys of `vmxnet3:key=value,...`; what is not given is the daemon's default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Vmxnet3 {
-    pub profile: Option<String>,
-    pub queues: Option<u8>,
-    /// The MTU that guests set.
-    pub mtu: Option<u16>,
-    /// The VLAN that the switch puts the card into.
-    pub vlan: Option<u16>,
-    /// Doorbells are messages.
-    pub trapped: bool,
+/// A card of vmlane's: the keys of `MODEL:key=value,...`, and what reads and shows them. What is not given is the daemon's
+/// default.
+macro_rules! card {
+    ($name:ident, $model:literal, { $($(#[doc = $doc:literal])* $key:ident: $type:ty,)* }) => {
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct $name {
+            $($(#[doc = $doc])* pub $key: Option<$type>,)*
+        }
+
+        impl $name {
+            fn parse(text: &str, options: &str) -> Result<$name> {
+                let mut nic = $name::default();
+                for option in options.split(',').filter(|option| !option.is_empty()) {
+                    let (key, value) = option.split_once('=').unwrap_or((option, ""));
+                    let bad = || format!("device {text:?}: {key} = {value:?} is not valid");
+                    match key {
+                        $(stringify!($key) => {
+                            let value = value.parse().ok().filter(|_| !value.is_empty());
+                            nic.$key = Some(value.with_context(bad)?);
+                        })*
+                        _ => {
+                            let keys = [$(stringify!($key)),*].join(", ");
+                            bail!("device {text:?}: {} has no key {key:?}; it takes {keys}", $model)
+                        }
+                    }
+                }
+                Ok(nic)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let text = |key: &str, value: &dyn fmt::Display| format!("{key}={value}");
+                let keys = [$(self.$key.as_ref().map(|value| text(stringify!($key), value))),*];
+                let keys: Vec<String> = keys.into_iter().flatten().collect();
+                write!(f, $model)?;
+                if keys.is_empty() { Ok(()) } else { write!(f, ":{}", keys.join(",")) }
+            }
+        }
+    };
 }
 
-/// The keys of `virtio-net:key=value,...`; what is not given is the daemon's default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VirtioNet {
-    /// Pairs of queues.
-    pub queues: Option<u8>,
+card!(Vmxnet3, "vmxnet3", {
+    profile: String,
+    queues: u8,
     /// The MTU that guests set.
-    pub mtu: Option<u16>,
+    mtu: u16,
     /// The VLAN that the switch puts the card into.
-    pub vlan: Option<u16>,
+    vlan: u16,
+    /// Doorbells are messages.
+    trapped: bool,
+});
+
+card!(VirtioNet, "virtio-net", {
+    /// Pairs of queues.
+    queues: u8,
+    /// The MTU that guests set.
+    mtu: u16,
+    /// The VLAN that the switch puts the card into.
+    vlan: u16,
     /// Whether super-frames reach guests whole.
-    pub lro: Option<bool>,
+    lro: bool,
     /// Packed rings.
-    pub packed: bool,
-}
+    packed: bool,
+});
 
 /// QEMU's models of network cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,10 +207,10 @@ impl FromStr for Device {
             return Ok(Device::VhostDeviceVsock);
         }
         if name == "vmxnet3" {
-            return Ok(Device::Vmxnet3(vmxnet3(text, option.unwrap_or_default())?));
+            return Ok(Device::Vmxnet3(Vmxnet3::parse(text, option.unwrap_or_default())?));
         }
         if name == "virtio-net" {
-            return Ok(Device::VirtioNet(virtio_net(text, option.unwrap_or_default())?));
+            return Ok(Device::VirtioNet(VirtioNet::parse(text, option.unwrap_or_default())?));
         }
         if name == UML_VECTOR {
             ensure!(
@@ -231,70 +269,6 @@ impl fmt::Display for DeviceFor {
 /// Whether a guest may be called so.
 fn is_guest_name(text: &str) -> bool {
     (1..=2).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_lowercase())
-}
-
-fn vmxnet3(text: &str, options: &str) -> Result<Vmxnet3> {
-    let mut nic = Vmxnet3::default();
-    for option in options.split(',').filter(|option| !option.is_empty()) {
-        let (key, value) = option.split_once('=').unwrap_or((option, ""));
-        let bad = || anyhow!("device {text:?}: {key} = {value:?} is not valid");
-        match key {
-            "profile" if !value.is_empty() => nic.profile = Some(value.to_owned()),
-            "queues" => nic.queues = Some(value.parse().map_err(|_| bad())?),
-            "mtu" => nic.mtu = Some(value.parse().map_err(|_| bad())?),
-            "vlan" => nic.vlan = Some(value.parse().map_err(|_| bad())?),
-            "trapped" => nic.trapped = value.parse().map_err(|_| bad())?,
-            _ => bail!(
-                "device {text:?}: vmxnet3 has no key {key:?}; it takes profile, queues, mtu, vlan, trapped"
-            ),
-        }
-    }
-    Ok(nic)
-}
-
-fn virtio_net(text: &str, options: &str) -> Result<VirtioNet> {
-    let mut nic = VirtioNet::default();
-    for option in options.split(',').filter(|option| !option.is_empty()) {
-        let (key, value) = option.split_once('=').unwrap_or((option, ""));
-        let bad = || anyhow!("device {text:?}: {key} = {value:?} is not valid");
-        match key {
-            "queues" => nic.queues = Some(value.parse().map_err(|_| bad())?),
-            "mtu" => nic.mtu = Some(value.parse().map_err(|_| bad())?),
-            "vlan" => nic.vlan = Some(value.parse().map_err(|_| bad())?),
-            "lro" => nic.lro = Some(value.parse().map_err(|_| bad())?),
-            "packed" => nic.packed = value.parse().map_err(|_| bad())?,
-            _ => bail!(
-                "device {text:?}: virtio-net has no key {key:?}; it takes queues, mtu, vlan, lro, packed"
-            ),
-        }
-    }
-    Ok(nic)
-}
-
-impl fmt::Display for VirtioNet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut keys: Vec<String> = Vec::new();
-        keys.extend(self.queues.iter().map(|queues| format!("queues={queues}")));
-        keys.extend(self.mtu.iter().map(|mtu| format!("mtu={mtu}")));
-        keys.extend(self.vlan.iter().map(|vlan| format!("vlan={vlan}")));
-        keys.extend(self.lro.iter().map(|lro| format!("lro={lro}")));
-        keys.extend(self.packed.then(|| "packed=true".to_owned()));
-        write!(f, "virtio-net")?;
-        if keys.is_empty() { Ok(()) } else { write!(f, ":{}", keys.join(",")) }
-    }
-}
-
-impl fmt::Display for Vmxnet3 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut keys: Vec<String> = Vec::new();
-        keys.extend(self.profile.iter().map(|profile| format!("profile={profile}")));
-        keys.extend(self.queues.iter().map(|queues| format!("queues={queues}")));
-        keys.extend(self.mtu.iter().map(|mtu| format!("mtu={mtu}")));
-        keys.extend(self.vlan.iter().map(|vlan| format!("vlan={vlan}")));
-        keys.extend(self.trapped.then(|| "trapped=true".to_owned()));
-        write!(f, "vmxnet3")?;
-        if keys.is_empty() { Ok(()) } else { write!(f, ":{}", keys.join(",")) }
-    }
 }
 
 impl fmt::Display for Device {

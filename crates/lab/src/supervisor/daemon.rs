@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use toml::{Table, Value};
 
-use crate::device::{Device, VirtioNet, Vmxnet3};
+use crate::device::Device;
 use crate::machine::Machine;
 use crate::plan::Plan;
 use crate::spec::{GuestSpec, LabSpec};
@@ -126,47 +126,21 @@ fn port_group(net: usize, nic: &Device) -> Table {
 }
 
 fn nic_table(card: usize, device: &Device, guest: &GuestSpec) -> Table {
-    let mut table = match device {
-        Device::Vmxnet3(nic) => vmxnet3(nic),
-        Device::VirtioNet(nic) => virtio_net(nic),
-        _ => Table::new(),
+    let (model, keys) = match device {
+        Device::Vmxnet3(nic) => ("vmxnet3", Table::try_from(nic)),
+        Device::VirtioNet(nic) => ("virtio-net", Table::try_from(nic)),
+        _ => return Table::new(),
     };
+    let mut table = keys.unwrap_or_default();
+    table.insert("model".into(), model.into());
+    // The VLAN is its port group's; a VMXNET3 card's MTU is what its guest sets.
+    table.remove("vlan");
+    if model == "vmxnet3" {
+        table.remove("mtu");
+    }
     if let Some(known) = guest.nics.get(card) {
         table.insert("port_group".into(), format!("net{}", known.network).into());
         table.insert("mac".into(), known.mac.clone().into());
-    }
-    table
-}
-
-fn virtio_net(nic: &VirtioNet) -> Table {
-    let mut table = Table::new();
-    table.insert("model".into(), "virtio-net".into());
-    if let Some(queues) = nic.queues {
-        table.insert("queues".into(), i64::from(queues).into());
-    }
-    if let Some(mtu) = nic.mtu {
-        table.insert("mtu".into(), i64::from(mtu).into());
-    }
-    if let Some(lro) = nic.lro {
-        table.insert("lro".into(), lro.into());
-    }
-    if nic.packed {
-        table.insert("packed".into(), true.into());
-    }
-    table
-}
-
-fn vmxnet3(nic: &Vmxnet3) -> Table {
-    let mut table = Table::new();
-    table.insert("model".into(), "vmxnet3".into());
-    if let Some(profile) = &nic.profile {
-        table.insert("profile".into(), profile.clone().into());
-    }
-    if let Some(queues) = nic.queues {
-        table.insert("queues".into(), i64::from(queues).into());
-    }
-    if nic.trapped {
-        table.insert("trapped".into(), true.into());
     }
     table
 }
