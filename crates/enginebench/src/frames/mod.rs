@@ -1,7 +1,6 @@
 //! The rows of VMXNET3: synthetic guests on one thread, the worker that moves their frames on the other.
 
 mod captured;
-mod cores;
 mod drive;
 mod guest;
 mod switched;
@@ -42,7 +41,6 @@ pub fn register(registry: &mut Registry) {
     ports_rows(registry);
     segment_rows(registry);
     workers::register(registry);
-    cores::register(registry);
     let mut add = |name: &str, unit, beside: &[&str], load, lro, value: fn(&Counts) -> Sample| {
         registry.add(name, unit, beside, move |length| Ok(value(&switched(2, 1, load, lro, length)?)));
     };
