@@ -18,6 +18,8 @@
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `endless.rs` | one end of a stream that always has bytes to send |
 //! | `vfio_user.rs`, `vhost_user.rs`, `attached.rs`, `events.rs`, `fds.rs` | a VMM that attaches a guest to a device of another process |
+//! | `cloud_hypervisor.rs` | a VMM that does what Cloud Hypervisor's sources do |
+//! | `vsock_vm.rs` | a VM with virtio-vsock that is attached to a daemon, with checked streams |
 //! | `vhost_user_peer.rs` | the peer of an uplink that is a vhost-user front end |
 //! | `restart.rs` | a daemon that is killed under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
@@ -26,6 +28,7 @@
 //! notification hangs a test as it would hang a guest. Not for production use: it trusts the device.
 
 pub mod attached;
+pub mod cloud_hypervisor;
 mod connect;
 mod dispatch;
 mod driver;

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::{Ram, fds};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use vmlane_device::virtio::vhost::RingSetup;
 use vmlane_wire::vhost_user::{
     HEADER, Header, InflightArea, MemoryRegion, RingAddress, RingState, protocol, request,
@@ -39,17 +41,34 @@ impl Front {
         Front::over(UnixStream::connect(path)?, features)
     }
 
-    /// The same over a connected socket.
-    pub fn over(socket: UnixStream, features: u64) -> io::Result<Front> {
+    /// A connected socket over which nothing was said yet.
+    pub fn new(socket: UnixStream) -> io::Result<Front> {
         socket.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let mut front = Front { socket, acknowledges: false };
+        Ok(Front { socket, acknowledges: false })
+    }
+
+    /// Agrees on `features` over a connected socket.
+    pub fn over(socket: UnixStream, features: u64) -> io::Result<Front> {
+        let mut front = Front::new(socket)?;
         front.tell(request::SET_OWNER, &[], &[])?;
         front.get(request::GET_FEATURES)?;
         let common = front.get(request::GET_PROTOCOL_FEATURES)? & PROTOCOL;
-        front.tell(request::SET_PROTOCOL_FEATURES, common.as_bytes(), &[])?;
-        front.acknowledges = common & protocol::REPLY_ACK != 0;
+        front.set_protocol(common)?;
         front.ask(request::SET_FEATURES, (features | feature::PROTOCOL_FEATURES).as_bytes(), &[])?;
         Ok(front)
+    }
+
+    /// Agrees on features of the protocol.
+    pub fn set_protocol(&mut self, features: u64) -> io::Result<()> {
+        self.tell(request::SET_PROTOCOL_FEATURES, features.as_bytes(), &[])?;
+        self.acknowledges = features & protocol::REPLY_ACK != 0;
+        Ok(())
+    }
+
+    /// Has the other end closed the connection? Nothing is to be answered meanwhile.
+    pub fn is_closed(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(recv(&self.socket, &mut [0; 1], flags), Ok((_, 0)) | Err(Errno::CONNRESET))
     }
 
     fn message(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>], answered: bool) -> io::Result<()> {
@@ -83,9 +102,14 @@ impl Front {
 
     /// A request with a number for an answer.
     pub fn get(&mut self, code: u32) -> io::Result<u64> {
-        self.tell(code, &[], &[])?;
-        let (answer, _) = self.reply()?;
+        let answer = self.answer(code, &[])?;
         u64::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// A request that is always answered.
+    pub fn answer(&mut self, code: u32, payload: &[u8]) -> io::Result<Vec<u8>> {
+        self.message(code, payload, &[], self.acknowledges)?;
+        Ok(self.reply()?.0)
     }
 
     /// All of a guest's memory.
@@ -105,7 +129,7 @@ impl Front {
     pub fn get_inflight(&mut self, rings: u16, ring_size: u16) -> io::Result<(InflightArea, OwnedFd)> {
         let (size, offset) = (0.into(), 0.into());
         let area = InflightArea { size, offset, rings: rings.into(), ring_size: ring_size.into() };
-        self.tell(request::GET_INFLIGHT_FD, area.as_bytes(), &[])?;
+        self.message(request::GET_INFLIGHT_FD, area.as_bytes(), &[], self.acknowledges)?;
         let (answer, file) = self.reply()?;
         let area = InflightArea::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData)?;
         Ok((area, file.ok_or(io::ErrorKind::InvalidData)?))
@@ -117,11 +141,22 @@ impl Front {
 
     /// Starts and enables a ring at the position that `setup` has.
     pub fn start(&mut self, index: u32, setup: &RingSetup) -> io::Result<RingEvents> {
-        let state = |number: u32| RingState { index: index.into(), number: number.into() };
-        let events = RingEvents { kick: crate::eventfd()?, call: crate::eventfd()? };
+        let events = RingEvents::new()?;
         let position = setup.position.load(std::sync::atomic::Ordering::Acquire);
-        self.ask(request::SET_VRING_NUM, state(setup.size.into()).as_bytes(), &[])?;
-        self.ask(request::SET_VRING_BASE, state(position).as_bytes(), &[])?;
+        self.set_ring(request::SET_VRING_NUM, index, setup.size.into())?;
+        self.set_ring(request::SET_VRING_BASE, index, position)?;
+        self.set_address(index, setup)?;
+        self.set_events(index, &events)?;
+        self.set_ring(request::SET_VRING_ENABLE, index, 1)?;
+        Ok(events)
+    }
+
+    /// One of the requests that say a number of a ring.
+    pub fn set_ring(&mut self, code: u32, index: u32, number: u32) -> io::Result<()> {
+        self.ask(code, RingState { index: index.into(), number: number.into() }.as_bytes(), &[])
+    }
+
+    pub fn set_address(&mut self, index: u32, setup: &RingSetup) -> io::Result<()> {
         let address = RingAddress {
             index: index.into(),
             flags: 0.into(),
@@ -130,11 +165,23 @@ impl Front {
             available: (USER + setup.driver).into(),
             log: 0.into(),
         };
-        self.ask(request::SET_VRING_ADDR, address.as_bytes(), &[])?;
+        self.ask(request::SET_VRING_ADDR, address.as_bytes(), &[])
+    }
+
+    /// A ring with a kick has started.
+    pub fn set_events(&mut self, index: u32, events: &RingEvents) -> io::Result<()> {
         let number = u64::from(index);
         self.ask(request::SET_VRING_CALL, number.as_bytes(), &[events.call.as_fd()])?;
-        self.ask(request::SET_VRING_KICK, number.as_bytes(), &[events.kick.as_fd()])?;
-        self.ask(request::SET_VRING_ENABLE, state(1).as_bytes(), &[])?;
-        Ok(events)
+        self.ask(request::SET_VRING_KICK, number.as_bytes(), &[events.kick.as_fd()])
+    }
+}
+
+impl RingEvents {
+    pub fn new() -> io::Result<RingEvents> {
+        Ok(RingEvents { kick: crate::eventfd()?, call: crate::eventfd()? })
+    }
+
+    pub fn try_clone(&self) -> io::Result<RingEvents> {
+        Ok(RingEvents { kick: self.kick.try_clone()?, call: self.call.try_clone()? })
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use vmlane_testkit::eventually;
 use vmlane_wire::virtio::feature;
@@ -17,10 +18,11 @@ use crate::virtio::{DriverRing, into, out};
 /// Places in each ring.
 const SIZE: u16 = 64;
 const BUFFER: usize = 4096 + HEADER;
-/// What a socket takes.
-const CREDIT: u32 = 64 << 10;
+/// What a socket takes, in bytes.
+pub const CREDIT: u32 = 64 << 10;
 const PACKET: usize = 8 << 10;
-const BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+/// Of SHUTDOWN: nothing more is sent, nor taken.
+pub const BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
 /// The own port, the peer's CID, the peer's port.
 pub type Name = (u32, u32, u32);
@@ -34,6 +36,15 @@ pub struct End {
     pub sent: u64,
     pub received: u64,
     pub wanted: u64,
+    /// Its program reads nothing.
+    pub keeps: bool,
+    /// What the peer has shut down: flags of SHUTDOWN.
+    pub peer_shut: u32,
+    /// The longest time between two packets with bytes.
+    pub pause: Duration,
+    last: Option<Instant>,
+    /// Bytes that its program has read, and those that the peer was told of.
+    read: u64,
     reported: u64,
     /// As the peer last said.
     room: u32,
@@ -51,7 +62,8 @@ pub struct VsockVm {
     pub cid: u32,
     rx: DriverRing,
     tx: DriverRing,
-    _front: Front,
+    /// None: its VMM is another's.
+    front: Option<Front>,
     events: [RingEvents; 2],
     pages: Vec<u64>,
     /// Chains that were not given back, in order.
@@ -65,28 +77,38 @@ impl VsockVm {
     /// Its VMM connects once, and never again.
     pub fn attach(cid: u32, socket: &Path, packed: bool) -> VsockVm {
         let ram = Arc::new(Ram::new(8 << 20));
-        let (rx, tx) = (DriverRing::new(&ram, SIZE, packed), DriverRing::new(&ram, SIZE, packed));
-        let pages = (0..2 * SIZE).map(|_| tx.alloc(HEADER + PACKET)).collect();
+        let rings = VsockVm::rings(&ram, packed);
         let features = feature::VERSION_1 | STREAM | if packed { feature::PACKED } else { 0 };
         let mut front = eventually("a device", || Front::connect(socket, features).ok());
         front.set_memory(&ram).expect("memory");
-        let mut vm = VsockVm {
-            cid,
-            events: [
-                front.start(0, &rx.setup()).expect("rings"),
-                front.start(1, &tx.setup()).expect("rings"),
-            ],
-            rx,
-            tx,
-            _front: front,
-            pages,
-            sending: VecDeque::new(),
-            next: 0,
-            control: VecDeque::new(),
-            ends: BTreeMap::new(),
-        };
+        let [rx, tx] = &rings;
+        let events =
+            [front.start(0, &rx.setup()).expect("rings"), front.start(1, &tx.setup()).expect("rings")];
+        VsockVm::over(cid, rings, events).with(front)
+    }
+
+    /// Its VMM's connection closes with it.
+    pub fn with(self, front: Front) -> VsockVm {
+        VsockVm { front: Some(front), ..self }
+    }
+
+    /// Rings for a driver, to receive and to send.
+    pub fn rings(ram: &Arc<Ram>, packed: bool) -> [DriverRing; 2] {
+        [(); 2].map(|()| DriverRing::new(ram, SIZE, packed))
+    }
+
+    /// A driver of rings that a VMM has started.
+    pub fn over(cid: u32, [rx, tx]: [DriverRing; 2], events: [RingEvents; 2]) -> VsockVm {
+        let pages = (0..2 * SIZE).map(|_| tx.alloc(HEADER + PACKET)).collect();
+        let (sending, control, ends) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
+        let mut vm = VsockVm { cid, front: None, events, rx, tx, pages, sending, next: 0, control, ends };
         (0..SIZE).for_each(|id| vm.post(id));
         vm
+    }
+
+    /// Has the daemon, or the keeper, closed the VMM's connection?
+    pub fn is_closed(&self) -> bool {
+        self.front.as_ref().is_some_and(Front::is_closed)
     }
 
     fn post(&mut self, id: u16) {
@@ -101,9 +123,16 @@ impl VsockVm {
         self.say(name, op::REQUEST, 0);
     }
 
-    /// It will send nothing more, and take nothing.
-    pub fn shut_down(&mut self, name: Name) {
-        self.say(name, op::SHUTDOWN, BOTH);
+    /// It will send nothing more, or take nothing: flags of SHUTDOWN.
+    pub fn shut_down(&mut self, name: Name, flags: u32) {
+        self.say(name, op::SHUTDOWN, flags);
+    }
+
+    /// Its program reads all that it kept, and goes on.
+    pub fn reads(&mut self, name: Name) {
+        let end = self.ends.get_mut(&name).expect("an end of this name");
+        (end.keeps, end.read, end.reported) = (false, end.received, end.received);
+        self.say(name, op::CREDIT_UPDATE, 0);
     }
 
     fn say(&mut self, name: Name, op: u16, flags: u32) {
@@ -113,9 +142,9 @@ impl VsockVm {
 
     fn header(&self, name: Name, op: u16) -> Header {
         let (port, peer, peer_port) = name;
-        let received = self.ends.get(&name).map_or(0, |end| end.received);
+        let read = self.ends.get(&name).map_or(0, |end| end.read);
         let header = Header::new((self.cid, port), (peer, peer_port), kind::STREAM, op);
-        Header { buf_alloc: CREDIT.into(), fwd_cnt: (received as u32).into(), ..header }
+        Header { buf_alloc: CREDIT.into(), fwd_cnt: (read as u32).into(), ..header }
     }
 
     /// What the bytes of the end `sender` of a connection are made from, by the name that it has there.
@@ -164,15 +193,23 @@ impl VsockVm {
             op::RW => {
                 pattern.check(end.received, payload);
                 end.received += payload.len() as u64;
-                if end.received - end.reported >= u64::from(CREDIT) / 4 {
-                    end.reported = end.received;
+                let now = Instant::now();
+                end.pause = end.pause.max(end.last.replace(now).map_or(Duration::ZERO, |last| now - last));
+                if !end.keeps {
+                    end.read = end.received;
+                }
+                if end.read - end.reported >= u64::from(CREDIT) / 4 {
+                    end.reported = end.read;
                     self.say(name, op::CREDIT_UPDATE, 0);
                 }
             }
             op::CREDIT_REQUEST => self.say(name, op::CREDIT_UPDATE, 0),
-            op::SHUTDOWN if header.flags.get() & BOTH == BOTH => {
-                end.reset = true;
-                self.say(name, op::RST, 0);
+            op::SHUTDOWN => {
+                end.peer_shut |= header.flags.get();
+                if end.peer_shut & BOTH == BOTH {
+                    end.reset = true;
+                    self.say(name, op::RST, 0);
+                }
             }
             op::RST => end.reset = true,
             _ => {}

@@ -31,5 +31,7 @@ mod varlink;
 mod vhost_user_uplink;
 mod virtio_kill;
 mod vms;
+mod vsock_cloud_hypervisor;
 mod vsock_kill;
+mod vsock_states;
 mod vsock_views;

@@ -8,7 +8,7 @@ use vmlane_testkit::{Daemon, LONGEST, wait_until};
 
 use crate::common::daemon;
 
-const CONFIG: &str = "\
+pub const CONFIG: &str = "\
 [[vm]]
 name = \"a\"
 cid = 3
@@ -19,11 +19,9 @@ cid = 4
 vsock = \"virtio\"
 ";
 const STREAMS: u32 = 8;
-/// Connections in which nothing happens meanwhile.
-const IDLE: u32 = 200;
 
 /// The ends of a and of b.
-fn name(number: u32) -> ([u32; 3], [u32; 3]) {
+pub fn name(number: u32) -> ([u32; 3], [u32; 3]) {
     ([1000 + number, 4, 2000 + number], [2000 + number, 3, 1000 + number])
 }
 
@@ -37,13 +35,14 @@ struct World {
 }
 
 impl World {
-    fn new(packed: bool) -> World {
+    /// `idle`: connections in which nothing happens meanwhile.
+    fn new(packed: bool, idle: u32) -> World {
         let daemon = daemon(CONFIG);
         let attach = |cid, vm| VsockVm::attach(cid, &daemon.socket(vm, "vsock.sock"), packed);
         let (a, b) = (attach(3, "a"), attach(4, "b"));
         let mut world = World { daemon, a, b, count: 0 };
-        (0..STREAMS + IDLE).for_each(|_| world.connect());
-        world.until("all are connected", |world| world.b.ends.len() == (STREAMS + IDLE) as usize);
+        (0..STREAMS + idle).for_each(|_| world.connect());
+        world.until("all are connected", |world| world.b.ends.len() == (STREAMS + idle) as usize);
         world
     }
 
@@ -83,12 +82,26 @@ impl World {
         self.b.ends.values().map(|end| end.received).sum()
     }
 
+    /// The longest time in which one of the streams received nothing.
+    fn pause(&self) -> Duration {
+        let ends = (0..STREAMS).map(name).flat_map(|(ours, theirs)| {
+            [(&self.a, ours), (&self.b, theirs)]
+                .map(|(vm, [port, peer, peer_port])| &vm.ends[&(port, peer, peer_port)])
+        });
+        ends.map(|end| end.pause).max().unwrap_or_default()
+    }
+
     fn kill(&self) {
         self.daemon.kill();
         self.daemon.launch();
     }
 
     /// Everything sent arrives, and a byte each way in every connection.
+    fn report(self, what: &str) {
+        let (count, pause) = (self.count, self.pause());
+        println!("{what}: {count} connections, longest pause {pause:?}, {} bytes", self.finish());
+    }
+
     fn finish(mut self) -> u64 {
         for end in self.a.ends.values_mut().chain(self.b.ends.values_mut()) {
             end.wanted = end.sent + 1;
@@ -127,8 +140,8 @@ impl Drop for World {
 }
 
 /// Streams go on, and connects that were under way succeed.
-fn killed(packed: bool, kills: u64) {
-    let mut world = World::new(packed);
+fn killed(packed: bool, idle: u32, kills: u64) {
+    let mut world = World::new(packed, idle);
     for kill in 0..kills {
         let before = world.received();
         // Another amount each time, so that it dies elsewhere.
@@ -138,20 +151,26 @@ fn killed(packed: bool, kills: u64) {
         (0..kill % 4).for_each(|_| world.turn());
         world.kill();
     }
-    let count = world.count;
-    println!("packed {packed}: {kills} kills, {count} connections, {} bytes", world.finish());
+    world.report(&format!("packed {packed}, {kills} kills"));
 }
 
 #[test]
 fn streams_of_virtio_vsock_guests_go_on() {
-    killed(false, 60);
-    killed(true, 20);
+    killed(false, 200, 60);
+    killed(true, 200, 20);
 }
 
-/// Each daemon is killed while it takes over.
+/// Each of which then moves a byte both ways.
+#[test]
+fn a_thousand_idle_connections_go_on() {
+    killed(false, 1000, 5);
+    killed(true, 1000, 2);
+}
+
+/// Each daemon is killed while it takes over: 20 within a minute, five times.
 #[test]
 fn streams_of_virtio_vsock_guests_outlast_a_crash_loop() {
-    let mut world = World::new(false);
+    let mut world = World::new(false, 200);
     for _ in 0..5 {
         let enough = world.received() + (256 << 10);
         world.until("streams go on", |world| world.received() >= enough);
@@ -160,5 +179,5 @@ fn streams_of_virtio_vsock_guests_outlast_a_crash_loop() {
             std::thread::sleep(Duration::from_millis(turns));
         }
     }
-    println!("100 kills, {} bytes", world.finish());
+    world.report("100 kills");
 }

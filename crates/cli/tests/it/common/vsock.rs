@@ -26,17 +26,33 @@ pub struct Guest {
 
 impl Guest {
     pub fn attach(socket: &Path, cid: u32) -> Guest {
+        Guest::attach_with(socket, cid, 32)
+    }
+
+    /// The same with so many buffers to receive into.
+    pub fn attach_with(socket: &Path, cid: u32, buffers: usize) -> Guest {
         let ram = Arc::new(Ram::new(4 << 20));
-        let (mut rx, tx) = (DriverRing::new(&ram, 64, false), DriverRing::new(&ram, 64, false));
-        let mut buffers: Vec<u64> = (0..32).map(|_| rx.alloc(BUFFER)).collect();
-        for (number, addr) in buffers.iter().enumerate() {
-            assert_eq!(usize::from(rx.post(&[into(*addr, BUFFER)])), number);
-        }
-        buffers.resize(64, 0);
+        let (rx, tx) = (DriverRing::new(&ram, 64, false), DriverRing::new(&ram, 64, false));
         let mut vmm = Front::connect(socket, feature::VERSION_1 | STREAM).unwrap();
         vmm.set_memory(&ram).unwrap();
         let events = [vmm.start(0, &rx.setup()).unwrap(), vmm.start(1, &tx.setup()).unwrap()];
-        Guest { cid, rx, tx, buffers, _vmm: vmm, events }
+        let mut guest = Guest { cid, rx, tx, buffers: vec![0; 64], _vmm: vmm, events };
+        guest.give(buffers);
+        guest
+    }
+
+    /// More buffers to receive into.
+    pub fn give(&mut self, count: usize) {
+        for _ in 0..count {
+            let addr = self.rx.alloc(BUFFER);
+            self.post_buffer(addr);
+        }
+    }
+
+    fn post_buffer(&mut self, addr: u64) {
+        let id = self.rx.post(&[into(addr, BUFFER)]);
+        self.buffers[usize::from(id)] = addr;
+        rustix::io::write(&self.events[0].kick, &1u64.to_ne_bytes()).unwrap();
     }
 
     pub fn send(&mut self, from: u32, to: (u32, u32), op: u16, payload: &[u8]) {
@@ -73,16 +89,20 @@ impl Guest {
         (header, payload)
     }
 
-    /// The next packet, whatever it is.
+    /// The next packet, whatever it is; its buffer is given back.
     pub fn any(&mut self) -> (Header, Vec<u8>) {
+        let (header, payload, addr) = self.take();
+        self.post_buffer(addr);
+        (header, payload)
+    }
+
+    /// The next packet, whatever it is, and the address of its buffer.
+    pub fn take(&mut self) -> (Header, Vec<u8>, u64) {
         let (id, len) = eventually("a packet", || self.rx.take());
         let addr = self.buffers[usize::from(id)];
         let mut bytes = vec![0; len as usize];
         self.rx.ram.read(addr, &mut bytes);
-        let again = self.rx.post(&[into(addr, BUFFER)]);
-        self.buffers[usize::from(again)] = addr;
-        rustix::io::write(&self.events[0].kick, &1u64.to_ne_bytes()).unwrap();
         let header = Header::read_from_bytes(&bytes[..HEADER]).unwrap();
-        (header, bytes.split_off(HEADER))
+        (header, bytes.split_off(HEADER), addr)
     }
 }

@@ -50,8 +50,10 @@ fn split(setup: &RingSetup, noted: Option<&Record>, memory: &MemoryMap) -> Optio
 pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
     let known = setup.record.as_ref().filter(|record| record.is_of(setup.size));
     if features & feature::PACKED == 0
-        && let Some(record) = known.or(setup.record.as_ref().filter(|record| record.is_own()))
+        && let Some(record) = &setup.record
     {
+        // Also where nothing was recorded: Cloud Hypervisor, which keeps such memory, says where the driver is instead of how far
+        // a device came (virtio-devices/src/vhost_user/vu_common_ctrl.rs, setup_vhost_user).
         return split(setup, known.filter(|_| record.is_own()), memory);
     }
     let Some(record) = known else { return first_lap(setup, features, memory) };
