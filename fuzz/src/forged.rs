@@ -2,7 +2,9 @@
 //! wrong. Who forges a record here has the key, as only a previous daemon has: what is checked is what
 //! records say, not only their checksums.
 
+pub mod held;
 pub mod session;
+pub mod vsock;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,7 +22,7 @@ const HEAD: u64 = 4096;
 /// Bytes of the largest half that is tampered with.
 const MAX_HALF: u64 = 8 << 20;
 
-fn share(file: &OwnedFd) -> File {
+pub fn share(file: &OwnedFd) -> File {
     File::from(file.try_clone().expect("one more descriptor"))
 }
 

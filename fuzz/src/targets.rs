@@ -28,6 +28,7 @@ mod vmxnet3_registers;
 mod vmxnet3_rx;
 mod vmxnet3_tx;
 mod vsock_packets;
+mod vsock_sessions;
 mod wire;
 
 macro_rules! named {
@@ -67,6 +68,7 @@ pub const TARGETS: &[(&str, Run)] = named![
     vmxnet3_rx,
     vmxnet3_tx,
     vsock_packets,
+    vsock_sessions,
     wire,
 ];
 

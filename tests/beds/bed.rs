@@ -4,12 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use toml::Table;
+use vmlane_api::call;
 use vmlane_lab::{Guest, Lab, LabSpec, merge_config};
 
 use crate::topology::Topology;
-use crate::{PATIENCE, wait_until};
+use crate::{PATIENCE, Process, wait_until};
 
 /// Words that must not appear in a guest's kernel log.
 const ALARMS: [&str; 5] = ["BUG:", "WARNING:", "Oops", "Call Trace", "soft lockup"];
@@ -34,6 +36,25 @@ impl Drop for Configured<'_> {
         if !std::thread::panicking() {
             self.bed.reconfigure(&self.before, self.restarts);
         }
+    }
+}
+
+/// The lab's supervisor, which does nothing until this is dropped: it would start a daemon of its own as soon as it sees none,
+/// and so before one that takes over.
+struct Halted(Pid);
+
+impl Halted {
+    fn new(supervisor: u32) -> Halted {
+        let supervisor = Pid::from_raw(supervisor as i32).unwrap();
+        kill_process(supervisor, Signal::STOP).unwrap();
+        Halted(supervisor)
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        // It fails only if it is gone.
+        let _ = kill_process(self.0, Signal::CONT);
     }
 }
 
@@ -139,20 +160,20 @@ impl Bed {
         guest.and_then(|g| g.cid).unwrap_or_else(|| panic!("guest {name} has no CID"))
     }
 
-    pub fn daemon_pid(&self) -> rustix::process::Pid {
+    pub fn daemon_pid(&self) -> Pid {
         let pid = self.lab().status().unwrap().daemon.and_then(|d| d.pid).expect("the daemon runs");
-        rustix::process::Pid::from_raw(pid as i32).expect("a process id")
+        Pid::from_raw(pid as i32).expect("a process id")
     }
 
     /// Kills the daemon and waits until the next one answers. Returns the next one's process id.
-    pub fn kill_daemon(&self) -> rustix::process::Pid {
+    pub fn kill_daemon(&self) -> Pid {
         let before = self.daemon_pid();
-        rustix::process::kill_process(before, rustix::process::Signal::KILL).unwrap();
+        kill_process(before, Signal::KILL).unwrap();
         self.wait_for_another_daemon(before)
     }
 
     /// Starts a daemon of `program` that is to take the place of the lab's. The lab's supervisor may be stopped.
-    pub fn start_replacement(&self, program: &Path) -> Child {
+    fn start_replacement(&self, program: &Path) -> Child {
         let lab = self.lab();
         let log = fs::File::options().append(true).open(lab.log("daemon")).unwrap();
         let mut command = Command::new(program);
@@ -161,15 +182,35 @@ impl Bed {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
     }
 
+    /// Has a daemon of `program` take the place of the one that answers. The last one ends with
+    /// [`Bed::end_replacements`].
+    pub fn replace_daemon(&self, program: &Path) -> Process {
+        let pid = vmlane_api::Client::connect(&self.lab().daemon_runtime_dir())
+            .unwrap()
+            .call(&call::Ping {})
+            .unwrap()
+            .pid;
+        let before = Pid::from_raw(pid as i32).unwrap();
+        let _halted = Halted::new(self.lab().status().unwrap().supervisor_pid);
+        let next = Process(self.start_replacement(program));
+        assert_eq!(self.wait_for_another_daemon(before), Pid::from_child(&next.0));
+        next
+    }
+
+    /// Ends a daemon that took the place of the lab's; from then on the supervisor's own runs.
+    pub fn end_replacements(&self, last: Process) {
+        let before = Pid::from_child(&last.0);
+        drop(last);
+        self.wait_for_another_daemon(before);
+    }
+
     /// Waits until a daemon answers that is not `before`.
-    pub fn wait_for_another_daemon(&self, before: rustix::process::Pid) -> rustix::process::Pid {
+    pub fn wait_for_another_daemon(&self, before: Pid) -> Pid {
         let mut now = before;
         wait_until("another daemon answers", || {
             let client = vmlane_api::Client::connect(&self.lab().daemon_runtime_dir());
-            let pong = client
-                .ok()
-                .and_then(|client| client.with_timeout(PATIENCE).call(&vmlane_api::call::Ping {}).ok());
-            now = pong.and_then(|pong| rustix::process::Pid::from_raw(pong.pid as i32)).unwrap_or(before);
+            let pong = client.ok().and_then(|client| client.with_timeout(PATIENCE).call(&call::Ping {}).ok());
+            now = pong.and_then(|pong| Pid::from_raw(pong.pid as i32)).unwrap_or(before);
             now != before
         });
         now

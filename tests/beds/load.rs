@@ -39,10 +39,9 @@ impl Load {
         Load { streams, _takers: takers }
     }
 
-    /// Every stream must be complete. Returns the longest pause of the TCP streams, in seconds.
+    /// Every stream must be complete. Returns the longest pause of any, in seconds.
     pub fn finish(self, bed: &Bed) -> f64 {
-        let pauses =
-            self.streams.into_iter().map(|(from, stream)| whole(bed, from, stream)["pause"].as_f64());
-        pauses.flatten().fold(0.0, f64::max)
+        let pause = |(from, stream)| whole(bed, from, stream)["pause"].as_f64().expect("a time");
+        self.streams.into_iter().map(pause).fold(0.0, f64::max)
     }
 }

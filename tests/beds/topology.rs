@@ -145,6 +145,15 @@ pub static VIRTIO_KILLS: Topology = Topology {
     ..PLAIN
 };
 
+/// Sockets in the lab's newest QEMU under daemons that are killed again and again.
+pub static VSOCK_SURVIVAL: Topology = Topology {
+    name: "vsock-survival",
+    kernels: &["6.12", "6.12"],
+    devices: &["virtio-vsock"],
+    kills: true,
+    ..PLAIN
+};
+
 /// VMCI and VMXNET3 in QEMU beside User Mode Linux with virtio devices; both are killed.
 pub static MIXTURE: Topology = Topology {
     name: "mixture",

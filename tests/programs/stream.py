@@ -4,7 +4,8 @@
   stream.py give CID PORT SECONDS [to-host] [paced]
                                              gives for so long, or until SIGTERM, then compares checksums
 
-`take` says how each stream ended: "whole COUNT", or "cut COUNT REASON".
+`take` says how each stream ended: "whole COUNT", or "cut COUNT REASON". The result of `give` has the longest pause, in seconds,
+between two parts that the taker received.
 """
 import errno
 import hashlib
@@ -17,14 +18,20 @@ import time
 import vs
 
 
+# Characters of what a taker answers: the checksum, the pause.
+SUM, PAUSE = 64, 12
+
+
 def take_one(sock):
-    total, digest = 0, hashlib.sha256()
+    total, digest, pause, last = 0, hashlib.sha256(), 0.0, time.monotonic()
     try:
         while part := sock.recv(1 << 16):
+            now = time.monotonic()
+            pause, last = max(pause, now - last), now
             digest.update(part)
             total += len(part)
         # A giver that is gone ends its stream as one that is done; only the latter takes an answer.
-        sock.sendall(digest.hexdigest().encode())
+        sock.sendall(f"{digest.hexdigest()}{pause:0{PAUSE}.4f}".encode())
         vs.say("whole", total)
     except OSError as error:
         vs.say("cut", total, errno.errorcode.get(error.errno, error.errno))
@@ -55,12 +62,12 @@ def give(cid, port, seconds, to_host, paced):
                 vs.say("moving")
                 told = True
         sock.shutdown(socket.SHUT_WR)
-        far = vs.recv_exactly(sock, 64).decode()
+        far = vs.recv_exactly(sock, SUM + PAUSE).decode()
     except (OSError, AssertionError) as error:
         vs.say("cut", total, errno.errorcode.get(getattr(error, "errno", None), "END"))
         sys.exit(3)
-    vs.check(far == digest.hexdigest(), "the checksums differ")
-    vs.result(bytes=total, seconds=round(time.monotonic() - start, 3))
+    vs.check(far[:SUM] == digest.hexdigest(), "the checksums differ")
+    vs.result(bytes=total, seconds=round(time.monotonic() - start, 3), pause=float(far[SUM:]))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,21 @@ vmlane_tests::tests! {
     }
     guests in MIXED { streams_of_two_kinds_outlast_a_killed_daemon }
     long in SURVIVAL { streams_between_workers_outlast_a_killed_daemon }
+    long in VIRTIO_KILLS { streams_of_virtio_vsock_outlast_a_crash_loop }
+    long in VSOCK_SURVIVAL {
+        streams_of_sockets_outlast_a_killed_daemon,
+        streams_of_sockets_outlast_a_replaced_daemon,
+        streams_of_sockets_outlast_a_crash_loop,
+    }
 }
+
+/// Pairs of guests, with the kind of each: eight streams of each kind go on at once.
+type Kind = (&'static str, &'static [(&'static str, &'static str)]);
+const VIRTIO: &[Kind] = &[("virtio-vsock", &[("a", "b"), ("b", "a")])];
+/// Those of the bed that is for sockets alone.
+const SOCKETS: &[Kind] = VIRTIO;
+/// The longest pause of a stream, in seconds, beyond which something is wrong on any machine.
+const LONGEST_PAUSE: f64 = 30.0;
 
 /// How often a daemon is killed under load, `short` times in the short form.
 fn kills(short: u32) -> u32 {
@@ -59,42 +73,72 @@ fn streams_outlast_a_killed_daemon(bed: &Bed) {
 
 /// QEMU connects a virtio-vsock device once and never again.
 fn streams_of_virtio_vsock_outlast_a_killed_daemon(bed: &Bed) {
-    let kills = kills(4);
-    let load = Load::sockets(bed, &[("a", "b"), ("b", "a")].repeat(4));
-    for _ in 0..kills {
-        std::thread::sleep(Duration::from_millis(1500));
-        bed.kill_daemon();
-    }
-    let pause = load.finish(bed);
-    kept(
-        "survival",
-        &format!("killed {kills} times: 8 streams of virtio-vsock complete, checksums equal, longest pause {pause} s"),
-    );
+    outlast_kills(bed, VIRTIO, kills(4), Duration::from_millis(1500));
 }
 
 fn streams_of_virtio_vsock_outlast_a_replaced_daemon(bed: &Bed) {
-    let times = kills(1);
-    let load = Load::sockets(bed, &[("a", "b"), ("b", "a")].repeat(4));
-    let mut daemon = None;
-    for _ in 0..times {
-        let before = bed.daemon_pid();
-        let next = Process(bed.start_replacement(&vmlane_lab::find_vmlane().unwrap()));
-        bed.wait_for_another_daemon(before);
-        daemon.replace(next).into_iter().for_each(|mut daemon| _ = daemon.wait());
-    }
+    outlast_replacements(bed, VIRTIO, kills(1));
+}
+
+fn streams_of_virtio_vsock_outlast_a_crash_loop(bed: &Bed) {
+    outlast_kills(bed, VIRTIO, 20, Duration::ZERO);
+}
+
+fn streams_of_sockets_outlast_a_killed_daemon(bed: &Bed) {
+    outlast_kills(bed, SOCKETS, kills(4), Duration::from_millis(1500));
+}
+
+fn streams_of_sockets_outlast_a_replaced_daemon(bed: &Bed) {
+    outlast_replacements(bed, SOCKETS, kills(1));
+}
+
+fn streams_of_sockets_outlast_a_crash_loop(bed: &Bed) {
+    outlast_kills(bed, SOCKETS, 20, Duration::ZERO);
+}
+
+/// Eight streams of each kind.
+fn load(bed: &Bed, kinds: &[Kind]) -> Load {
+    let pairs = kinds.iter().flat_map(|(_, pairs)| pairs.repeat(8 / pairs.len()));
+    Load::sockets(bed, &pairs.collect::<Vec<_>>())
+}
+
+/// Ends the streams, each of which must be complete.
+fn report(bed: &Bed, load: Load, kinds: &[Kind], what: &str) {
     let pause = load.finish(bed);
+    let kinds: Vec<_> = kinds.iter().map(|(kind, _)| *kind).collect();
     kept(
         "survival",
         &format!(
-            "replaced {times} times under 8 streams of virtio-vsock: all complete, checksums equal, longest pause {pause} s"
+            "{what} under 8 streams each of {}: all complete, checksums equal, longest pause {pause} s",
+            kinds.join(", ")
         ),
     );
-    // From here on the lab's own supervisor starts the daemon.
-    let mut last = daemon.expect("the last daemon");
-    let before = Pid::from_child(&last.0);
-    last.signal(Signal::KILL);
-    last.wait();
-    bed.wait_for_another_daemon(before);
+    assert!(pause < LONGEST_PAUSE, "{pause} s");
+}
+
+/// Each daemon lives for this time after it has answered.
+fn outlast_kills(bed: &Bed, kinds: &[Kind], kills: u32, life: Duration) {
+    let load = load(bed, kinds);
+    let begun = Instant::now();
+    for _ in 0..kills {
+        std::thread::sleep(life);
+        bed.kill_daemon();
+    }
+    report(bed, load, kinds, &format!("killed {kills} times within {:.0?}", begun.elapsed()));
+}
+
+fn outlast_replacements(bed: &Bed, kinds: &[Kind], times: u32) {
+    let load = load(bed, kinds);
+    let program = vmlane_lab::find_vmlane().unwrap();
+    let mut last = None::<Process>;
+    for _ in 0..times {
+        let next = bed.replace_daemon(&program);
+        if let Some(mut before) = last.replace(next) {
+            assert!(before.wait().success(), "it hands over");
+        }
+    }
+    report(bed, load, kinds, &format!("replaced {times} times"));
+    bed.end_replacements(last.expect("the last daemon"));
 }
 
 /// Between guests with virtio-vsock and with VMCI, both ways.
@@ -253,17 +297,11 @@ fn streams_outlast_a_replaced_daemon(bed: &Bed) {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(told(&output).contains("another daemon (pid "), "{output:?}");
 
-    let before = bed.daemon_pid();
-    let mut replacement = Process(bed.start_replacement(&vmlane_lab::find_vmlane().unwrap()));
-    bed.wait_for_another_daemon(before);
+    let replacement = bed.replace_daemon(&vmlane_lab::find_vmlane().unwrap());
     let pause = load.finish(bed);
     kept(
         "survival",
         &format!("replaced under 8 streams: all complete, checksums equal, longest pause {pause} s"),
     );
-    // From here on the lab's own supervisor starts the daemon.
-    let before = Pid::from_child(&replacement.0);
-    replacement.signal(Signal::KILL);
-    replacement.wait();
-    bed.wait_for_another_daemon(before);
+    bed.end_replacements(replacement);
 }

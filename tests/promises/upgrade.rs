@@ -7,18 +7,17 @@ mod frames;
 mod hybrid;
 mod previous;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cards::Cards;
 use frames::Frames;
 use previous::Previous;
-use rustix::process::{Pid, Signal, kill_process};
 use vmlane_tests::alone::vmlane;
 use vmlane_tests::{Bed, Load, Process, kept};
 
 use crate::package::container::{Container, Release, boot_with, package, package_of};
-use crate::package::guests::Traffic;
+use crate::package::guests::{SOCKETS, Traffic};
 
 vmlane_tests::tests! {
     long {
@@ -77,10 +76,10 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     let (_folder, container) = boot_with(Release::Bookworm, &[(&old, "old.deb"), (&new, "new.deb")]);
     container.make_tun();
     container.run("dpkg -i /old.deb");
-    std::fs::write(container.path("/etc/vmlane/vmlane.toml"), CONFIG).expect("the configuration");
+    std::fs::write(container.path("/etc/vmlane/vmlane.toml"), [SOCKETS, CONFIG].concat()).expect("the configuration");
     container.run("systemctl reload vmlane");
     let socket = |vm: &str, name: &str| container.path(&format!("/run/vmlane/vm/{vm}/{name}.sock"));
-    let traffic = Traffic::start(&socket("a", "vmci"), &socket("b", "vmci"), 4);
+    let traffic = Traffic::start(socket);
     let frames = Frames::start(&socket("a", "nic0"), &socket("b", "nic0"));
     let cards = Cards::start((&socket("a", "nic1"), CARDS[0]), (&socket("b", "nic1"), CARDS[1]));
     let mut load = Under { traffic, frames, cards };
@@ -98,8 +97,7 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     }
     install(&container, ("new.deb", NEW), &mut load);
     let Under { traffic, frames, cards } = load;
-    let (sent, received) = traffic.finish();
-    assert_eq!(sent, received);
+    let [vmci, virtio] = traffic.finish();
     let told = frames.finish(2 * ROUNDS + 1);
     let counted = cards.finish();
     // What had been copied and not completed when a daemon ended is sent again: at most two rings of 64 each
@@ -109,8 +107,8 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     kept(
         "upgrades",
         &format!(
-            "packages of {} and of today took turns, {} upgrades and {ROUNDS} ways back, under a stream of \
-             {received} bytes: none was lost; {told}; of {} frames between VMXNET3 cards {} came twice, {} were \
+            "packages of {} and of today took turns, {} upgrades and {ROUNDS} ways back, under a VMCI stream of {vmci} bytes and \
+             8 of virtio-vsock of {virtio}: none was lost; {told}; of {} frames between VMXNET3 cards {} came twice, {} were \
              dropped",
             previous.name,
             ROUNDS + 1,
@@ -120,40 +118,6 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
         ),
     );
     container.run("dpkg --purge vmlane");
-}
-
-/// The lab's supervisor, which does nothing until this is dropped: it would start a daemon of its own as soon
-/// as it sees none, and so before one that takes over.
-struct Halted(Pid);
-
-impl Halted {
-    fn new(supervisor: u32) -> Halted {
-        let supervisor = Pid::from_raw(supervisor as i32).unwrap();
-        kill_process(supervisor, Signal::STOP).unwrap();
-        Halted(supervisor)
-    }
-}
-
-impl Drop for Halted {
-    fn drop(&mut self) {
-        // It fails only if it is gone.
-        let _ = kill_process(self.0, Signal::CONT);
-    }
-}
-
-/// Starts a daemon that takes the place of the one that runs in the lab.
-fn replace(bed: &Bed, program: &Path) -> Process {
-    let before = Pid::from_raw(answering(bed) as i32).unwrap();
-    let _halted = Halted::new(bed.lab().status().unwrap().supervisor_pid);
-    let next = Process(bed.start_replacement(program));
-    let now = bed.wait_for_another_daemon(before);
-    assert_eq!(now, Pid::from_child(&next.0));
-    next
-}
-
-/// The process of the daemon that answers.
-fn answering(bed: &Bed) -> u32 {
-    vmlane_api::Client::connect(&bed.lab().daemon_runtime_dir()).unwrap().call(&vmlane_api::call::Ping {}).unwrap().pid
 }
 
 /// Real guests.
@@ -172,7 +136,7 @@ fn daemons_of_two_versions_replace_each_other_under_eight_streams() {
             let said = bed.vmlane(&["daemon", "--can-replace"]);
             assert!(said.contains("keeps its state in layout"), "{said}");
         }
-        let next = replace(&bed, program);
+        let next = bed.replace_daemon(program);
         if let Some(mut before) = last.replace(next) {
             assert!(before.wait().success(), "it hands over");
         }
@@ -187,11 +151,7 @@ fn daemons_of_two_versions_replace_each_other_under_eight_streams() {
             previous.name
         ),
     );
-    // From here on the lab's own supervisor starts the daemon.
-    let last = last.expect("the last daemon");
-    let before = Pid::from_child(&last.0);
-    drop(last);
-    bed.wait_for_another_daemon(before);
+    bed.end_replacements(last.expect("the last daemon"));
     bed.vmlane(&["vm", "remove", "late"]);
     bed.finish();
 }
