@@ -132,6 +132,7 @@ fn outlast_replacements(bed: &Bed, kinds: &[Kind], times: u32) {
     let program = vmlane_lab::find_vmlane().unwrap();
     let mut last = None::<Process>;
     for _ in 0..times {
+        std::thread::sleep(Duration::from_millis(500));
         let next = bed.replace_daemon(&program);
         if let Some(mut before) = last.replace(next) {
             assert!(before.wait().success(), "it hands over");

@@ -201,8 +201,11 @@ impl Supervisor {
     fn restart_daemon(&mut self) -> Result<()> {
         let sender = self.sender.clone();
         if let Some(pid) = daemon::pid(&self.plan) {
-            let handle = Handle::open(pid)?;
-            let watched = Handle::open(pid)?;
+            let (Ok(handle), Ok(watched)) = (Handle::open(pid), Handle::open(pid)) else {
+                // It has ended since it answered: yet another may have taken its place.
+                self.restart_daemon_in(RESTART, true);
+                return Ok(());
+            };
             std::thread::spawn(move || {
                 while !watched.wait(Duration::from_secs(3600)) {}
                 // How it ended is not for us to know: it is no child of ours.
