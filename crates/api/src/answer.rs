@@ -145,6 +145,9 @@ pub struct UplinkStatus {
     /// The operator set its link down: no frame passes.
     #[serde(default)]
     pub link_down: bool,
+    /// As in [`VmStatus`].
+    #[serde(default)]
+    pub since: Option<u64>,
 }
 
 /// One worker in [`Status`].
@@ -235,6 +238,9 @@ pub struct VmStatus {
     /// Faults of ours contained while its devices were served.
     #[serde(default)]
     pub faults: u64,
+    /// When its counters in [`Stats`] were 0, in seconds since 1970. They continue when another daemon takes over.
+    #[serde(default)]
+    pub since: Option<u64>,
     /// Its devices are out of service because they failed too often.
     #[serde(default)]
     pub quarantined: bool,
@@ -266,7 +272,8 @@ pub struct NicStatus {
     pub ovn: Option<OvnStatus>,
 }
 
-/// To `stats`. Counters only grow while the daemon runs.
+/// To `stats`. Counters of VMs, of NICs and of uplinks' ports only grow, also when another daemon takes over; all others begin with the
+/// daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     pub uptime_seconds: f64,

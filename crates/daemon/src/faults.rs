@@ -15,6 +15,11 @@ pub struct FaultRecord {
 }
 
 impl FaultRecord {
+    /// `seen`: faults in the counters that were noticed by a previous daemon.
+    pub fn after(seen: u64) -> FaultRecord {
+        FaultRecord { seen, ..FaultRecord::default() }
+    }
+
     /// Takes the sum of the fault counters of the VM's devices. True if there were too many lately.
     pub fn add(&mut self, total: u64, limit: FaultLimit, now: Instant) -> bool {
         let new = total.saturating_sub(std::mem::replace(&mut self.seen, total));

@@ -3,13 +3,17 @@
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, fchmod, fstat, mkdirat, openat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use vmlane_access::Trust;
 use vmlane_access::acl::share_new_files;
+use vmlane_host::sockets::HybridStats;
+use vmlane_state::Found;
 
+use crate::counters;
 use crate::host::Host;
 use crate::serve::VmError;
 use vmlane_config::{HybridConfig, VmConfig};
@@ -22,19 +26,26 @@ pub struct ServedHybrid {
     pub cid: u32,
     /// The VMM's socket.
     pub path: PathBuf,
+    stats: Arc<HybridStats>,
 }
 
 impl ServedHybrid {
     /// Answers for a VM that is in the table of VMs. Sockets of its forwards that cannot be made are tried again later: its
     /// VMM may be why, and must not keep the daemon from serving others.
-    pub fn offer(host: &Host, vm: &VmConfig, hybrid: &HybridConfig) -> Result<ServedHybrid, VmError> {
+    pub fn offer(
+        host: &Host,
+        vm: &VmConfig,
+        hybrid: &HybridConfig,
+        found: &mut Found,
+    ) -> Result<ServedHybrid, VmError> {
         let name = || vm.name.clone();
         let path = vm.hybrid_socket(&host.paths).map_err(|cause| VmError::Path { name: name(), cause })?;
         if hybrid.path.is_none() {
             let directory = host.paths.hybrid_directory(&vm.name);
             make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;
         }
-        let served = ServedHybrid { cid: vm.cid, path };
+        let stats = Arc::new(counters::of_device(host, found, &scope(&vm.name), "device"));
+        let served = ServedHybrid { cid: vm.cid, path, stats };
         served.update(host);
         Ok(served)
     }
@@ -42,20 +53,31 @@ impl ServedHybrid {
     /// Forwards or the owner change.
     pub fn update(&self, host: &Host) {
         // What is wrong is told by the sockets.
-        host.sockets.set_hybrid(self.cid, self.path.clone());
+        host.sockets.set_hybrid(self.cid, self.path.clone(), &self.stats);
     }
 
     /// Ends its connections, and removes what was made for it.
     pub fn withdraw(self, host: &Host, name: &str) {
         host.sockets.remove_hybrid(self.cid);
+        host.store.remove_all(&format!("{}/", scope(name)));
         // Stays if anything is in it: the VMM's socket is the VMM's.
         let _ = std::fs::remove_dir(host.paths.hybrid_directory(name));
+    }
+
+    /// See [`crate::vm::ServedVm::since`].
+    pub fn since(&self) -> u64 {
+        self.stats.since()
     }
 
     /// Is there a socket? One of a VMM that was killed is there, too, until the next one takes its place.
     pub fn is_there(&self) -> bool {
         std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.file_type().is_socket())
     }
+}
+
+/// How the names of all begin that is held of it.
+fn scope(vm: &str) -> String {
+    format!("{vm}.hybrid")
 }
 
 /// The VM's directory, and in it the one where its VMM makes sockets.

@@ -8,6 +8,7 @@
 //! | `served.rs`, `change.rs` | a part: what is served at this moment; how that changes |
 //! | `containment.rs`, `watchdog.rs`, `faults.rs` | a part: stuck workers, VMs whose devices fail too often |
 //! | `views.rs`, `ports.rs`, `bounds.rs` | what is shown of all parts |
+//! | `counters.rs` | counters that the next daemon continues |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
 //! | `ovn.rs`, `ovn/` | NICs that are ports of OVN's: what its helper says, and is told |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
@@ -31,6 +32,7 @@ mod captures;
 mod change;
 mod containment;
 pub mod control;
+mod counters;
 pub mod cpus;
 pub mod extras;
 mod faults;

@@ -12,12 +12,13 @@ use vmlane_config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, 
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
-use vmlane_port::{Frames, PortId, VlanSet};
+use vmlane_port::{Frames, PortId, PortStats, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
+use crate::counters;
 use crate::host::Host;
 use crate::serve::{Attachment, PciSocket, VmError, device_name, device_state, vhost_end};
 
@@ -32,6 +33,8 @@ pub struct ServedNic {
     server: Server,
     session: Arc<SessionStats>,
     counters: DeviceCounters,
+    /// See [`crate::vm::ServedVm::since`].
+    since: u64,
 }
 
 /// Where a model counts.
@@ -52,11 +55,13 @@ impl ServedNic {
         let path = host.paths.nic(&vm.name, number);
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
         let switch = &host.switch;
-        let port = switch.add_port(port_spec(config, vm, (number, nic)));
+        let stats: PortStats = counters::of_device(host, found, &scope(vm, number), "port");
+        let since = stats.since();
+        let port = switch.add_counted_port(port_spec(config, vm, (number, nic)), stats);
         let port =
             port.map_err(|full| VmError::Nic { name: vm.name.clone(), number, cause: full.to_string() })?;
-        let down = found.take(&format!("{}.nic{number}/{LINK_DOWN}", vm.name)).is_some();
-        let served = ServedNic::serve(host, &path, vm, (number, nic), port, (config, found));
+        let down = found.take(&format!("{}/{LINK_DOWN}", scope(vm, number))).is_some();
+        let served = ServedNic::serve(host, &path, vm, (number, nic), (port, since), (config, found));
         if let (Ok(nic), true) = (&served, down) {
             nic.apply_link(switch, false);
         }
@@ -71,12 +76,15 @@ impl ServedNic {
         path: &Path,
         vm: &VmConfig,
         (number, config): (usize, &NicConfig),
-        port: PortId,
+        (port, mut since): (PortId, u64),
         (all, found): (&Config, &mut Found),
     ) -> Result<ServedNic, VmError> {
         let name = || vm.name.clone();
         let config = config.clone();
-        let session = Arc::new(SessionStats::default());
+        let scope = scope(vm, number);
+        let session = SessionStats::continuing(counters::of_device(host, found, &scope, "session"));
+        since = since.max(session.counts.since());
+        let session = Arc::new(session);
         session.memory.set_limit(all.memory_limit(vm));
         let device_name = nic_name(&vm.name, number);
         let mut frames: Arc<dyn Frames> = host.switch.clone();
@@ -84,11 +92,12 @@ impl ServedNic {
             frames = faults.frames(&device_name, frames);
         }
         let bad = |cause: String| VmError::Nic { name: name(), number, cause };
-        let scope = format!("{}.nic{number}", vm.name);
         let (server, counters) = match config.model {
             NicModel::Vmxnet3 => {
                 let attachment = Attachment::new(host, vm, &session)?;
-                let hardware = hardware(&config);
+                let stats: vmxnet3::NicStats = counters::of_device(host, found, &scope, "device");
+                since = since.max(stats.since());
+                let hardware = hardware(&config, stats);
                 let handle = hardware.handle.clone();
                 let device = Vmxnet3Device::new(hardware, frames, port, attachment.interrupts())
                     .map_err(|cause| bad(cause.to_string()))?;
@@ -100,7 +109,9 @@ impl ServedNic {
             NicModel::VirtioNet(virtio) => {
                 let lines = RingLines::new(2 * u16::from(config.queues) + 1);
                 let lines = Arc::new(lines.map_err(|cause| bad(cause.to_string()))?);
-                let stats = Arc::new(VirtioNetStats::default());
+                let stats: VirtioNetStats = counters::of_device(host, found, &scope, "device");
+                since = since.max(stats.since());
+                let stats = Arc::new(stats);
                 let device =
                     NetDevice::new(virtio_net(&config, virtio), frames, port, lines.clone(), stats.clone());
                 let device: Box<dyn VhostDevice> = Box::new(device);
@@ -111,7 +122,7 @@ impl ServedNic {
                 (server, DeviceCounters::Virtio(stats))
             }
         };
-        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters })
+        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters, since })
     }
 
     /// Ends the session, removes the socket and the port.
@@ -158,6 +169,11 @@ impl ServedNic {
     /// Contained faults: in its session, and at its port.
     pub fn faults(&self, switch: &Switch) -> u64 {
         self.session.panics() + switch.stats(self.port).panics.get()
+    }
+
+    /// See [`crate::vm::ServedVm::since`].
+    pub fn since(&self) -> u64 {
+        self.since
     }
 
     /// Takes it out of service, or back into it.
@@ -273,12 +289,18 @@ impl ServedNic {
     }
 }
 
-fn hardware(config: &NicConfig) -> vmxnet3::NicConfig {
+/// How the names of all begin that is held of NIC `number`.
+fn scope(vm: &VmConfig, number: usize) -> String {
+    format!("{}.nic{number}", vm.name)
+}
+
+fn hardware(config: &NicConfig, stats: vmxnet3::NicStats) -> vmxnet3::NicConfig {
     vmxnet3::NicConfig {
         profile: config.profile,
         max_queues: config.queues,
         mtu: config.mtu,
         trapped: config.trapped,
+        handle: Arc::new(NicHandle::counting(stats)),
         ..vmxnet3::NicConfig::new(config.mac)
     }
 }

@@ -34,6 +34,7 @@ use vmlane_state::{Found, Store};
 use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch};
 
+use crate::counters::kept;
 use crate::nic::uplink_spec;
 
 use self::attached::Attached;
@@ -58,6 +59,9 @@ pub fn set_interface_up(name: &str, up: bool) -> std::io::Result<()> {
     };
     vmlane_host::uplink::set_up(name, up).map_err(|error| std::io::Error::other(why(&error)))
 }
+
+/// Under what the store holds the counters of uplinks' ports.
+const COUNTERS: &str = "uplink-counters";
 
 fn failed(uplink: &UplinkConfig) -> impl Fn(OpenError) -> UplinkError {
     |cause| UplinkError::Open { name: uplink.name.clone(), cause }
@@ -105,6 +109,8 @@ pub struct Uplinks {
     busy: Vec<(UplinkConfig, Option<usize>, UplinkError)>,
     /// Holds the interfaces for the next daemon, so that they keep addresses and bridges.
     store: Option<Arc<dyn Store>>,
+    /// What ports of a previous daemon counted.
+    counted: Found,
     /// Opens those that come later.
     helper: SharedHelper,
     /// The daemon's directory, where it makes sockets by itself.
@@ -156,6 +162,7 @@ impl Uplinks {
             self.ready.push((uplink, opened));
         }
         self.resume_down(found);
+        self.counted = found.scope(COUNTERS);
         self.store = Some(store);
         Ok(())
     }
@@ -206,6 +213,9 @@ impl Uplinks {
                 switch.remove_port(*port);
                 Self::let_go(self.store.as_ref(), config);
                 let changes = wanted.iter().any(|other| other.name == config.name);
+                if !changes {
+                    self.store.iter().for_each(|store| store.remove(&held_counters(&config.name)));
+                }
                 done.extend((!changes).then(|| format!("uplink {:?}: removed", config.name)));
             }
             stays
@@ -226,6 +236,9 @@ impl Uplinks {
                 Err(error) => refused.push(error),
             }
         }
+        for name in std::mem::take(&mut self.counted).0.keys() {
+            self.store.iter().for_each(|store| store.remove(&held_counters(name)));
+        }
         (done, refused)
     }
 
@@ -245,7 +258,9 @@ impl Uplinks {
             opened => opened,
         };
         let helper = &self.helper;
-        let port = switch.add_port(uplink_spec(uplink));
+        let left = self.counted.take(&uplink.name);
+        let stats = self.store.as_ref().map(|store| kept(&**store, left, &held_counters(&uplink.name)));
+        let port = switch.add_counted_port(uplink_spec(uplink), stats.unwrap_or_default());
         let port = port.map_err(|cause| UplinkError::Port { name: uplink.name.clone(), cause })?;
         switch.set_link(port, !self.down.contains(&uplink.name));
         let attached = match opened {
@@ -368,7 +383,8 @@ impl Uplinks {
     /// No daemon follows: the interfaces are let go.
     pub fn end(&mut self) {
         self.known.clear();
-        self.store.iter().for_each(|store| [HELD, DOWN].iter().for_each(|names| store.remove_all(names)));
+        let all = [HELD, DOWN, &held_counters("")];
+        self.store.iter().for_each(|store| all.iter().for_each(|names| store.remove_all(names)));
     }
 
     pub fn stats(&self, switch: &Switch) -> Vec<UplinkStats> {
@@ -389,9 +405,15 @@ impl Uplinks {
             attached: view(*port).is_some_and(|view| view.attached),
             how: attached.as_ref().map_or_else(|| why_not.clone(), Attached::how),
             link_down: view(*port).is_some_and(|view| view.link_down),
+            since: view(*port).map(|view| view.stats.since()),
         };
         self.known.iter().map(one).collect()
     }
+}
+
+/// By what name the counters of an uplink's port are held.
+fn held_counters(name: &str) -> String {
+    format!("{COUNTERS}/{name}")
 }
 
 fn hold(store: &dyn Store, uplink: &UplinkConfig, opened: &Opened) {

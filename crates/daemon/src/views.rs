@@ -98,6 +98,7 @@ impl Views<'_> {
             doorbells: vmci.map_or(0, |view| view.doorbells),
             inbox_bytes: vmci.map_or(0, |view| view.inbox_bytes),
             faults: vm.faults(&self.host.switch),
+            since: vm.since(),
             quarantined: vm.quarantined,
             nics: vm.nics.iter().map(|nic| nic.status(ports)).collect(),
         }

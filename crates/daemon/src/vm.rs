@@ -57,6 +57,7 @@ impl ServedVm {
         match served.fill(host, config, vm, found) {
             Ok(map) => {
                 served.set_owner(vm);
+                served.record = FaultRecord::after(served.faults(&host.switch));
                 Ok((served, map))
             }
             Err(error) => {
@@ -143,6 +144,11 @@ impl ServedVm {
     pub fn target(&self, host: &Host) -> Target<'_> {
         let streams = self.cid().and_then(|cid| host.hypervisor.stream_owner(cid));
         Target { name: &self.name, streams, virtio: self.vsock.virtio() }
+    }
+
+    /// When its counters were 0, in seconds since 1970: those that began last, if a previous daemon's could not be continued.
+    pub fn since(&self) -> Option<u64> {
+        self.vsock.since().into_iter().chain(self.nics.iter().map(ServedNic::since)).max()
     }
 
     /// Takes its devices out of service, or back into it. Waits for the workers.

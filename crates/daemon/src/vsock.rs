@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use vmlane_config::{Config, Role, VmConfig, Vsock};
 use vmlane_device::virtio::vsock::{GuestStats, GuestView, Home, VsockDevice};
-use vmlane_device::vmci::{VmView, VmciDevice};
+use vmlane_device::vmci::{VmView, VmciDevice, VmciStats};
 use vmlane_host::sockets::{Guest, HybridView};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Found;
 use vmlane_transport::{RingLines, Server, SessionStats, vhost_user};
 use vmlane_vsock::Vm;
 
+use crate::counters;
 use crate::host::Host;
 use crate::hybrid::ServedHybrid;
 use crate::serve::{Attachment, PciSocket, VmError, device_name, device_state, held_vhost_end};
@@ -21,6 +22,8 @@ pub struct ServedDevice {
     pub cid: u32,
     pub server: Server,
     pub stats: Arc<SessionStats>,
+    /// See [`crate::vm::ServedVm::since`].
+    since: u64,
 }
 
 /// A virtio-vsock device, and the worker that serves its rings at the moment.
@@ -28,6 +31,8 @@ pub struct ServedVirtio {
     device: ServedDevice,
     home: Home,
     counts: Arc<GuestStats>,
+    /// Sessions that previous daemons counted.
+    sessions_before: u64,
 }
 
 /// By what a VM takes part in the CID space, as [`Vsock`] says.
@@ -99,7 +104,9 @@ impl ServedVsock {
                 hold_virtio(host, config, &vm.name);
                 (ServedVsock::Virtio(served), None)
             }
-            Vsock::Hybrid(hybrid) => (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, hybrid)?), None),
+            Vsock::Hybrid(hybrid) => {
+                (ServedVsock::Hybrid(ServedHybrid::offer(host, vm, hybrid, found)?), None)
+            }
             Vsock::None => (ServedVsock::None, None),
         })
     }
@@ -145,8 +152,8 @@ impl ServedVsock {
     pub fn state(&self, host: &Host, name: &str, ready: bool) -> &'static str {
         match self {
             ServedVsock::Vmci(device) => device_state(device.server.connected(), ready, None),
-            ServedVsock::Virtio(ServedVirtio { device, .. }) => {
-                let has_had_any = device.stats.counts.sessions.get() > 0;
+            ServedVsock::Virtio(virtio @ ServedVirtio { device, .. }) => {
+                let has_had_any = device.stats.counts.sessions.get() > virtio.sessions_before;
                 if !has_had_any && host.store.was_dropped(&virtio_session(name)) {
                     return "lost";
                 }
@@ -170,7 +177,7 @@ impl ServedVsock {
         match self {
             ServedVsock::Vmci(device) => host.hypervisor.set_limits(device.cid, vm.limits.vmci),
             ServedVsock::Hybrid(hybrid) => hybrid.update(host),
-            ServedVsock::Virtio(_) => _ = serve_virtio(host, config, vm),
+            ServedVsock::Virtio(virtio) => _ = serve_virtio(host, config, vm, virtio.counts.clone()),
             ServedVsock::None => {}
         }
     }
@@ -179,6 +186,14 @@ impl ServedVsock {
     pub fn set_hold(&self, host: &Host, config: &Config, name: &str) {
         if let ServedVsock::Virtio(_) = self {
             hold_virtio(host, config, name);
+        }
+    }
+
+    /// See [`crate::vm::ServedVm::since`].
+    pub fn since(&self) -> Option<u64> {
+        match self {
+            ServedVsock::Hybrid(hybrid) => Some(hybrid.since()),
+            _ => self.device().map(|device| device.since),
         }
     }
 
@@ -241,13 +256,17 @@ fn offer_virtio(
     let name = || vm.name.clone();
     let path = host.paths.vsock(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
     let uds = host.paths.uds(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
-    let held = held_vhost_end(host, role, &path, &format!("{}.vsock", vm.name), found);
+    let scope = format!("{}.vsock", vm.name);
+    let stats = SessionStats::continuing(counters::of_device(host, found, &scope, "session"));
+    let counts: GuestStats = counters::of_device(host, found, &scope, "device");
+    let (since, sessions_before) = (stats.counts.since().max(counts.since()), stats.counts.sessions.get());
+    let held = held_vhost_end(host, role, &path, &scope, found);
     let (end, scope, left) = held.map_err(|cause| VmError::Listen { name: name(), cause })?;
     let threads = |cause| VmError::Threads { name: name(), cause };
     let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
-    let stats = Arc::new(SessionStats::default());
+    let stats = Arc::new(stats);
     stats.memory.set_limit(config.memory_limit(vm));
-    let (home, counts) = serve_virtio(host, config, vm);
+    let (home, counts) = serve_virtio(host, config, vm, Arc::new(counts));
     let mut device = Box::new(VsockDevice::new(vm.cid, home.clone(), lines.clone()).map_err(threads)?);
     let prepared = vhost_user::Prepared::from(left, &scope, &mut *device, &lines, &stats);
     let device_name = device_name(&vm.name, "vsock");
@@ -255,8 +274,8 @@ fn offer_virtio(
     let served =
         served.map_err(threads).and_then(|server| match host.sockets.add_guest(Guest { cid: vm.cid, uds }) {
             Ok(()) => {
-                let device = ServedDevice { cid: vm.cid, server, stats };
-                Ok(ServedVirtio { device, home, counts })
+                let device = ServedDevice { cid: vm.cid, server, stats, since };
+                Ok(ServedVirtio { device, home, counts, sessions_before })
             }
             Err(cause) => {
                 server.stop();
@@ -269,9 +288,14 @@ fn offer_virtio(
     served
 }
 
-/// Has the worker of a VM's group serve its virtio-vsock device.
-fn serve_virtio(host: &Host, config: &Config, vm: &VmConfig) -> (Home, Arc<GuestStats>) {
-    let (home, counts) = host.vsock_workers.add(&record(config, vm));
+/// Has the worker of a VM's group serve its virtio-vsock device. Returns what that counts: in `counts` if it is new.
+fn serve_virtio(
+    host: &Host,
+    config: &Config,
+    vm: &VmConfig,
+    counts: Arc<GuestStats>,
+) -> (Home, Arc<GuestStats>) {
+    let (home, counts) = host.vsock_workers.add(&record(config, vm), counts);
     host.router.set_endpoint(vm.cid, home.with(|worker| worker.endpoint(vm.cid)));
     (home, counts)
 }
@@ -290,9 +314,7 @@ fn offer_vmci(
     let (name, cid) = (vm.name.clone(), vm.cid);
     let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
     let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
-    let stats = Arc::new(SessionStats::default());
-    stats.memory.set_limit(config.memory_limit(vm));
-    let offered = serve_vmci(host, &path, vm, stats, found);
+    let offered = serve_vmci(host, &path, config, vm, found);
     let offered = offered.and_then(|(device, map)| match host.sockets.add_guest(Guest { cid, uds }) {
         Ok(()) => Ok((device, map)),
         Err(cause) => {
@@ -309,18 +331,23 @@ fn offer_vmci(
 fn serve_vmci(
     host: &Host,
     path: &Path,
+    config: &Config,
     vm: &VmConfig,
-    stats: Arc<SessionStats>,
     found: &mut Found,
 ) -> Result<(ServedDevice, Option<MemoryMap>), VmError> {
     let (name, cid) = (vm.name.as_str(), vm.cid);
-    let attachment = Attachment::new(host, vm, &stats)?;
-    let device = VmciDevice::new(host.hypervisor.clone(), (cid, vm.limits.vmci), attachment.interrupts())
-        .map_err(|cause| VmError::Device { name: name.to_owned(), cause })?;
     let (scope, device_name) = (format!("{name}.vmci"), device_name(name, "vmci"));
+    let stats = SessionStats::continuing(counters::of_device(host, found, &scope, "session"));
+    let counts: VmciStats = counters::of_device(host, found, &scope, "device");
+    let (since, stats) = (stats.counts.since().max(counts.since()), Arc::new(stats));
+    stats.memory.set_limit(config.memory_limit(vm));
+    let attachment = Attachment::new(host, vm, &stats)?;
+    let (limits, irqs) = (vm.limits.vmci, attachment.interrupts());
+    let device = VmciDevice::counting(host.hypervisor.clone(), (cid, limits), irqs, counts)
+        .map_err(|cause| VmError::Device { name: name.to_owned(), cause })?;
     let socket = PciSocket { vm: name, path, scope: &scope, device: &device_name };
     let (server, map) = attachment.serve(host, &socket, Box::new(device), stats.clone(), found)?;
-    Ok((ServedDevice { cid, server, stats }, map))
+    Ok((ServedDevice { cid, server, stats, since }, map))
 }
 
 /// A VM of a configuration as the table of VMs has it.

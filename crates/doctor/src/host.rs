@@ -76,7 +76,7 @@ pub struct Nic {
     pub link_down: bool,
     /// The address that the guest uses.
     pub mac_in_use: Option<String>,
-    /// Since the daemon was started, and while it was watched.
+    /// Since counting began, and while it was watched.
     pub total: BTreeMap<String, u64>,
     pub lately: BTreeMap<String, u64>,
 }

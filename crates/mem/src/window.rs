@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::file::{Backing, PAGE, memfd};
 use crate::map::MemoryMap;
 use crate::region::Region;
+use crate::shared::{Atomics, Shared};
 use crate::word::Word;
 
 /// Bytes of two words.
@@ -139,6 +140,14 @@ impl Window {
     pub fn word(&self, offset: usize) -> Word {
         let at = NonNull::from(self.word64(offset)).cast();
         Word::new(at, Arc::new([self.region.clone()]))
+    }
+
+    /// The atomics at `offset`, found once; they keep the mapping alive. The window is writable.
+    pub fn shared<T: Atomics>(&self, offset: usize) -> Shared<T> {
+        assert!(self.writable && align_of::<T>() <= 8);
+        // SAFETY: inside a mapping, none of which is at address 0.
+        let at = unsafe { NonNull::new_unchecked(self.at(offset, size_of::<T>(), 8).cast()) };
+        Shared::new(at, self.region.clone())
     }
 
     /// Has the CPU fetch the cache line at `offset`, if that is inside.

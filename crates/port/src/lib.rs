@@ -49,7 +49,7 @@ pub use frame_port::{
 pub use lent::{LentFrame, LentFrames};
 pub use log_limit::LogLimit;
 pub use queue_turns::QueueTurns;
-pub use reason::{DropReason, PortStats};
+pub use reason::{DropReason, PortCounts, PortStats};
 pub use stream_port::{End, Notifications, StreamAddress, StreamInfo, StreamPort, Survival};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 pub use vnet::VnetHeader;

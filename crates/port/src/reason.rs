@@ -1,6 +1,6 @@
 //! Why a frame was not delivered.
 
-use vmlane_stats::counters;
+use vmlane_stats::{Kept, counters};
 
 /// A reason, counted at the port whose doing it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,7 +120,7 @@ impl DropReason {
 
 counters! {
     /// What went through one port of the switch. `tx` and `rx` are the guest's view.
-    pub struct PortStats {
+    pub struct PortCounts {
         /// Frames taken from the guest; a super-frame counts once.
         tx_frames,
         /// Their bytes.
@@ -202,7 +202,10 @@ counters! {
     }
 }
 
-impl PortStats {
+/// They may outlive the daemon.
+pub type PortStats = Kept<PortCounts>;
+
+impl PortCounts {
     /// Counts a drop.
     pub fn drop(&self, reason: DropReason) {
         match reason {

@@ -1,9 +1,15 @@
 //! Counters that writers bump with one relaxed add and readers read without disturbing anyone.
 
+mod kept;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use kept::Kept;
+pub use vmlane_mem::Atomics;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
+#[repr(transparent)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
@@ -31,7 +37,12 @@ impl Counter {
 /// Something whose counters can be listed by name.
 pub trait Counters: Send + Sync {
     /// Every counter with its name, in the order of declaration.
-    fn snapshot(&self) -> Vec<(&'static str, u64)>;
+    fn counters(&self) -> Vec<(&'static str, &Counter)>;
+
+    /// What each has counted, by name, in the order of declaration.
+    fn snapshot(&self) -> Vec<(&'static str, u64)> {
+        self.counters().into_iter().map(|(name, counter)| (name, counter.get())).collect()
+    }
 }
 
 /// Declares a struct of [`Counter`]s that implements [`Counters`]; each field's doc line says what
@@ -41,11 +52,16 @@ macro_rules! counters {
     ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$field_meta:meta])* $field:ident,)* }) => {
         $(#[$meta])*
         #[derive(Debug, Default)]
+        #[repr(C)]
         $vis struct $name { $($(#[$field_meta])* pub $field: $crate::Counter,)* }
 
+        #[allow(unsafe_code)] // a promise that this macro keeps
+        // SAFETY: `repr(C)`, and every field is a `Counter`, which is an `AtomicU64`.
+        unsafe impl $crate::Atomics for $name {}
+
         impl $crate::Counters for $name {
-            fn snapshot(&self) -> Vec<(&'static str, u64)> {
-                vec![$((stringify!($field), self.$field.get()),)*]
+            fn counters(&self) -> Vec<(&'static str, &$crate::Counter)> {
+                vec![$((stringify!($field), &self.$field),)*]
             }
         }
     };

@@ -164,10 +164,15 @@ impl Switch {
 
     /// Makes a port; nothing is attached to it yet.
     pub fn add_port(&self, spec: PortSpec) -> Result<PortId, SwitchFull> {
+        self.add_counted_port(spec, PortStats::default())
+    }
+
+    /// The same, which counts in `stats`.
+    pub fn add_counted_port(&self, spec: PortSpec, stats: PortStats) -> Result<PortId, SwitchFull> {
         let name = spec.name.clone();
         let _here = self.whose.read_recursive();
         let taps = self.taps.lock();
-        let id = self.make_port(spec, Arc::new(PortStats::default()), None)?;
+        let id = self.make_port(spec, Arc::new(stats), None)?;
         self.place_known_taps(&taps, &name);
         drop(taps);
         self.aim_mirrors(&name);

@@ -4,12 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
-use vmlane_stats::{Counter, Counters as _, counters};
+use vmlane_stats::{Counter, Counters as _, Kept, counters};
 
 /// What `vmlane stats` tells of one device's sessions, and the bounds of its memory.
 #[derive(Debug, Default)]
 pub struct SessionStats {
-    pub counts: SessionCounts,
+    /// They may outlive the daemon.
+    pub counts: Kept<SessionCounts>,
     /// Memory regions mapped now (a gauge), and how often there would have been too many.
     pub regions: AtomicU64,
     pub refused_regions: Counter,
@@ -21,7 +22,7 @@ pub struct SessionStats {
 counters! {
     /// Counters of one device, over all its sessions.
     pub struct SessionCounts {
-        /// Connections served, the present one included.
+        /// Connections served, the present one included; one that went on with another daemon counts once.
         sessions,
         /// Connections turned away because another VMM was being served.
         refused,
@@ -90,6 +91,11 @@ impl MemoryBound {
 }
 
 impl SessionStats {
+    /// Counts on from what `counts` has.
+    pub fn continuing(counts: Kept<SessionCounts>) -> SessionStats {
+        SessionStats { counts, ..SessionStats::default() }
+    }
+
     /// Memory regions mapped now, and how often the VMM wanted more than it may have.
     pub fn regions(&self) -> (u64, u64) {
         (self.regions.load(Ordering::Relaxed), self.refused_regions.get())

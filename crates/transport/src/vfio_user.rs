@@ -141,7 +141,6 @@ impl<'d> Session<'d> {
         irqs: Arc<IrqSet>,
         stats: Arc<SessionStats>,
     ) -> Session<'d> {
-        stats.counts.sessions.inc();
         device.memory(&prepared.map);
         let mut prepared = prepared;
         let found = &mut prepared;

@@ -1,12 +1,13 @@
 //! What the commands that ask a running daemon have in common.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
 use vmlane_api::{Client, ClientError, PeerStatus, Status, TeamStatus, VERSION};
+use vmlane_keeper::{Sessions, takeover};
 
 use vmlane_bench::row;
 pub use vmlane_bench::table::table;
@@ -58,6 +59,26 @@ impl Show {
             }
         }
     }
+}
+
+/// The devices whose VMMs wait for a daemon where none runs, and what to do; None: there are none, or that is not known.
+pub fn waiting(runtime_dir: &Path) -> Option<String> {
+    let Sessions { held, lost } = takeover::sessions(runtime_dir).ok()?;
+    let named = |names: Vec<String>| {
+        let device = |name: &String| match name.rsplit_once('.') {
+            Some((vm, device)) => format!("{vm}/{device}"),
+            None => name.clone(),
+        };
+        (!names.is_empty()).then(|| names.iter().map(device).collect::<Vec<_>>().join(", "))
+    };
+    let held = named(held).map(|names| {
+        format!("the keeper holds the sessions of {names}: they go on once the daemon is started (`systemctl start vmlane`)")
+    });
+    let lost = named(lost).map(|names| {
+        format!("the keeper has held for too long, and closed, the sessions of {names}: start the daemon, then restart their QEMU")
+    });
+    let said: Vec<String> = held.into_iter().chain(lost).collect();
+    (!said.is_empty()).then(|| said.join("; "))
 }
 
 /// An answer as one line, the version first.

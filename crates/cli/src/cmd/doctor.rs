@@ -36,7 +36,8 @@ TCP's), one remedy at a time, measures without and with it in turns, and puts al
 is interrupted or killed; a record in /run/vmlane-doctor is for `vmlane doctor --undo`.
 
 With one or two VMs it reads, on their host, the daemon's counters and status, how QEMU was started, and where its threads run; a VM in which \
-`vmlane bench server --doctor --listen vsock:` runs tells its own settings, too. With `lab NAME` it examines the way from the lab's first \
+`vmlane bench server --doctor --listen vsock:` runs tells its own settings, too. While no daemon runs, it names the devices whose sessions the keeper \
+holds for the next one, and what to do. With `lab NAME` it examines the way from the lab's first \
 guest to its second one, and then their host.
 
 With --pcap it judges the TCP connections in the files, and asks no machine. A capture of the sending end tells most, with the connection's \

@@ -1,12 +1,10 @@
 //! `vmlane status`.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use vmlane_api::{ClientError, Status, call};
-use vmlane_keeper::{Sessions, takeover};
 
-use super::control::{Show, bytes, ovn, peers, table, teams};
+use super::control::{Show, bytes, ovn, peers, table, teams, waiting};
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
@@ -39,28 +37,13 @@ impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let status = self.show.report(|client| client.call(&call::Status {}), |status| Ok(plain(status)));
         status.map_err(|error| match error.downcast_ref() {
-            Some(ClientError::NoDaemon { .. }) => with_sessions(&self.show.place.runtime_dir, error),
+            Some(ClientError::NoDaemon { .. }) => match waiting(&self.show.place.runtime_dir) {
+                Some(sessions) => error.context(sessions),
+                None => error,
+            },
             _ => error,
         })
     }
-}
-
-/// Names what waits for a daemon, as far as that is known.
-fn with_sessions(runtime_dir: &Path, error: anyhow::Error) -> anyhow::Error {
-    let Ok(Sessions { held, lost }) = takeover::sessions(runtime_dir) else { return error };
-    let said = [("holds", held), ("has held for too long, and closed,", lost)].into_iter().filter_map(
-        |(verb, names)| {
-            let names: Vec<String> = names.iter().map(|name| device(name)).collect();
-            (!names.is_empty()).then(|| format!("the keeper {verb} the sessions of {}", names.join(", ")))
-        },
-    );
-    let said: Vec<String> = said.collect();
-    if said.is_empty() { error } else { error.context(said.join("; ")) }
-}
-
-/// The name of a device in the store, as other output has it.
-fn device(name: &str) -> String {
-    name.rsplit_once('.').map_or_else(|| name.to_owned(), |(vm, device)| format!("{vm}/{device}"))
 }
 
 fn plain(status: &Status) -> String {
@@ -186,7 +169,8 @@ mod tests {
         assert!(!plain(&other).contains("outlive") && !plain(&other).contains("UPLINK"));
         let (name, to, how) =
             ("lan".into(), "interface = \"eth1\"".into(), "XDP generic, copy, 1 queue".into());
-        other.uplinks = vec![vmlane_api::UplinkStatus { name, to, attached: true, how, link_down: false }];
+        other.uplinks =
+            vec![vmlane_api::UplinkStatus { name, to, attached: true, how, link_down: false, since: None }];
         assert!(
             plain(&other).contains("lan     interface = \"eth1\"  yes       XDP generic, copy"),
             "{}",

@@ -71,7 +71,7 @@ impl Args {
         while left != Some(0) {
             std::thread::sleep(self.interval);
             let now = look(&self.place)?;
-            let rates = rates(&before.stats, &now.stats, &now.status);
+            let rates = rates(&before, &now);
             let text = if self.json { json(&rates)? } else { plain(&before, &now, &rates) };
             if !print(&text)? {
                 break;

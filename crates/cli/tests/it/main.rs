@@ -13,6 +13,7 @@ mod can_replace;
 mod capture;
 mod capture_vsock;
 mod confinement;
+mod counters;
 mod daemon;
 mod doctor;
 mod hostile_vmm;

@@ -68,8 +68,13 @@ fn what_is_held_for_a_vm_stays_when_one_with_the_beginning_of_its_name_goes() {
     std::fs::write(&path, &both).unwrap();
     let (daemon, names) = daemon(base.path(), |_| {});
     let before = names.of("web.nicX.");
-    assert_eq!(before, ["web.nicX.nic0/listen", "web.nicX.vmci/listen"]);
-    assert_eq!(names.of("web.nic0"), ["web.nic0/listen"]);
+    let held = |device: &str, all: &[&str]| -> Vec<String> {
+        all.iter().map(|name| format!("{device}/{name}")).collect()
+    };
+    let of_nic = ["counters.device", "counters.port", "counters.session", "listen"];
+    let of_vmci = ["counters.device", "counters.session", "listen"];
+    assert_eq!(before, [held("web.nicX.nic0", &of_nic), held("web.nicX.vmci", &of_vmci)].concat());
+    assert_eq!(names.of("web.nic0"), held("web.nic0", &of_nic));
     std::fs::write(&path, &other).unwrap();
     daemon.reload().unwrap();
     assert_eq!(names.of("web.nic0"), Vec::<String>::new());

@@ -22,6 +22,7 @@ use super::hypercall;
 use super::inbox::Inbox;
 use super::ports::{Assembled, Assembler, Stream};
 use super::spec::Limits;
+use super::stats::VmciStats;
 use super::tables::Hypervisor;
 
 /// What the device offers.
@@ -93,10 +94,20 @@ impl VmciDevice {
     /// The device of the VM with context id `cid`, which must be in the router's table of VMs.
     pub fn new(
         hypervisor: Arc<Hypervisor>,
-        (cid, limits): (u32, Limits),
+        vm: (u32, Limits),
         irqs: Arc<dyn Interrupts>,
     ) -> Result<VmciDevice, CreateError> {
-        let inbox = hypervisor.open(cid, limits, irqs).ok_or(CreateError::UnknownVm(cid))?;
+        VmciDevice::counting(hypervisor, vm, irqs, VmciStats::default())
+    }
+
+    /// The same, which counts in `stats`.
+    pub fn counting(
+        hypervisor: Arc<Hypervisor>,
+        (cid, limits): (u32, Limits),
+        irqs: Arc<dyn Interrupts>,
+        stats: VmciStats,
+    ) -> Result<VmciDevice, CreateError> {
+        let inbox = hypervisor.open(cid, limits, irqs, stats).ok_or(CreateError::UnknownVm(cid))?;
         let config = ConfigSpace::builder(VENDOR_ID, DEVICE_ID)
             .class(0x0008_8000)
             .revision(0x10)

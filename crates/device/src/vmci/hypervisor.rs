@@ -83,12 +83,19 @@ impl Hypervisor {
         }
     }
 
-    /// A VM has a device from here on, whose queue is returned. `None`: there is no such VM, or it has one.
-    pub(super) fn open(&self, cid: u32, limits: Limits, irqs: Arc<dyn Interrupts>) -> Option<Arc<Inbox>> {
+    /// A VM has a device from here on, which counts in `stats`, and whose queue is returned. `None`: there is no such VM, or it has
+    /// one.
+    pub(super) fn open(
+        &self,
+        cid: u32,
+        limits: Limits,
+        irqs: Arc<dyn Interrupts>,
+        stats: VmciStats,
+    ) -> Option<Arc<Inbox>> {
         let mut inner = self.inner.lock();
         let first = record::first_number(inner.generation);
         inner.contexts.vm(cid).ok().filter(|_| !inner.contexts.is_guest(cid))?;
-        let stats = Arc::<VmciStats>::default();
+        let stats = Arc::new(stats);
         let signals = Signals::new(irqs, stats.clone());
         let numbered = (cid, self.log.clone(), first);
         let inbox = Arc::new(Inbox::new(limits.inbox_bytes, signals, stats.clone(), numbered));

@@ -1,11 +1,11 @@
 //! What one VM's VMCI device did, counted by name; refusals by reason.
 
-use vmlane_stats::{Counter, counters};
+use vmlane_stats::{Counter, Kept, counters};
 use vmlane_wire::vmci::VmciError;
 
 counters! {
     /// Counters of one VM's VMCI device.
-    pub struct VmciStats {
+    pub struct VmciCounts {
         /// Datagrams the guest sent, hypervisor calls included.
         datagrams_sent,
         /// Datagrams handed to the guest, notices and events included.
@@ -77,6 +77,9 @@ counters! {
         broken_rings,
     }
 }
+
+/// They may outlive the daemon.
+pub type VmciStats = Kept<VmciCounts>;
 
 /// What a VM has had its share of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -67,16 +67,17 @@ pub struct NicView {
 
 impl Default for NicHandle {
     fn default() -> NicHandle {
-        let state = State { up: true, view: NicView::default(), active: None };
-        NicHandle {
-            stats: NicStats::default(),
-            quarantined: AtomicBool::new(false),
-            state: Mutex::new(state),
-        }
+        NicHandle::counting(NicStats::default())
     }
 }
 
 impl NicHandle {
+    /// Of a NIC that counts in `stats`.
+    pub fn counting(stats: NicStats) -> NicHandle {
+        let state = State { up: true, view: NicView::default(), active: None };
+        NicHandle { stats, quarantined: AtomicBool::new(false), state: Mutex::new(state) }
+    }
+
     /// Sets the link up or down and tells the guest. Which frames still pass is not decided here.
     pub fn set_link(&self, up: bool) {
         let mut state = self.state.lock();

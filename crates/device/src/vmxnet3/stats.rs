@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use vmlane_mem::Window;
-use vmlane_stats::counters;
+use vmlane_stats::{Kept, counters};
 use vmlane_wire::vmxnet3::shared::{QUEUE_SIZE, at};
 
 use super::setup::Shared;
 
 counters! {
     /// Counters of one NIC's registers and commands.
-    pub struct NicStats {
+    pub struct NicCounts {
         /// Commands written.
         commands,
         /// Commands without a meaning, or of a later revision than the driver chose.
@@ -45,6 +45,9 @@ counters! {
         lost_memory,
     }
 }
+
+/// They may outlive the daemon.
+pub type NicStats = Kept<NicCounts>;
 
 /// Error code of a queue that stopped through no fault of the guest.
 pub const QUEUE_LOST: u32 = 0x8000_0006;

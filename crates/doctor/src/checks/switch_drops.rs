@@ -176,8 +176,7 @@ fn of(vm: &Vm, nic: &Nic, reason: &Reason) -> Option<Finding> {
     // What was long ago may be over.
     let severity = if lately > 0 { reason.severity } else { reason.severity.max(Severity::Slow) };
     let cost = Cost::measured(reason.share, format!("{total} frames dropped, {:.1} %", share * 100.0));
-    let seen =
-        format!("{}: {total} since the daemon was started, {lately} while it was watched", reason.counter);
+    let seen = format!("{}: {total} since counting began, {lately} while it was watched", reason.counter);
     Some(Finding::new(CHECK.name, severity, what, cost).evidence(seen).remedy((reason.remedy)(nic)))
 }
 

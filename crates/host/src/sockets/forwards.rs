@@ -42,8 +42,8 @@ pub struct Forwards {
 }
 
 impl Forwards {
-    pub fn new(vm: Arc<Vm>, path: PathBuf) -> Forwards {
-        Forwards { vm, path, stats: Arc::default(), open: BTreeMap::new(), failed: BTreeMap::new() }
+    pub fn new(vm: Arc<Vm>, path: PathBuf, stats: Arc<HybridStats>) -> Forwards {
+        Forwards { vm, path, stats, open: BTreeMap::new(), failed: BTreeMap::new() }
     }
 
     /// What is known of the VM changes.

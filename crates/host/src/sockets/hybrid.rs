@@ -12,12 +12,12 @@
 //! The VMM is as little trusted as a guest: its answer is bounded in length and time, it must be of the VM's owner at both
 //! sockets, and what it can open is bounded.
 
-use vmlane_stats::counters;
+use vmlane_stats::{Kept, counters};
 use vmlane_vsock::{HOST, SocketAddress, Vm};
 
 counters! {
     /// What became of one VM's connections.
-    pub struct HybridStats {
+    pub struct HybridCounts {
         /// Connections that the guest asked for, at the sockets of its forwards.
         connects,
         /// Of those, refused: by the other end, or because nothing answers for it.
@@ -44,6 +44,9 @@ counters! {
         not_owner,
     }
 }
+
+/// They may outlive the daemon.
+pub type HybridStats = Kept<HybridCounts>;
 
 /// Whom a connect of this VM to the host's `port` reaches: what its forwards say, and nothing else.
 pub fn target(vm: &Vm, port: u32) -> Option<SocketAddress> {

@@ -197,10 +197,12 @@ impl HostSockets {
 
     /// Answers for a VM whose VMM has a hybrid socket at `path`; to be called again when what is configured of the VM has
     /// changed. Opens the sockets of its forwards; what cannot be opened is returned, and tried again by [`Self::look`].
-    pub fn set_hybrid(&self, cid: u32, path: PathBuf) -> Vec<String> {
+    /// It counts in `stats`, as it did before.
+    pub fn set_hybrid(&self, cid: u32, path: PathBuf, stats: &Arc<HybridStats>) -> Vec<String> {
         let Some(vm) = self.router.vms().get(cid) else { return Vec::new() };
         let mut all = self.forwards.lock();
-        let forwards = all.entry(cid).or_insert_with(|| Forwards::new(vm.clone(), path.clone()));
+        let forwards =
+            all.entry(cid).or_insert_with(|| Forwards::new(vm.clone(), path.clone(), stats.clone()));
         forwards.change(vm, path, &self.mailbox);
         forwards.look(&self.mailbox);
         self.router.set_endpoint(cid, Arc::new(HybridEndpoint(self.mailbox.clone())));

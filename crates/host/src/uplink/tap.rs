@@ -16,8 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
     DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, LentFrame, LentFrames, MAX_FRAME, MAX_HEAD,
-    PortStats, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, VnetHeader as Header, WakeUp,
-    deliver_each,
+    PortCounts, PortStats, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame,
+    VnetHeader as Header, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
@@ -172,7 +172,7 @@ impl Tap {
         for _ in 0..MAX_SKIPS {
             match self.read(number) {
                 Some(Ok(())) => return Some(number),
-                Some(Err(reason)) => PortStats::drop(&self.stats, reason),
+                Some(Err(reason)) => PortCounts::drop(&self.stats, reason),
                 None => break,
             }
         }

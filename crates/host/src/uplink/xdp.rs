@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vmlane_mem::{MapRequest, MemoryMap, Spans};
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, LentFrame, LentFrames, PortStats, Refused,
-    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
+    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, LentFrame, LentFrames, PortCounts, PortStats,
+    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 
@@ -181,7 +181,7 @@ impl Xdp {
                 count += 1;
             } else {
                 self.lent.give_back(number);
-                PortStats::drop(&self.stats, DropReason::BadLength);
+                PortCounts::drop(&self.stats, DropReason::BadLength);
                 queue.give_back(desc.addr & !(chunk - 1), chunk);
             }
         }

@@ -42,7 +42,7 @@ fn serve(world: &World, cid: u32, change: impl FnOnce(&mut Vm)) -> Vec<String> {
     let mut vm = vm_with(cid, |vm| vm.forwards = forwards()).vm;
     change(&mut vm);
     world.hypervisor.router().vms().add(vm).unwrap();
-    world.sockets().set_hybrid(cid, path(world, cid))
+    world.sockets().set_hybrid(cid, path(world, cid), &Arc::default())
 }
 
 /// A world with a VM that has a hybrid socket, and its VMM.
@@ -395,7 +395,7 @@ fn forwards_come_and_go_and_a_removed_vm_leaves_nothing() {
     let (mut near, far) = to_vmm(&world, &vmm, 22);
     let changed = vm_with(FIRST, |vm| vm.forwards = vec![Forward { port: 9, to_cid: 3, to_port: 81 }]);
     world.hypervisor.router().vms().update(changed.vm);
-    assert_eq!(world.sockets().set_hybrid(FIRST, path(&world, FIRST)), [""; 0]);
+    assert_eq!(world.sockets().set_hybrid(FIRST, path(&world, FIRST), &Arc::default()), [""; 0]);
     assert!(file(9).exists() && ![TO_GUEST, TO_HOST, TO_OTHER].into_iter().any(|port| file(port).exists()));
     let listener = world.guest.listen(81, Placement::Scattered);
     let opened = vmm.connect(9).unwrap();

@@ -91,6 +91,7 @@ impl<'d> Session<'d> {
         let mut mail = Mail::create()?;
         mail.set_cursor(1, 0);
         let keep = Keep::begin(scope, &stream, &mail, device)?;
+        stats.counts.sessions.inc();
         Ok(Session::begin(stream, mail, keep, device, lines, stats))
     }
 
@@ -116,7 +117,6 @@ impl<'d> Session<'d> {
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
     ) -> Session<'d> {
-        stats.counts.sessions.inc();
         let handle = SessionHandle::new(stream);
         let (memory, scope) = (handle.memory().clone(), keep.scope().clone());
         let requests = Requests::new(device, lines, stats.clone(), memory, scope);

@@ -5,10 +5,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use vmlane_api::{Client, ClientError};
 use vmlane_doctor::{Diagnosis, host, join, printable_lines};
 use vmlane_lab::Lab;
 
 use super::{Args, print};
+use crate::cmd::control::waiting;
 
 /// For a server in a guest to listen.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,6 +35,13 @@ pub fn examine(args: &Args) -> ExitCode {
 fn vms(args: &Args, runtime_dir: &Path, names: &[String], ask: bool) -> Result<Diagnosis, String> {
     let began = Instant::now();
     let say = args.say();
+    if let Err(error @ ClientError::NoDaemon { .. }) = Client::connect(runtime_dir) {
+        return Err([waiting(runtime_dir), Some(error.to_string())]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(": "));
+    }
     let host = host::read(runtime_dir, names, &say)?;
     let options = args.reach.options().map_err(|error| error.to_string())?;
     // Sockets lead through the daemon that the environment names.

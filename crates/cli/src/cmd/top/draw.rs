@@ -68,7 +68,7 @@ fn empty(app: &App, all: usize) -> &'static str {
 }
 
 fn summary(before: &Look, now: &Look) -> Line<'static> {
-    let Rates { vms, bytes_per_second: streams, .. } = rates(&before.stats, &now.stats, &now.status);
+    let Rates { vms, bytes_per_second: streams, .. } = rates(before, now);
     let frames: f64 = vms.iter().map(|vm| vm.frame_bytes_per_second).sum();
     let drops: f64 = vms.iter().map(|vm| vm.drops_per_second).sum();
     let connected = now.status.vms.iter().filter(|vm| vm.attached).count();

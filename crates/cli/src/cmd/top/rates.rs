@@ -1,7 +1,9 @@
 //! Rates: what happened per second between two looks.
 
 use serde::Serialize;
-use vmlane_api::{CounterList, Stats, Status, VmStats};
+use vmlane_api::{CounterList, Stats, VmStats};
+
+use super::views::Look;
 
 /// What happened per second, between two looks.
 #[derive(Debug, PartialEq, Serialize)]
@@ -35,10 +37,9 @@ pub struct VmRates {
 pub struct Elapsed(f64);
 
 impl Elapsed {
-    /// A restarted daemon counts from 0 again: its uptime is the time since then.
-    pub fn between(before: &Stats, now: &Stats) -> Elapsed {
-        let elapsed = now.uptime_seconds - before.uptime_seconds;
-        Elapsed(if elapsed > 0.0 { elapsed } else { now.uptime_seconds.max(1e-3) })
+    /// By this process's clock: most counters continue when another daemon takes over, whose uptime begins again.
+    pub fn between(before: &Look, now: &Look) -> Elapsed {
+        Elapsed(now.at.duration_since(before.at).as_secs_f64().max(1e-3))
     }
 
     pub fn seconds(self) -> f64 {
@@ -70,8 +71,9 @@ pub const NOTICES: [&str; 5] = ["wrote_sent", "read_sent", "waiting_sent", "wrot
 pub const DATAGRAMS: [&str; 2] = ["datagrams_sent", "datagrams_received"];
 
 /// Of all VMs.
-pub fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
+pub fn rates(before: &Look, now: &Look) -> Rates {
     let elapsed = Elapsed::between(before, now);
+    let (before, status, now) = (&before.stats, &now.status, &now.stats);
     let vm_rates = |vm: &VmStats| {
         let then = before.vms.iter().find(|other| other.name == vm.name);
         let vmci = |names: &[&str]| elapsed.of(then.map(|then| &then.vmci), &vm.vmci, names);
@@ -119,9 +121,14 @@ pub fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use vmlane_api::Status;
+
     use super::*;
 
-    fn look(uptime_seconds: f64, bytes: u64) -> Stats {
+    /// `seconds` after `begun`.
+    fn look(begun: Instant, seconds: u64, bytes: u64) -> Look {
         let vmci =
             [("stream_bytes_sent", bytes), ("wrote_sent", bytes / 100), ("read_received", bytes / 100)];
         let vm = VmStats {
@@ -134,7 +141,8 @@ mod tests {
             bounds: vec![],
         };
         let workers = [("bytes", bytes)].into_iter().collect();
-        Stats { uptime_seconds, workers, vms: vec![vm], ..Stats::default() }
+        let stats = Stats { workers, vms: vec![vm], ..Stats::default() };
+        Look { at: begun + Duration::from_secs(seconds), status: status(), stats }
     }
 
     fn status() -> Status {
@@ -147,7 +155,8 @@ mod tests {
 
     #[test]
     fn rates_are_differences_per_second() {
-        let rates = rates(&look(1.0, 1000), &look(3.0, 5000), &status());
+        let begun = Instant::now();
+        let rates = rates(&look(begun, 1, 1000), &look(begun, 3, 5000));
         assert_eq!((rates.seconds, rates.bytes_per_second), (2.0, 2000.0));
         let vm = &rates.vms[0];
         assert_eq!(
@@ -158,7 +167,8 @@ mod tests {
 
     #[test]
     fn a_restarted_daemon_does_not_make_nonsense() {
-        let rates = rates(&look(1000.0, 1 << 40), &look(2.0, 3000), &status());
+        let begun = Instant::now();
+        let rates = rates(&look(begun, 0, 1 << 40), &look(begun, 2, 3000));
         assert_eq!((rates.seconds, rates.bytes_per_second), (2.0, 1500.0));
     }
 }

@@ -24,7 +24,11 @@ pub fn run(place: &Where, interval: Duration, count: Option<u64>) -> anyhow::Res
 
 pub(super) fn look(place: &Where) -> anyhow::Result<Look> {
     let mut client = place.connect()?;
-    Ok(Look { status: client.call(&call::Status {})?, stats: client.call(&call::Stats {})? })
+    Ok(Look {
+        at: Instant::now(),
+        status: client.call(&call::Status {})?,
+        stats: client.call(&call::Stats {})?,
+    })
 }
 
 fn serve(

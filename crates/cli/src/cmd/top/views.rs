@@ -1,5 +1,7 @@
 //! What the views show of two looks at the daemon.
 
+use std::time::Instant;
+
 use vmlane_api::{CounterList, Stats, Status};
 
 use super::rates::{Elapsed, rates};
@@ -91,6 +93,8 @@ const WORKERS: [Column; 8] = [
 /// One look at the daemon.
 #[derive(Clone, Debug)]
 pub struct Look {
+    /// When the daemon was asked.
+    pub at: Instant,
     pub status: Status,
     pub stats: Stats,
 }
@@ -110,12 +114,14 @@ fn word(text: &str) -> Cell {
 }
 
 fn vms(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
-    let rates = rates(&before.stats, &now.stats, &now.status);
+    let rates = rates(before, now);
     let row = |vm: &super::rates::VmRates| {
         let view = now.status.vms.iter().find(|view| view.name == vm.name);
         let state = match view {
             Some(view) if view.quarantined => "quarantine",
             Some(view) if view.ready => "ready",
+            // Of its device for sockets, if it has one.
+            Some(view) if !["", "none", "absent"].contains(&view.state.as_str()) => view.state.as_str(),
             Some(view) if view.attached => "connected",
             _ => "-",
         };
@@ -157,7 +163,7 @@ fn port(elapsed: Elapsed, then: Option<&CounterList>, now: &CounterList) -> Vec<
 }
 
 fn network(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
-    let elapsed = Elapsed::between(&before.stats, &now.stats);
+    let elapsed = Elapsed::between(before, now);
     let mut rows = Vec::new();
     for vm in &now.stats.vms {
         let status = now.status.vms.iter().find(|status| status.name == vm.name);

@@ -1,6 +1,6 @@
 //! A NIC as its operator wants it, and what its control side counts.
 
-use vmlane_stats::counters;
+use vmlane_stats::{Kept, counters};
 use vmlane_wire::ethernet::Mac;
 
 /// What an operator decides about a NIC.
@@ -19,7 +19,7 @@ pub struct NetConfig {
 
 counters! {
     /// Counters of one NIC's control side.
-    pub struct VirtioNetStats {
+    pub struct VirtioNetCounts {
         /// Times rings were started.
         starts,
         /// Times rings were stopped.
@@ -32,3 +32,6 @@ counters! {
         calls,
     }
 }
+
+/// They may outlive the daemon.
+pub type VirtioNetStats = Kept<VirtioNetCounts>;

@@ -1,6 +1,6 @@
 //! What the worker counts.
 
-use vmlane_stats::counters;
+use vmlane_stats::{Kept, counters};
 
 counters! {
     /// What the worker did.
@@ -32,7 +32,7 @@ counters! {
 
 counters! {
     /// What one VM's device did.
-    pub struct GuestStats {
+    pub struct GuestCounts {
         /// Packets that the guest sent.
         packets_sent,
         /// Packets that it was given.
@@ -57,3 +57,6 @@ counters! {
         panics,
     }
 }
+
+/// They may outlive the daemon.
+pub type GuestStats = Kept<GuestCounts>;

@@ -219,17 +219,18 @@ impl VsockWorker {
         self.add_counted(cid, Arc::default())
     }
 
-    fn add_counted(&self, cid: u32, new: Arc<GuestStats>) -> Arc<GuestStats> {
+    /// The same; it counts in `new` if it is new.
+    pub(super) fn add_counted(&self, cid: u32, new: Arc<GuestStats>) -> Arc<GuestStats> {
         let stats = Arc::new(OnceLock::new());
         self.ask(Request::Add(cid, new.clone(), stats.clone()));
         stats.get().cloned().unwrap_or(new)
     }
 
     /// A VM that `from` has served is served here from now on. Returns what its device counts.
-    pub(super) fn take_over(&self, cid: u32, from: &VsockWorker) -> Arc<GuestStats> {
+    pub(super) fn take_over(&self, cid: u32, from: &VsockWorker, new: Arc<GuestStats>) -> Arc<GuestStats> {
         let moved = Arc::<Mutex<Option<Moved>>>::default();
         from.ask(Request::Move(cid, moved.clone()));
-        let Some(Moved { rings, stats }) = moved.lock().take() else { return self.add(cid) };
+        let Some(Moved { rings, stats }) = moved.lock().take() else { return self.add_counted(cid, new) };
         let stats = self.add_counted(cid, stats);
         rings.into_iter().for_each(|rings| self.ask(Request::Attach(cid, rings)));
         stats

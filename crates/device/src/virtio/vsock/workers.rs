@@ -42,12 +42,13 @@ impl VsockWorkers {
         self.all().for_each(|worker| worker.begin());
     }
 
-    /// A VM has such a device from here on, or may have another group. Returns who serves it, and what the device counts.
-    pub fn add(&self, vm: &Vm) -> (Home, Arc<GuestStats>) {
+    /// A VM has such a device from here on, or may have another group. Returns who serves it, and what the device counts: in `stats`
+    /// if it is new.
+    pub fn add(&self, vm: &Vm, stats: Arc<GuestStats>) -> (Home, Arc<GuestStats>) {
         let mut places = self.places.lock();
         let worker = self.at(places.place(vm));
         let home = places.homes.entry(vm.cid).or_insert_with(|| worker.clone().into());
-        let stats = home.move_to(vm.cid, worker);
+        let stats = home.move_to(vm.cid, worker, stats);
         (home.clone(), stats)
     }
 
@@ -121,13 +122,13 @@ impl Home {
     }
 
     /// The VM is served by `worker` from here on, with its rings where they are. Returns what its device counts there.
-    fn move_to(&self, cid: Cid, worker: &Arc<VsockWorker>) -> Arc<GuestStats> {
+    fn move_to(&self, cid: Cid, worker: &Arc<VsockWorker>, stats: Arc<GuestStats>) -> Arc<GuestStats> {
         let mut home = self.0.lock();
         if Arc::ptr_eq(&home, worker) {
-            return worker.add(cid);
+            return worker.add_counted(cid, stats);
         }
         let before = std::mem::replace(&mut *home, worker.clone());
-        worker.take_over(cid, &before)
+        worker.take_over(cid, &before, stats)
     }
 }
 

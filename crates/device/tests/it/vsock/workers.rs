@@ -24,7 +24,7 @@ fn a_vm_that_is_given_another_group_moves_to_its_worker() {
     let add = |cid, group| {
         vms.remove(cid);
         vms.add(spec(cid, group)).expect("a name of its own");
-        let (home, _) = workers.add(&spec(cid, group));
+        let (home, _) = workers.add(&spec(cid, group), Arc::default());
         let worker = home.with(Arc::clone);
         router.set_endpoint(cid, worker.endpoint(cid));
         Served { worker, home, vms: vms.clone() }

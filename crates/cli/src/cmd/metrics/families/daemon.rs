@@ -80,7 +80,11 @@ pub fn write(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     families.write(&build, MetricType::Info, |samples| {
         status.map_or(Ok(()), |status| samples.add(&[("version", &status.daemon)], true))
     })?;
-    let uptime = family("uptime", "Time since the daemon was started").in_seconds();
+    let uptime = family(
+        "uptime",
+        "Time since the daemon was started: counters of other things than VMs, NICs and uplinks are as old",
+    )
+    .in_seconds();
     families.one(&uptime, status.map(|status| status.uptime_seconds))?;
     let confined = family("confined", "1 if the daemon gave up the rights it does not need");
     families.one(&confined, status.map(|status| status.confined != "no"))?;

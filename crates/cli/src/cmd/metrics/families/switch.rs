@@ -138,6 +138,12 @@ fn uplinks(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     families.each(&attached, status(), |uplink| ([("uplink", uplink.name.as_str())], uplink.attached))?;
     let link = family("uplink_link_up", "0 if the operator set the uplink's link down");
     families.each(&link, status(), |uplink| ([("uplink", uplink.name.as_str())], !uplink.link_down))?;
+    let since = family(
+        "uplink_counted_since",
+        "When the counters of the uplink's port were 0, since 1970: they continue with the next daemon",
+    );
+    let counted = status().filter_map(|uplink| Some((uplink.name.as_str(), uplink.since?)));
+    families.each(&since.in_seconds(), counted, |(name, since)| ([("uplink", name)], since))?;
     let stats = scrape.stats().into_iter().flat_map(|stats| &stats.uplinks);
     let ports = stats.map(|uplink| ([("uplink", uplink.name.as_str())], &uplink.port));
     families.counters(&UPLINKS, ports.clone())?;

@@ -26,7 +26,7 @@ fn read(answers: Option<(Status, Stats)>, max_vms: usize) -> Families {
 fn answers(names: &[&str]) -> (Status, Stats) {
     let vm = |name: &&str| {
         json!({
-            "name": name, "cid": 3, "group": "default", "attached": true, "ready": false, "sockets": [],
+            "name": name, "cid": 3, "group": "default", "attached": true, "ready": false, "state": "booting", "since": 8, "sockets": [],
             "queue_pairs": 1, "queue_pair_bytes": 2, "connections": 3, "doorbells": 4, "inbox_bytes": 5,
             "nics": [{"name": "nic0", "mac": "", "profile": "", "port_group": "", "socket": "", "attached": true,
                       "active": true, "link_down": true}]
@@ -37,7 +37,7 @@ fn answers(names: &[&str]) -> (Status, Stats) {
         "mode": "adaptive", "spin_us": 500, "fault_injection": false, "confined": "user",
         "vms": names.iter().map(vm).collect::<Vec<_>>(),
         "watched": [{"name": "worker-0", "busy_seconds": 0.25, "nap_seconds": 0.5}, {"name": "switch", "stuck_seconds": 2.0}],
-        "uplinks": [{"name": "up0", "to": "tap", "attached": true, "how": ""}],
+        "uplinks": [{"name": "up0", "to": "tap", "attached": true, "how": "", "since": 9}],
         "peers": [{"name": "beta", "state": "up", "problem": "", "streams": 3, "counters": {"forged": 2, "bytes_sent": 9}},
                   {"name": "", "state": "helper", "problem": "", "streams": 0, "counters": {"unknown_names": 1}}],
         "teams": [{"name": "lan", "policy": "mac", "failback": true, "notify": true, "counters": {"failovers": 7},
@@ -86,6 +86,9 @@ fn everything_that_the_daemon_tells_has_its_name_its_unit_and_its_labels() {
         ("vmlane_vms", &[], 1.0),
         ("vmlane_vm_info", &[("vm", "web"), ("group", "default"), ("cid", "3")], 1.0),
         ("vmlane_vm_ready", &[("vm", "web")], 0.0),
+        ("vmlane_vm_state", &[("vm", "web"), ("state", "booting")], 1.0),
+        ("vmlane_vm_counted_since_seconds", &[("vm", "web")], 8.0),
+        ("vmlane_uplink_counted_since_seconds", &[("uplink", "up0")], 9.0),
         ("vmlane_vm_connections", &[("vm", "web")], 3.0),
         ("vmlane_vm_queue_pair_bytes", &[("vm", "web")], 2.0),
         ("vmlane_vm_stream_sent_bytes_total", &[("vm", "web")], 11.0),

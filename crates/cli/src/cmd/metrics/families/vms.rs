@@ -134,6 +134,17 @@ pub fn write(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     })?;
     let ready = family("vm_ready", "1 if the guest's driver has set up the VM's VMCI or virtio-vsock device");
     families.each(&ready, vms(), |vm| (named(vm), vm.ready))?;
+    let state = family("vm_state", "1 with the state of the VM's device for sockets, as in `vmlane status`");
+    let devices = || vms().iter().filter(|vm| !["", "none"].contains(&vm.state.as_str()));
+    families
+        .each(&state, devices(), |vm| ([("vm", vm.name.as_str()), ("state", vm.state.as_str())], true))?;
+    let since = family(
+        "vm_counted_since",
+        "When the counters of the VM and its NICs were 0, since 1970: they continue with the next daemon, but for refusals of \
+         its bounds memory and log_lines",
+    );
+    let counted = vms().iter().filter_map(|vm| Some((vm, vm.since?)));
+    families.each(&since.in_seconds(), counted, |(vm, since)| (named(vm), since))?;
     let quarantined =
         family("vm_quarantined", "1 if the VM's devices are out of service because they failed too often");
     families.each(&quarantined, vms(), |vm| (named(vm), vm.quarantined))?;

@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use vmlane_api::Stats;
 
 use super::*;
@@ -102,6 +104,6 @@ fn an_error_is_shown_until_the_daemon_answers_and_the_rows_stay() {
     let mut empty = App::new();
     assert!(empty.visible(10).is_none() && empty.looks().is_none());
     let (status, _) = daemon(1.0, 0);
-    empty.looked(Ok(Look { status, stats: Stats::default() }));
+    empty.looked(Ok(Look { at: Instant::now(), status, stats: Stats::default() }));
     assert_eq!(first_column(&mut empty, 10).len(), 0);
 }

@@ -1,3 +1,6 @@
+use std::sync::LazyLock;
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::*;
@@ -39,9 +42,11 @@ pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
     (serde_json::from_value(status).unwrap(), serde_json::from_value(stats).unwrap())
 }
 
+/// `uptime_seconds` after the first one that was asked for.
 pub fn look(uptime_seconds: f64, bytes: u64) -> Look {
+    static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
     let (status, stats) = daemon(uptime_seconds, bytes);
-    Look { status, stats }
+    Look { at: *BEGUN + Duration::from_secs_f64(uptime_seconds), status, stats }
 }
 
 fn shown(view: View) -> Vec<String> {
@@ -77,11 +82,23 @@ fn each_view_shows_rates_and_states() {
 
 #[test]
 fn a_daemon_that_was_restarted_has_no_load_yet() {
-    let (before, now) = (look(100.0, 1 << 40), look(2.0, 1000));
+    let (before, mut now) = (look(100.0, 1 << 40), look(2.0, 1000));
+    now.at = before.at + Duration::from_secs(2);
     assert_eq!(load("worker-0", &before, &now), None);
     assert_eq!(load("nobody", &before, &now), None);
     let table = table(View::Vms, &before, &now);
     assert_eq!(table.rows[0][4], Cell::BytesPerSecond(500.0));
+}
+
+#[test]
+fn the_device_of_a_vm_that_is_not_ready_has_the_state_that_status_shows() {
+    let (before, mut now) = (look(10.0, 0), look(12.0, 0));
+    for (state, shown) in
+        [("ready", "ready"), ("booting", "booting"), ("lost", "lost"), ("none", "connected")]
+    {
+        (now.status.vms[0].state, now.status.vms[0].ready) = (state.into(), state == "ready");
+        assert_eq!(table(View::Vms, &before, &now).rows[0][2].to_string(), shown);
+    }
 }
 
 #[test]
