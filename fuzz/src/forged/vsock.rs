@@ -58,7 +58,7 @@ impl Daemon {
         for (cid, name) in VMS {
             let vm = Vm { connections: 64, ..Vm::new(name, cid, "one") };
             router.vms().add(vm.clone()).expect("a CID of its own");
-            let (home, _) = workers.add(&vm);
+            let (home, _) = workers.add(&vm, Arc::default());
             router.set_endpoint(cid, home.with(|worker| worker.endpoint(cid)));
         }
         Daemon { workers, _router: router }
@@ -66,7 +66,7 @@ impl Daemon {
 
     fn device(&self, cid: u32, name: &str, lines: &Arc<RingLines>) -> VsockDevice {
         let vm = Vm { connections: 64, ..Vm::new(name, cid, "one") };
-        let (home, _) = self.workers.add(&vm);
+        let (home, _) = self.workers.add(&vm, Arc::default());
         VsockDevice::new(cid, home, lines.clone()).expect("a device")
     }
 }

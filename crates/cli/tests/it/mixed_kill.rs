@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use vmlane_guestsim::vsock_vm::{Name, VsockVm};
+use vmlane_guestsim::vsock_vm::{BOTH, Name, VsockVm};
 use vmlane_guestsim::{Guest, Options, Pattern, Placement, Stream, attached};
 use vmlane_testkit::{Daemon, LONGEST};
 
@@ -195,7 +195,7 @@ impl World {
         });
         let moved = self.moved();
         let names: Vec<Name> = self.pairs.iter().map(|pair| pair.name).collect();
-        names.into_iter().for_each(|name| self.a.shut_down(name));
+        names.into_iter().for_each(|name| self.a.shut_down(name, BOTH));
         self.join();
         moved
     }
@@ -265,7 +265,7 @@ fn what_a_virtio_vsock_guest_sent_before_it_closed_arrives() {
         let (name, done, bytes) = (pair.name, pair.done.clone(), 200_000 + u64::from(number) * 9_973);
         world.a.ends.entry(name).and_modify(|end| end.wanted = bytes);
         world.until("all is sent", |world| world.a.ends[&name].sent == bytes);
-        world.a.shut_down(name);
+        world.a.shut_down(name, BOTH);
         (0..number % 7).for_each(|_| world.turn());
         world.kill();
         world.join();

@@ -98,8 +98,8 @@ impl Bridge {
 
     /// The VM's device has this file from here on. Connections that a previous daemon noted there go on if their other ends do.
     pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
-        let joined = self.guests.get_mut(&cid).map(|guest| guest.bind(cid, kept, transaction));
-        for noted in joined.unwrap_or_default() {
+        let noted = self.guests.get_mut(&cid).map(|guest| guest.bind(cid, kept, transaction));
+        for noted in noted.unwrap_or_default() {
             let name = noted.1;
             let Some(guest) = self.guests.get_mut(&cid) else { return };
             if !self.places.has_room(&cid) {

@@ -100,8 +100,7 @@ impl GuestLinks {
         }
     }
 
-    /// Its device has this file from here on. Returns those that a previous daemon had noted as joined, to be given to
-    /// [`Self::restore`].
+    /// Its device has this file from here on. Returns those that a previous daemon had, to be given to [`Self::restore`].
     pub fn bind(
         &mut self,
         cid: u32,
@@ -109,19 +108,18 @@ impl GuestLinks {
         transaction: &Arc<Transaction>,
     ) -> Vec<(u32, Name, Entry)> {
         let (book, noted) = Book::open(kept.clone(), Kind::Links);
-        let named = noted.into_iter().map(|(place, entry)| (place, name(cid, &entry.known), entry));
-        let (joined, lost): (Vec<_>, Vec<_>) = named.partition(|(.., entry)| entry.established);
-        self.lost = lost.into_iter().map(|(place, name, _)| (place, name)).collect();
+        self.lost.clear();
         self.noted = Some(Noted { book, kept: kept.clone(), transaction: transaction.clone() });
-        joined
+        noted.into_iter().map(|(place, entry)| (place, name(cid, &entry.known), entry)).collect()
     }
 
-    /// One that a previous daemon had joined does not go on.
+    /// One that a previous daemon had does not go on.
     pub fn lose(&mut self, (place, name, _): (u32, Name, Entry)) {
         self.lost.push((place, name));
     }
 
-    /// One that a previous daemon had joined, which may go on: what is known of it, its end. None: it is over.
+    /// One that a previous daemon had goes on if its peer does, for which it was joined: what is known of it, its end. None: it is
+    /// over.
     pub fn restore(
         &mut self,
         (place, name, entry): (u32, Name, Entry),
@@ -138,7 +136,9 @@ impl GuestLinks {
             false => (Role::Server, Key { client: peer, server: own }),
         };
         let (said, told) = (entry.shut, entry.told);
-        let mut link = Link { said, told, joined: true, place: Some(place), ..self.link(name, bytes) };
+        let (joined, owes_response) = (entry.established, entry.client && !entry.established);
+        let place = Some(place);
+        let mut link = Link { said, told, joined, owes_response, place, ..self.link(name, bytes) };
         let end = self.end(link.port.take()?);
         let (remote, counts, said) = (self.remote(name), link.lane.clone(), link.said());
         Some((link, key, role, RestoredEnd { end, remote, counts, said }))
