@@ -237,6 +237,20 @@ fn streams_between_virtio_vsock_and_vmci_guests_go_on() {
     killed(true, 20);
 }
 
+/// The VMCI guest knows that it is connected, and the other one may not.
+#[test]
+fn connections_of_two_kinds_that_were_just_made_go_on() {
+    let mut world = World::new(false);
+    for number in 0..12 {
+        world.connects(number, true);
+        world.kill();
+        world.is_connected(number, 65_536);
+        world.kill();
+        world.flow(10_000);
+    }
+    println!("24 kills, {} bytes", world.finish());
+}
+
 /// Each daemon is killed while it takes over.
 #[test]
 fn streams_between_virtio_vsock_and_vmci_guests_outlast_a_crash_loop() {
