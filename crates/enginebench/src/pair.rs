@@ -32,11 +32,7 @@ impl Pair {
 
     /// The same on workers of any kind.
     pub fn on(workers: Workers) -> Pair {
-        Pair::beside_others(Arc::new(workers))
-    }
-
-    /// The same on workers that others use, too.
-    pub fn beside_others(workers: Arc<Workers>) -> Pair {
+        let workers = Arc::new(workers);
         let hypervisor = Hypervisor::new(Router::new(workers.clone()));
         let machines = [3, 4].map(|cid| Machine::new(&hypervisor, vm(cid)));
         let [a, b] = [0, 1].map(|index: usize| machines[index].boot(Path::Dma));

@@ -1,13 +1,9 @@
 //! The rows.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
-
-use crate::baseline::Cpus;
 use crate::report::Sample;
 use crate::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_guestsim::{Queues, Stream};
@@ -36,7 +32,6 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
             other(process::stream(block, length))
         });
     }
-    streams_rows(registry);
     let beside = ["ring.rr.1", "unix.rr.1", "tcp.rr.1"];
     registry.add("vmci.rr.1", ROUND_TRIPS, &beside, move |length| other(round_trips(length)));
     registry.add("unix.connect", CONNECTS, &[], unix_connects);
@@ -106,34 +101,6 @@ fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
     let pair = Pair::new()?;
     let (client, server) = pair.connect()?;
     one_way(client, server, block, length)
-}
-
-/// Whole paths beside each other, each with a worker and two guests' threads: only those that there are CPUs for.
-fn streams_rows(registry: &mut Registry) {
-    let cpus = Cpus::allowed().numbers().len();
-    for count in [1, 2, 4, 8].into_iter().filter(|&count| 3 * usize::from(count) <= cpus) {
-        let beside: &[&str] = if count == 1 { &[] } else { &["vmci.streams.1"] };
-        registry.add(&format!("vmci.streams.{count}"), GBITS, beside, move |length| {
-            other(streams(count, length))
-        });
-    }
-}
-
-/// Streams of `count` pairs, each of which has one of as many workers: the sum of their rates.
-fn streams(count: u16, length: Duration) -> anyhow::Result<Sample> {
-    let settings = Settings { workers: count, ..Settings::default() };
-    let workers = Arc::new(Workers::start(settings).context("starting workers")?);
-    let pairs: Vec<Pair> = (0..count).map(|_| Pair::beside_others(workers.clone())).collect();
-    let ends = pairs.iter().map(Pair::connect).collect::<anyhow::Result<Vec<_>>>()?;
-    std::thread::scope(|scope| {
-        let stream = |(client, server)| scope.spawn(move || one_way(client, server, 64 << 10, length));
-        let threads: Vec<_> = ends.into_iter().map(stream).collect();
-        let rate = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Sample>>| {
-            Ok(thread.join().expect("no panic")?.value)
-        };
-        let value = threads.into_iter().map(rate).sum::<anyhow::Result<f64>>()?;
-        Ok(Sample { value })
-    })
 }
 
 /// Streams until the time is up; the clock stops when the last byte has arrived.
