@@ -63,7 +63,7 @@ impl World {
         let enough = self.received() + bytes;
         let since = Instant::now();
         let mut frames = 0;
-        while self.received() < enough || frames < 100 {
+        while self.received() < enough || frames < 200 {
             self.vsock[0].ends.entry(ENDS[0]).and_modify(|end| end.wanted = end.sent + (1 << 20));
             self.vsock.iter_mut().for_each(|vm| _ = vm.turn());
             let [from, to] = &mut self.nics;
