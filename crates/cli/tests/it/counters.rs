@@ -26,6 +26,9 @@ nic = [ { model = \"virtio-net\", mac = \"52:54:00:00:00:02\" } ]
 [[vm]]
 name = \"web\"
 cid = 5
+[[uplink]]
+name = \"lan\"
+vhost_user = \"/nonexistent/switch.sock\"
 ";
 /// The one connection of a, and of b.
 const ENDS: [(u32, u32, u32); 2] = [(1000, 4, 2000), (2000, 3, 1000)];
@@ -103,7 +106,10 @@ fn counted(page: &Families) -> BTreeMap<String, f64> {
 fn counters_go_on_when_a_daemon_is_killed_or_replaced() {
     let mut world = World::new();
     let of = |page: &Families, name, vm| value(page, name, &[("vm", vm)]).unwrap();
-    let since = |page: &Families| ["a", "b", "web"].map(|vm| of(page, "vmlane_vm_counted_since_seconds", vm));
+    let since = |page: &Families| {
+        let of_uplink = value(page, "vmlane_uplink_counted_since_seconds", &[("uplink", "lan")]).unwrap();
+        (["a", "b", "web"].map(|vm| of(page, "vmlane_vm_counted_since_seconds", vm)), of_uplink)
+    };
     world.traffic(256 << 10);
     let mut before = world.page();
     let begun = since(&before);
