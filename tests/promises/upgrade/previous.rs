@@ -9,7 +9,7 @@ use vmlane_tests::tree::root;
 
 /// Where an upgrade starts while no version is tagged: the first commit whose control socket has the protocol
 /// of today, by which both versions ask each other, and whose state has the layout of today.
-const FIRST: &str = "e08eedb8e3b1469a63a7480d4cc22a851e4e46a4";
+const FIRST: &str = "94fa9653c3a94e52c20a68488a8a17aed8f37afc";
 
 pub struct Previous {
     /// The tag, or the commit.
