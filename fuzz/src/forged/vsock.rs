@@ -1,7 +1,8 @@
 //! Three virtio-vsock sessions that a previous daemon left in the middle of their streams, forged, and the daemon that continues
 //! them.
 
-use std::io::{Read, Write};
+use std::io::Read;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -243,8 +244,11 @@ pub fn take_over(input: &mut Input<'_>) {
     let _ = daemon.workers.guests();
     std::thread::sleep(Duration::from_micros(u64::from(input.byte())));
     let next = served.map(|Served { vmm, next, stats, session }| {
-        drop(vmm);
-        (next, stats, session)
+        vmm.shutdown(Shutdown::Write).expect("a socket");
+        vmm.set_read_timeout(None).expect("a socket");
+        // Under libFuzzer no one ignores the signal that an answer to a closed socket causes.
+        let drain = std::thread::spawn(move || std::io::copy(&mut &vmm, &mut std::io::sink()));
+        (next, stats, session, drain)
     });
     let sockets = next.each_ref().map(|(socket, ..)| socket.try_clone().expect("one more descriptor"));
     let [to_a, to_b, _] = sockets;
@@ -259,10 +263,11 @@ pub fn take_over(input: &mut Input<'_>) {
         assert!(Instant::now() < deadline, "the next VMMs' guests do not reach each other");
     }
     drop((a, b));
-    for (socket, stats, session) in next {
-        let _ = socket.shutdown(std::net::Shutdown::Both);
+    for (socket, stats, session, drain) in next {
+        let _ = socket.shutdown(Shutdown::Both);
         drop(socket);
         session.join().expect("no session panics");
+        let _ = drain.join();
         let panics = stats.snapshot().iter().find(|(name, _)| *name == "panics").map_or(0, |row| row.1);
         assert_eq!(panics, 0);
     }
@@ -282,10 +287,15 @@ fn asks(mut vmm: &UnixStream, input: &mut Input<'_>) {
         let payload = [u32::from(input.byte() % 4), u32::from(input.byte() % 2)];
         let payload = if code == request::GET_FEATURES { &[][..] } else { payload.as_bytes() };
         let header = Header::request(code, payload.len(), input.byte() & 1 == 0);
-        let _ = vmm.write_all(&[header.as_bytes(), payload].concat());
+        say(vmm, &[header.as_bytes(), payload].concat());
     }
     let more = input.byte() % 64;
-    let _ = vmm.write_all(input.bytes(more.into()));
+    say(vmm, input.bytes(more.into()));
     vmm.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
     let _ = vmm.read(&mut [0; 64]);
+}
+
+/// It may be closed.
+fn say(vmm: &UnixStream, bytes: &[u8]) {
+    let _ = rustix::net::send(vmm, bytes, rustix::net::SendFlags::NOSIGNAL);
 }

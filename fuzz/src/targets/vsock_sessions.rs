@@ -1,4 +1,4 @@
-//! A daemon takes over virtio-vsock sessions whose state was forged, is stale, or is another session's: the mail, records and
+//! A daemon takes over virtio-vsock sessions whose state is forged, stale, or another session's: the mail, records and
 //! descriptors of a session, what its device has to do, and the last transaction of its worker.
 
 use crate::Input;
