@@ -422,8 +422,9 @@ impl Bridge {
     }
 
     /// Takes what the router has announced, and reports to guests what their streams have led to. True if something moved.
-    /// A panic of ours in a guest's turn ends that guest's rings and no other's.
-    pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>, stats: &VsockStats) -> bool {
+    /// A panic of ours in a guest's turn ends that guest's rings and no other's. `early`: VMs whose rings do not run may have them
+    /// soon, as they had with a previous daemon.
+    pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>, stats: &VsockStats, early: bool) -> bool {
         let mut moved = self.report_all(vms, stats);
         let unfinished = std::mem::take(&mut self.unfinished);
         if !self.mailbox.take_change() && !unfinished {
@@ -435,7 +436,7 @@ impl Bridge {
         for &cid in &order {
             let Some(guest) = self.guests.get_mut(&cid) else { continue };
             if guest.mailbox.take_change() | std::mem::take(&mut guest.unfinished) {
-                moved |= guarded(cid, vms, stats, |vms| self.hear(cid, vms, meter));
+                moved |= guarded(cid, vms, stats, |vms| self.hear(cid, vms, meter, early));
             }
             self.unfinished |= self.guests.get(&cid).is_some_and(|guest| guest.unfinished);
         }
@@ -468,7 +469,7 @@ impl Bridge {
 
     /// Hears what the router said, as far as the guest has room for what it will be told. True if there was anything.
     /// A client that has had its share of the round waits for the next.
-    fn hear(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
+    fn hear(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>, early: bool) -> bool {
         if let (Some(guest), Some(port)) = (self.guests.get_mut(&cid), vms.port(cid)) {
             guest.end_lost(port);
         }
@@ -488,8 +489,8 @@ impl Bridge {
                 self.told(news, cid, vms);
                 continue;
             }
-            let clients = &mut self.clients;
-            let may = |call: &Call| clients.may_ask(call.key.client.0, meter);
+            let (clients, waits) = (&mut self.clients, early && vms.port(cid).is_none());
+            let may = |call: &Call| !waits && clients.may_ask(call.key.client.0, meter);
             let Some(call) = guest.mailbox.pop_request(may) else {
                 guest.unfinished |= guest.mailbox.holds_requests();
                 return number > 0;

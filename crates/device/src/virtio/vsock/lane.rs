@@ -142,7 +142,8 @@ impl State {
 
     /// The bytes that are kept are these now: those that came and were not taken.
     fn set_kept(&mut self) {
-        let len = self.received.saturating_sub(self.taken) as usize;
+        // A previous daemon's counts may be damaged.
+        let len = self.received.saturating_sub(self.taken).min(CREDIT as u64) as usize;
         self.place.set(&mut self.kept, self.taken.wrapping_sub(self.base), len);
     }
 }
@@ -151,7 +152,7 @@ impl Lane {
     /// One that has `place`. If a previous daemon had it there, [`Counts::resume`] comes next.
     pub fn new(name: Name, notes: Arc<Notes>, inlet: Option<Arc<Inlet>>, place: Place) -> Arc<Lane> {
         let [sent, received, base, taken] =
-            [Word::Sent, Word::Received, Word::Base, Word::Taken].map(|word| place.load(word));
+            [Word::Sent, Word::Received, Word::Base, Word::Taken].map(|word| place.load(word) % MOST_BYTES);
         let state = State {
             inlet,
             kept: place.bytes(),
@@ -317,8 +318,7 @@ impl Counts for Lane {
         let Ok(mut state) = self.state.try_borrow_mut() else { return false };
         let state = &mut *state;
         let most = CREDIT as u64;
-        let sound = [state.sent, state.received, state.taken].iter().all(|&count| count < MOST_BYTES);
-        if !sound || tail >= size {
+        if tail >= size {
             return false;
         }
         state.taken += (tail + size - state.taken % size) % size;

@@ -149,11 +149,12 @@ impl Routes {
 
     /// The turns of streams with ends here, and what follows from them.
     fn turn_streams(&mut self, now: Instant) -> bool {
+        let early = self.is_early(now);
         let Some(bridge) = &mut self.bridge else { return false };
         let mut moved = bridge.rounds().is_some_and(|streams| streams.round(now));
         let waiting: Vec<_> = self.vms.polled_ports().flat_map(Port::take_waiting).collect();
         moved |= bridge.fill(waiting, now);
-        moved |= bridge.turn(&mut self.vms, &mut self.meter, &self.stats);
+        moved |= bridge.turn(&mut self.vms, &mut self.meter, &self.stats, early);
         while let Some(cid) = bridge.pop_written() {
             self.vms.woken(cid);
         }

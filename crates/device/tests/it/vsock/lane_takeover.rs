@@ -23,6 +23,8 @@ use vmlane_wire::virtio_vsock::{HEADER, Header, kind, op};
 use super::A;
 use crate::host::Host;
 
+/// The VM at the other ends of connections.
+const PEER: u32 = 9;
 /// Connections, of the guest's ports from here on.
 const CONNECTIONS: u32 = 3;
 const FIRST: u32 = 100;
@@ -222,14 +224,19 @@ struct World {
 }
 
 fn key(number: u32) -> Key {
-    Key { client: (A, FIRST + number), server: (2, 80 + number) }
+    Key { client: (A, FIRST + number), server: (PEER, 80 + number) }
+}
+
+fn add_peer(bench: &Bench, host: &Arc<Host>) {
+    bench.router.vms().add(vm(PEER)).expect("a CID of its own");
+    bench.router.set_endpoint(PEER, host.clone());
 }
 
 impl World {
     fn new(size: u64, buffer: usize, seed: u64) -> World {
         let mut bench = Bench::new(Arc::new(Inline::default()));
         let host = Arc::new(Host::default());
-        bench.router.set_endpoint(2, host.clone());
+        add_peer(&bench, &host);
         let guest = bench.guest(vm(A), false);
         let death = Arc::default();
         let mut world = World {
@@ -405,7 +412,7 @@ impl World {
         let mut ports: Vec<_> = others.iter().map(|other| Some(self.ring(&other.file))).collect();
         let (death, size) = (self.death.clone(), self.size);
         let rejoin = |bench: &Bench| {
-            bench.router.set_endpoint(2, host.clone());
+            add_peer(bench, host);
             for number in 0..CONNECTIONS {
                 let restored = bench.router.take_restored(key(number), Role::Client);
                 let (call, restored) = restored.expect("what the last one had");

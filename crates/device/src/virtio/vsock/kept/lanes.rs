@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, fallocate};
 use vmlane_mem::Spans;
-use vmlane_vsock::SocketAddress;
+use vmlane_vsock::{HOST, SocketAddress};
 
 use super::{Kept, Transaction, at};
 use crate::virtio::vsock::lane::CREDIT;
@@ -82,6 +82,8 @@ pub struct Place {
     transaction: Arc<Transaction>,
     number: usize,
     written: usize,
+    /// Its peer may outlive the daemon, too: a program of the host does not.
+    counts: bool,
 }
 
 impl Place {
@@ -91,7 +93,8 @@ impl Place {
         places.release(transaction.commits(), kept);
         let free = places.used.iter().position(|used| !used);
         let number = free.unwrap_or(places.used.len());
-        let place = places.take(number).then(|| Place::of(kept, transaction, number, 0))?;
+        let mut place = places.take(number).then(|| Place::of(kept, transaction, number, 0))?;
+        place.counts = peer.0 != HOST;
         // No valid word refers to it yet.
         for word in [Word::Sent, Word::Received, Word::Base, Word::Taken] {
             place.store(word, 0);
@@ -107,7 +110,7 @@ impl Place {
     }
 
     fn of(kept: &Arc<Kept>, transaction: &Arc<Transaction>, number: usize, written: usize) -> Place {
-        Place { kept: kept.clone(), transaction: transaction.clone(), number, written }
+        Place { kept: kept.clone(), transaction: transaction.clone(), number, written, counts: true }
     }
 
     pub fn number(&self) -> usize {
@@ -134,7 +137,9 @@ impl Place {
 
     /// A word that becomes valid with the next commit.
     pub fn note(&self, word: Word, value: u64) {
-        self.transaction.set(&self.kept, self.at(word), value);
+        if self.counts {
+            self.transaction.set(&self.kept, self.at(word), value);
+        }
     }
 
     /// What was done becomes valid.
