@@ -61,9 +61,9 @@ pub struct MemoryMap {
 }
 
 impl MemoryMap {
-    /// That region alone.
-    pub(crate) fn of(region: Arc<Region>) -> MemoryMap {
-        MemoryMap { regions: Arc::new(vec![region]) }
+    /// The mapping of a file of ours, for lists of pieces of it: an address is an offset in the file.
+    pub fn of_file(window: &Window) -> MemoryMap {
+        MemoryMap { regions: Arc::new(vec![window.region().clone()]) }
     }
 
     /// The map with one region more.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::file::{Backing, PAGE, memfd};
-use crate::map::MemoryMap;
 use crate::region::Region;
 use crate::shared::{Atomics, Shared};
 use crate::word::Word;
@@ -65,9 +64,8 @@ impl Window {
         Ok(Window::new(region.at(0), len as usize, true, region))
     }
 
-    /// The same memory, for lists of pieces of it: an address is the offset in the whole mapping.
-    pub fn as_map(&self) -> MemoryMap {
-        MemoryMap::of(self.region.clone())
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 
     /// Bytes.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vmlane_port::{Side, StreamId};
+use vmlane_port::{Shutdown, Side, StreamEnd, StreamId};
 
 use crate::address::{Cid, HOST, Key, SockPort, SocketAddress};
 use crate::connection::{Failed, Role};
@@ -100,6 +100,27 @@ pub trait Remote: Send + Sync {
     fn peer_left(&self, call: Call) {
         let _ = call;
     }
+}
+
+/// An end of a joined connection that outlived a daemon, though its bytes lie in no ring that its peer's began together with.
+pub struct RestoredEnd {
+    /// Its end of the stream.
+    pub end: StreamEnd,
+    /// What hears of it.
+    pub remote: Arc<dyn Remote>,
+    /// Where it stands.
+    pub counts: Arc<dyn Counts>,
+    /// What it has said of its future.
+    pub said: Vec<Shutdown>,
+}
+
+/// Where such an end stands, in bytes since the connection began.
+pub trait Counts: Send + Sync {
+    /// How many of its peer's bytes it has.
+    fn sent(&self) -> u64;
+
+    /// Its peer has this end's bytes in a ring of `size` bytes, up to index `tail`. False: this cannot be.
+    fn resume(&self, tail: u64, size: u64) -> bool;
 }
 
 /// Endpoints by CID.

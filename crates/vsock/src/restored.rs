@@ -6,40 +6,14 @@
 //! Router::end_restored           what is left has no other end
 //! ```
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use vmlane_port::{Resumed, Shutdown, StreamEnd, StreamId};
+use vmlane_port::{Resumed, StreamEnd, StreamId};
 
 use crate::address::Key;
 use crate::connection::{Failed, Role, State};
-use crate::registry::{Call, Remote};
+use crate::registry::{Call, Remote, RestoredEnd};
 use crate::router::{Calls, Connection, Router, Todo};
-
-/// An end of a joined connection that outlived a daemon, though its bytes lie in no ring that its peer's began together with.
-pub struct RestoredEnd {
-    /// Its end of the stream.
-    pub end: StreamEnd,
-    /// What hears of it.
-    pub remote: Arc<dyn Remote>,
-    /// Where it stands.
-    pub counts: Arc<dyn Counts>,
-    /// What it has said of its future.
-    pub said: Vec<Shutdown>,
-}
-
-/// Where such an end stands, in bytes since the connection began.
-pub trait Counts: Send + Sync {
-    /// How many of its peer's bytes it has.
-    fn sent(&self) -> u64;
-
-    /// Its peer has this end's bytes in a ring of `size` bytes, up to index `tail`. False: this cannot be.
-    fn resume(&self, tail: u64, size: u64) -> bool;
-}
-
-/// Ends that wait for their peers.
-#[derive(Default)]
-pub(crate) struct Restored(HashMap<(Key, Role), (u64, RestoredEnd)>);
 
 impl Router {
     /// The end `role` of a connection of a previous daemon is there. Its peer is joined with it, or [`Remote::failed`] is called
@@ -48,7 +22,7 @@ impl Router {
         let mut tables = self.tables.lock();
         tables.last += 1;
         let number = tables.last;
-        tables.restored.0.insert((key, role), (number, end));
+        tables.restored.insert((key, role), (number, end));
         Call { key, number, role }
     }
 
@@ -57,7 +31,7 @@ impl Router {
         let mut tables = self.tables.lock();
         let known = self.vms.known();
         known.may_talk(key.client.0, key.server.0).then_some(())?;
-        let (number, end) = tables.restored.0.remove(&(key, role))?;
+        let (number, end) = tables.restored.remove(&(key, role))?;
         Some((Call { key, number, role }, end))
     }
 
@@ -91,7 +65,7 @@ impl Router {
 
     /// No other end comes any more: what waits for one has failed.
     pub fn end_restored(&self) {
-        let left = std::mem::take(&mut self.tables.lock().restored.0);
+        let left = std::mem::take(&mut self.tables.lock().restored);
         for ((key, role), (number, end)) in left {
             end.remote.failed(Call { key, number, role }, Failed::Gone);
         }

@@ -15,8 +15,9 @@ use vmlane_port::{Shutdown, Side, StreamEnd, StreamId, Streams};
 use crate::address::{Cid, Key, SocketAddress};
 use crate::connection::{Action, Event, Failed, Role, State};
 use crate::datagram_taps::{DatagramTaps, Watch};
-use crate::registry::{Call, ConnectError, DatagramError, Endpoint, HostPresence, Registry, Remote};
-use crate::restored::Restored;
+use crate::registry::{
+    Call, ConnectError, DatagramError, Endpoint, HostPresence, Registry, Remote, RestoredEnd,
+};
 use crate::vms::{Claim, KnownVms, RemoteRange, VmTable};
 
 /// Connections of one server that it has accepted and closed while their clients still shake hands. Beyond, clients are
@@ -39,8 +40,8 @@ pub(crate) struct Tables {
     remotes: HashMap<Cid, Arc<dyn Endpoint>>,
     /// By number.
     pub connections: HashMap<u64, Connection>,
-    /// Ends of a previous daemon's connections.
-    pub restored: Restored,
+    /// Ends of a previous daemon's connections, which wait for their peers, with the connections' numbers.
+    pub restored: HashMap<(Key, Role), (u64, RestoredEnd)>,
     /// By server: its connections that are closed early, by client.
     closed_early: HashMap<Cid, SharedPlaces<Cid>>,
     pub last: u64,

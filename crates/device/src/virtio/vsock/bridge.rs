@@ -63,7 +63,7 @@ pub enum Relayed {
     InFlight,
 }
 
-/// Connections of all guests of all workers together: each may keep `CREDIT` (`lane.rs`) bytes.
+/// Connections of all guests of all workers together: each may keep `CREDIT` (`credit.rs`) bytes.
 pub const MAX_LINKS: usize = 2048;
 /// News and requests that one guest is told of before the next one has its turn.
 const MOST_HEARD: usize = 64;

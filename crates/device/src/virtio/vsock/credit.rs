@@ -9,6 +9,8 @@ use vmlane_wire::virtio_vsock::Header;
 
 use super::repeats::Credit;
 
+/// Bytes that a guest may have sent and its peer that is no virtio guest not taken: what a Linux socket has by default.
+pub const CREDIT: usize = 256 << 10;
 /// Bytes between two questions, at least.
 const LEAST: u32 = 16 << 10;
 

@@ -20,13 +20,11 @@ use vmlane_vsock::Counts;
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
 use super::bridge::Name;
-use super::credit::Flow;
+use super::credit::{CREDIT, Flow};
 use super::kept::{Place, Word};
 use super::receive::{Inlet, Receive, SHOWN};
 use super::repeats::Credit;
 
-/// Bytes that a guest may have sent and its peer not taken: what a Linux socket has by default.
-pub const CREDIT: usize = 256 << 10;
 /// No connection has carried so many.
 const MOST_BYTES: u64 = 1 << 62;
 

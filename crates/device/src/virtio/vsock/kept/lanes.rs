@@ -7,11 +7,11 @@
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, fallocate};
-use vmlane_mem::Spans;
+use vmlane_mem::{MemoryMap, Spans};
 use vmlane_vsock::{HOST, SocketAddress};
 
 use super::{Kept, Transaction, at};
-use crate::virtio::vsock::lane::CREDIT;
+use crate::virtio::vsock::credit::CREDIT;
 
 /// Connections of one device: as many as all of a daemon may have.
 pub const PLACES: usize = 2048;
@@ -149,7 +149,7 @@ impl Place {
 
     /// A list of pieces of the place, empty.
     pub fn bytes(&self) -> Spans {
-        Spans::new(self.kept.window.as_map(), true)
+        Spans::new(MemoryMap::of_file(&self.kept.window), true)
     }
 
     /// Puts `len` bytes, at most [`CREDIT`], from the offset `from` on in such a list; the place goes round.
