@@ -1,4 +1,5 @@
-//! What a port may send and what it gets: its configuration, and what follows from that and its guest's filter.
+//! What a port may send and what it gets: its configuration, and what follows from that and its guest's
+//! filter.
 
 use vmlane_port::{DropReason, Filter};
 use vmlane_wire::ethernet::{Mac, Tci};

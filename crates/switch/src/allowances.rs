@@ -102,7 +102,7 @@ impl Allowances {
     }
 
     /// Does an owner wait until what it has caused is paid for?
-    pub fn any_owes(&self) -> bool {
+    pub fn any_in_debt(&self) -> bool {
         !self.owing.is_empty()
     }
 
@@ -153,15 +153,15 @@ mod tests {
     fn debts_are_taken_off_the_next_rounds_of_who_owes_and_of_no_one_else() {
         let mut all = of_three();
         all.charge(1, 0);
-        assert!(!all.any_owes());
+        assert!(!all.any_in_debt());
         all.charge(1, 1500);
-        assert!(all.is_over(1) && !all.is_over(0) && all.any_owes());
+        assert!(all.is_over(1) && !all.is_over(0) && all.any_in_debt());
         all.begin_round(SHARE);
         assert_eq!((all.left(1), all.left(0)), (Allowance::default(), SHARE));
         assert!(!all.is_over(1), "500 are less than a share");
         all.begin_round(SHARE);
         assert_eq!(all.left(1), Allowance { frames: 64, bytes: 500 });
-        assert!(!all.any_owes());
+        assert!(!all.any_in_debt());
         all.begin_round(SHARE);
         assert_eq!(all.left(1), SHARE);
     }
@@ -170,7 +170,7 @@ mod tests {
     fn changes_before_the_first_round_cost_nothing() {
         let mut all = Allowances::default();
         all.add(0);
-        assert!((0..3).all(|_| all.charge_change(0, 1 << 20)) && !all.any_owes());
+        assert!((0..3).all(|_| all.charge_change(0, 1 << 20)) && !all.any_in_debt());
     }
 
     #[test]
@@ -184,6 +184,6 @@ mod tests {
         assert_eq!(all.left(0), Allowance::default());
         all.begin_round(SHARE);
         assert_eq!(all.left(0).bytes, 99);
-        assert!(!all.any_owes());
+        assert!(!all.any_in_debt());
     }
 }

@@ -1,13 +1,14 @@
 //! Ports go to other workers where all have less to do then.
 //!
 //! Whether anything is to be done is measured: the share of the time in which a worker had work
-//! ([`vmlane_worker::Heartbeat`]). What would be better is estimated, from what each port sent and received and where its last
-//! frame went. Ports that send to each other are best off with one worker: a frame between two workers is looked up twice, and
-//! its bytes or its description travel between caches (the rows `switch.handover` beside `switch.workers` of `make bench`). So
-//! those that do are brought together, and those that do not apart.
+//! ([`vmlane_worker::Heartbeat`]). What would be better is estimated, from what each port sent and received
+//! and where its last frame went. Ports that send to each other are best off with one worker: a frame between
+//! two workers is looked up twice, and its bytes or its description travel between caches (the rows
+//! `switch.handover` beside `switch.workers` of `make bench`). So those that do are brought together, and
+//! those that do not apart.
 //!
-//! Traffic changes all the time. Nothing is done before the same was found several times in a row, and a port that has
-//! gone stays for a while.
+//! Traffic changes all the time. Nothing is done before the same was found several times in a row, and a port
+//! that has gone stays for a while.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -115,11 +116,13 @@ fn work_of(stats: &PortStats) -> u64 {
     frames * DELIVERY_COST as u64 + stats.rx_bytes.get()
 }
 
-/// Which ports go to which workers, of `workers`, so that the cost becomes clearly smaller; none if it cannot.
+/// Which ports go to which workers, of `workers`, so that the cost becomes clearly smaller; none if it
+/// cannot.
 fn better(workers: usize, ports: Vec<PortLoad>) -> Vec<(PortId, usize)> {
     let mut placing = Placing::new(workers, ports);
     let (before, first) = (placing.cost(), placing.places());
-    // Where all have as much to do, no single step makes a great difference: what counts is where they lead to.
+    // Where all have as much to do, no single step makes a great difference: what counts is where they lead
+    // to.
     let most = placing.ports.len();
     let steps = std::iter::from_fn(|| placing.best_step().map(|step| placing.take(&step))).take(most).count();
     if steps == 0 || placing.cost() >= before * (1.0 - GAIN) {
@@ -192,7 +195,8 @@ impl Placing {
         loads.iter().copied().fold(0.0, f64::max) + loads.iter().sum::<f64>() / self.workers.max(1) as f64
     }
 
-    /// The one step that makes the cost smallest: one port or all that send to each other to another worker, or two exchanged.
+    /// The one step that makes the cost smallest: one port or all that send to each other to another worker,
+    /// or two exchanged.
     fn best_step(&mut self) -> Option<Changes> {
         let mut best = (self.cost() * (1.0 - LEAST), None);
         let together = together(&self.ports);
@@ -298,7 +302,8 @@ mod tests {
     #[test]
     fn many_pairs_across_workers_are_brought_together() {
         for workers in [2, 3, 4, 8, 16, 32] {
-            // Two of each pair are neighbours' ports, as they are where ports go to the worker with the fewest.
+            // Two of each pair are neighbours' ports, as they are where ports go to the worker with the
+            // fewest.
             let pair = |number: usize| {
                 let slot = 2 * number as Slot;
                 [(number, 50, slot + 1), ((number + 1) % workers, 50, slot)]

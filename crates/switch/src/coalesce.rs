@@ -1,22 +1,21 @@
-//! Software LRO: TCP segments of one flow that come in one burst are merged to a super-frame, for a receiver that takes
-//! those whole.
+//! Software LRO: TCP segments of one flow that come in one burst are merged to a super-frame, for a receiver
+//! that takes those whole.
 //!
-//! What may be merged follows GRO of Linux: segments in order, of one length but for the last, their headers equal
-//! except for what counts up; PSH, FIN or a shorter segment ends a super-frame. Cutting a super-frame at its MSS gives
-//! its segments back, byte for byte; only IPv4 identifications that all were equal (they mean nothing, RFC 6864) come
-//! back counted up.
+//! What may be merged follows GRO of Linux: segments in order, of one length but for the last, their headers
+//! equal except for what counts up; PSH, FIN or a shorter segment ends a super-frame. Cutting a super-frame
+//! at its MSS gives its segments back, byte for byte; only IPv4 identifications that all were equal (they
+//! mean nothing, RFC 6864) come back counted up.
 //!
-//! A flow is open at most until the end of the burst. Payload stays in its sender's memory; here are the headers, and
-//! where the payload lies. Which frames are held, and when they go, is in `coalesce/deliver.rs`.
-
-mod deliver;
+//! A flow is open at most until the end of the burst. Payload stays in its sender's memory; here are the
+//! headers, and where the payload lies.
 
 use arrayvec::ArrayVec;
 use vmlane_mem::{MemoryMap, Spans, Sum};
-use vmlane_port::{BURST, FramePort, Layers, MAX_HEAD, Network, RxFrame, Token, Transport};
+use vmlane_port::{BURST, FramePort, Layers, MAX_HEAD, Network, RxCapabilities, RxFrame, Token, Transport};
 use vmlane_wire::ethernet::{HEADER, Tci};
 
 use crate::Slot;
+use crate::flight::Flight;
 use crate::ingress::{Checked, Frame, Job, Segmentation};
 use crate::parse::{self, IPV4, IPV6, word};
 use crate::segment::{self, FLAGS, MAX_AGGREGATED, ONLY_LAST, SEQUENCE, TCP_CHECKSUM};
@@ -25,13 +24,16 @@ use crate::segment::{self, FLAGS, MAX_AGGREGATED, ONLY_LAST, SEQUENCE, TCP_CHECK
 const FLOWS: usize = 8;
 /// Pieces of memory that a super-frame may lie in: a guest may scatter its segments over many.
 const MAX_PIECES: usize = 256;
+/// Bytes of the longest IP packet behind an Ethernet header.
+const LONGEST: usize = HEADER + u16::MAX as usize;
 /// Ethernet, IPv6 and TCP with all options.
 const MAX_HEADERS: usize = HEADER + IPV6 + 60;
 
 /// TCP flags.
 const ACK: u8 = 0x10;
 const PSH_OR_FIN: u8 = ONLY_LAST;
-/// The flags that a segment may have to be merged: these and ECE. SYN, RST, URG and CWR concern one segment alone.
+/// The flags that a segment may have to be merged: these and ECE. SYN, RST, URG and CWR concern one segment
+/// alone.
 const MERGEABLE: u8 = ACK | PSH_OR_FIN | 0x40;
 /// "Don't fragment" in an IPv4 header's word of fragment flags.
 const DONT_FRAGMENT: u8 = 0x40;
@@ -44,13 +46,13 @@ pub struct Segment {
     /// Bytes of its payload; never 0.
     payload: usize,
     sequence: u32,
-    /// Its TCP checksum needs no look: the receiver is to fill it in, or the host's kernel has verified it.
+    /// Its TCP checksum needs no check: the receiver is to fill it in, or the host's kernel has verified it.
     verified: bool,
 }
 
 impl Segment {
-    /// What a frame is, if it may be merged: TCP with payload, no IP options, extension headers or inner tags, no
-    /// padding, no flag that concerns it alone, and an IPv4 header whose checksum is right.
+    /// What a frame is, if it may be merged: TCP with payload, no IP options, extension headers or inner
+    /// tags, no padding, no flag that concerns it alone, and an IPv4 header whose checksum is right.
     pub fn of(sent: &Checked<'_>) -> Option<Segment> {
         let Checked { frame, layers, job } = sent;
         let at = usize::from(layers.transport_at);
@@ -83,12 +85,24 @@ impl Segment {
         may.then_some(Segment { header, payload, sequence: u32::from_be_bytes(*sequence), verified })
     }
 
-    /// A quick look at a TCP frame: may a flow begin with it?
+    /// A quick test of a TCP frame: may a flow begin with it?
     #[inline]
     pub fn may_be_first(frame: &RxFrame<'_>) -> bool {
         let (head, layers) = (frame.head, &frame.layers);
         parse::payload(head, layers).is_some_and(|at| frame.len() > at)
             && !Segment::is_last(head, usize::from(layers.transport_at))
+    }
+
+    /// Bytes of the longest super-frame that may begin with it, for a receiver of these `capabilities`; None:
+    /// that one takes none, or it is the last one of its super-frame.
+    pub fn longest(&self, capabilities: &RxCapabilities, sent: &Checked<'_>) -> Option<usize> {
+        let takes = if sent.layers.network == Network::V4 { capabilities.tso4 } else { capabilities.tso6 };
+        let longest = capabilities.aggregate.min(LONGEST);
+        let first = takes
+            && sent.frame.len() <= capabilities.frame
+            && sent.frame.len() + self.payload <= longest
+            && !Segment::is_last(sent.frame.head, usize::from(sent.layers.transport_at));
+        first.then_some(longest)
     }
 
     /// Does it end a super-frame by itself?
@@ -192,6 +206,22 @@ impl Flow {
         &self.body
     }
 
+    /// Its frames.
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    /// Are they more than one?
+    pub fn is_merged(&self) -> bool {
+        self.tokens.len() > 1
+    }
+
+    /// The first of its frames as it was checked; None: `token` is another one.
+    pub fn first<'f>(&self, token: Token, frame: &'f Frame<'f>) -> Option<Checked<'f>> {
+        let is_first = self.tokens.first() == Some(&token);
+        is_first.then_some(Checked { frame, layers: self.layers, job: self.job })
+    }
+
     /// What the super-frame is cut into.
     pub fn segmentation(&self) -> Segmentation {
         Segmentation {
@@ -213,8 +243,8 @@ impl Flow {
             && head.get(addresses(layers)) == own.get(addresses(&self.layers))
     }
 
-    /// Do the headers allow that `segment` continues the flow? Returns by how much its IPv4 identification is larger
-    /// than the last one.
+    /// Do the headers allow that `segment` continues the flow? Returns by how much its IPv4 identification is
+    /// larger than the last one.
     fn continues(&self, sent: &Checked<'_>, segment: &Segment) -> Option<u16> {
         let Segment { header, payload, sequence, .. } = *segment;
         let (own, head) = (self.head(), sent.frame.head.get(..header)?);
@@ -264,8 +294,8 @@ impl Flow {
         self.id_step.is_none_or(|known| known == step).then_some(step)
     }
 
-    /// Adds a segment whose headers are in order, if its checksum and that of the first one are right. `read`: bytes
-    /// that were read to see this.
+    /// Adds a segment whose headers are in order, if its checksum and that of the first one are right.
+    /// `read`: bytes that were read to see this.
     fn add(
         &mut self,
         sent: &Checked<'_>,
@@ -313,14 +343,32 @@ impl Flow {
         true
     }
 
-    /// Nothing can be added any more: the last segment was shorter than the first, or its sender wants it to be seen.
+    /// Adds a segment if it continues the flow.
+    fn try_add(
+        &mut self,
+        sent: &Checked<'_>,
+        segment: &Segment,
+        (end, token): (&dyn FramePort, Token),
+        read: &mut usize,
+    ) -> bool {
+        let Some(step) = self.continues(sent, segment) else { return false };
+        let added = self.add(sent, segment, token, end, read);
+        if added {
+            self.id_step = Some(step);
+        }
+        added
+    }
+
+    /// Nothing can be added any more: the last segment was shorter than the first, or its sender wants it to
+    /// be seen.
     fn is_complete(&self) -> bool {
         self.payload < self.mss * self.tokens.len()
             || Segment::is_last(self.head(), usize::from(self.layers.transport_at))
     }
 }
 
-/// Is the TCP checksum right of a segment with these headers, whose payload lies in `spans` from `from` to the end?
+/// Is the TCP checksum right of a segment with these headers, whose payload lies in `spans` from `from` to
+/// the end?
 fn sums_up(head: &[u8], layers: &Layers, spans: &Spans, from: usize) -> bool {
     let payload = spans.len() - from;
     let at = usize::from(layers.transport_at);
@@ -330,20 +378,20 @@ fn sums_up(head: &[u8], layers: &Layers, spans: &Spans, from: usize) -> bool {
     sum.folded() == u16::MAX
 }
 
-/// Whether a sender's segments were ever merged lately. Where they never are, they are hardly looked at.
+/// Whether a sender's segments were ever merged lately. Where they never are, hardly one is examined.
 #[derive(Clone, Copy, Debug)]
-pub struct Luck {
+pub struct MergeHistory {
     misses: u8,
     skipped: u16,
     /// Of so many frames, one may open a flow; doubled each time that this was in vain.
     skips: u16,
-    /// Some were merged, and since then fewer than [`Luck::MISSES`] flows in a row stayed alone.
+    /// Some were merged, and since then fewer than [`MergeHistory::MISSES`] flows in a row stayed alone.
     merges: bool,
 }
 
-impl Default for Luck {
-    fn default() -> Luck {
-        Luck { misses: 0, skipped: 0, skips: Luck::FEWEST_SKIPS, merges: false }
+impl Default for MergeHistory {
+    fn default() -> MergeHistory {
+        MergeHistory { misses: 0, skipped: 0, skips: MergeHistory::FEWEST_SKIPS, merges: false }
     }
 }
 
@@ -354,7 +402,7 @@ pub struct Outcome {
     alone: u8,
 }
 
-impl Luck {
+impl MergeHistory {
     /// Flows of one segment in a row after which hardly any other is opened.
     const MISSES: u8 = 32;
     const FEWEST_SKIPS: u16 = 32;
@@ -363,7 +411,7 @@ impl Luck {
     /// May a flow be opened?
     #[inline]
     pub fn may_open(&mut self) -> bool {
-        if self.misses < Luck::MISSES {
+        if self.misses < MergeHistory::MISSES {
             return true;
         }
         self.skipped += 1;
@@ -383,14 +431,25 @@ impl Luck {
     pub fn note(&mut self, outcome: Outcome) {
         match outcome {
             Outcome { merged: 0, alone: 0 } => {}
-            Outcome { merged: 0, alone } if self.misses < Luck::MISSES => {
-                self.misses = self.misses.saturating_add(alone).min(Luck::MISSES);
-                self.merges &= self.misses < Luck::MISSES;
+            Outcome { merged: 0, alone } if self.misses < MergeHistory::MISSES => {
+                self.misses = self.misses.saturating_add(alone).min(MergeHistory::MISSES);
+                self.merges &= self.misses < MergeHistory::MISSES;
             }
-            Outcome { merged: 0, .. } => self.skips = (2 * self.skips).min(Luck::MOST_SKIPS),
-            _ => *self = Luck { merges: true, ..Luck::default() },
+            Outcome { merged: 0, .. } => self.skips = (2 * self.skips).min(MergeHistory::MOST_SKIPS),
+            _ => *self = MergeHistory { merges: true, ..MergeHistory::default() },
         }
     }
+}
+
+/// What a frame is to the flows that are open.
+pub enum Join {
+    /// Its flow has it.
+    Held,
+    /// The same, and the flow at this place is complete.
+    Complete(usize),
+    /// The flow at this place has to be closed before the frame may pass.
+    Breaks(usize),
+    Nothing,
 }
 
 /// The flows that are open in this burst, and memory for others.
@@ -403,11 +462,10 @@ pub struct Coalescer {
     nothing: Spans,
     /// Bytes read for checksums since this was last asked.
     read: usize,
-    /// Frames that wait for their receiver's buffers since their flow was closed: the burst is not done with them.
+    /// Frames that wait for their receiver's buffers since their flow was closed: the burst is not done with
+    /// them.
     waiting: ArrayVec<Token, BURST>,
     outcome: Outcome,
-    /// Where a head is edited if there is a tag in it.
-    scratch: Box<[u8; MAX_HEAD]>,
 }
 
 impl Coalescer {
@@ -419,7 +477,6 @@ impl Coalescer {
             read: 0,
             waiting: ArrayVec::new(),
             outcome: Outcome::default(),
-            scratch: Box::new([0; MAX_HEAD]),
         }
     }
 
@@ -436,10 +493,20 @@ impl Coalescer {
         !self.open.is_empty()
     }
 
+    /// Has a flow to be closed before another one opens?
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
     /// Bytes read for checksums since the last call.
     #[inline]
     pub fn take_read(&mut self) -> usize {
         std::mem::take(&mut self.read)
+    }
+
+    /// A frame of a flow that was closed waits for its receiver's buffers: as many as a burst has.
+    pub fn keep(&mut self, token: Token) {
+        let _ = self.waiting.try_push(token);
     }
 
     /// The frames that wait since the last call.
@@ -448,9 +515,86 @@ impl Coalescer {
         if self.waiting.is_empty() { ArrayVec::new() } else { std::mem::take(&mut self.waiting) }
     }
 
+    /// Has the flow of a frame hold it. `segment`: what it is, if it may be merged.
+    pub fn join(
+        &mut self,
+        flight: &Flight<'_>,
+        segment: Option<&Segment>,
+        (receiver, tag): (Slot, Option<Tci>),
+    ) -> Join {
+        let sent = &flight.sent;
+        match sent.layers.transport {
+            Transport::Tcp => {
+                let at = self.open.iter().position(|flow| flow.receiver == receiver && flow.is_of(sent));
+                let Some(at) = at else { return Join::Nothing };
+                let flow = self.open.get_mut(at).filter(|flow| flow.tag == tag);
+                let Some((flow, segment)) = flow.zip(segment) else { return Join::Breaks(at) };
+                if !flow.try_add(sent, segment, (flight.end, flight.token), &mut self.read) {
+                    return Join::Breaks(at);
+                }
+                if flow.is_complete() { Join::Complete(at) } else { Join::Held }
+            }
+            // It may be a part of anything.
+            Transport::Other if sent.layers.network != Network::Other => {
+                let at = self.open.iter().position(|flow| flow.receiver == receiver);
+                at.map_or(Join::Nothing, Join::Breaks)
+            }
+            Transport::Udp | Transport::Other => Join::Nothing,
+        }
+    }
+
+    /// Holds a segment until the next one comes. `longest`: bytes that the super-frame may have.
+    pub fn open(
+        &mut self,
+        flight: &Flight<'_>,
+        segment: &Segment,
+        to: (Slot, Option<Tci>),
+        longest: usize,
+    ) -> bool {
+        let Some(mut flow) = self.free.pop() else { return false };
+        flow.begin(&flight.sent, segment, flight.token, to, longest);
+        self.open.push(flow);
+        true
+    }
+
+    /// Closes a flow, which goes to its receiver.
+    pub fn take(&mut self, at: usize) -> Option<Box<Flow>> {
+        let flow = self.open.pop_at(at)?;
+        let counted = if flow.is_merged() { &mut self.outcome.merged } else { &mut self.outcome.alone };
+        *counted = counted.saturating_add(1);
+        Some(flow)
+    }
+
+    /// Memory for a flow of frames that waited.
+    pub fn take_free(&mut self) -> Option<Box<Flow>> {
+        self.free.pop()
+    }
+
+    /// Makes a flow of a frame that waited, or adds one to it. False: it does not belong to the flow.
+    /// `longest`: bytes that a super-frame that begins with it may have.
+    pub fn gather(
+        &mut self,
+        flow: &mut Flow,
+        sent: &Checked<'_>,
+        from: (&dyn FramePort, Token),
+        to: (Slot, Option<Tci>),
+        longest: impl FnOnce(&Segment) -> Option<usize>,
+    ) -> bool {
+        let Some(segment) = Segment::of(sent) else { return false };
+        if !flow.tokens.is_empty() {
+            return !flow.is_complete() && flow.try_add(sent, &segment, from, &mut self.read);
+        }
+        let longest = longest(&segment);
+        longest.into_iter().for_each(|longest| flow.begin(sent, &segment, from.1, to, longest));
+        longest.is_some()
+    }
+
     /// After a panic: no flow is open, and all memory is there again.
     #[cold]
     pub fn reset(&mut self) {
+        self.waiting.clear();
+        self.read = 0;
+        self.outcome = Outcome::default();
         while let Some(flow) = self.open.pop() {
             self.give_back(flow);
         }
@@ -459,12 +603,9 @@ impl Coalescer {
         }
     }
 
-    fn take(&mut self, at: usize) -> Option<Box<Flow>> {
-        self.open.pop_at(at)
-    }
-
-    /// A flow is closed: its sender's memory is not kept mapped for it.
-    fn give_back(&mut self, mut flow: Box<Flow>) {
+    /// A flow was delivered: its sender's memory is not kept mapped for it.
+    pub fn give_back(&mut self, mut flow: Box<Flow>) {
+        flow.tokens.clear();
         flow.body.follow(&self.nothing);
         // There are no more flows than places.
         let _ = self.free.try_push(flow);
@@ -478,12 +619,12 @@ mod tests {
     use super::*;
 
     /// Of so many frames, how many may open a flow.
-    fn opened(luck: &mut Luck, frames: usize, outcome: Outcome) -> usize {
+    fn opened(history: &mut MergeHistory, frames: usize, outcome: Outcome) -> usize {
         let mut count = 0;
         for _ in 0..frames {
-            if luck.may_open() {
+            if history.may_open() {
                 count += 1;
-                luck.note(outcome);
+                history.note(outcome);
             }
         }
         count
@@ -492,12 +633,12 @@ mod tests {
     #[test]
     fn where_nothing_merges_ever_fewer_frames_open_a_flow_and_one_that_merges_changes_that() {
         let (alone, merged) = (Outcome { merged: 0, alone: 1 }, Outcome { merged: 1, alone: 0 });
-        let mut luck = Luck::default();
-        assert_eq!(opened(&mut luck, 32, alone), 32);
-        assert!(opened(&mut luck, 100_000, alone) < 40);
-        let last = opened(&mut luck, 100_000, alone);
+        let mut history = MergeHistory::default();
+        assert_eq!(opened(&mut history, 32, alone), 32);
+        assert!(opened(&mut history, 100_000, alone) < 40);
+        let last = opened(&mut history, 100_000, alone);
         assert!((20..30).contains(&last), "{last}: never none");
-        assert!(opened(&mut luck, 8192, merged) > 4000);
-        assert_eq!(opened(&mut luck, 32, merged), 32);
+        assert!(opened(&mut history, 8192, merged) > 4000);
+        assert_eq!(opened(&mut history, 32, merged), 32);
     }
 }

@@ -1,5 +1,5 @@
-//! The stage in front of the receiver: a frame stays whole or is cut into segments, its checksums are left, told
-//! or completed, and the receiver's port copies it.
+//! The stage in front of the receiver: a frame stays whole or is cut into segments, its checksums are left,
+//! told or completed, and the receiver's port copies it.
 
 use arrayvec::ArrayVec;
 use vmlane_mem::Spans;
@@ -43,6 +43,8 @@ const TOGETHER: usize = 8;
 /// Memory for headers that change.
 pub struct Egress {
     edit: Box<[[u8; MAX_HEAD]; TOGETHER]>,
+    /// For heads without their tags. None: it is in use, or was when a receiver's code panicked.
+    scratch: Option<Box<[u8; MAX_HEAD]>>,
 }
 
 /// A frame to which nothing is to be done, as its receiver gets it.
@@ -63,7 +65,18 @@ pub fn plain<'a>(tx: &TxFrame<'a>) -> RxFrame<'a> {
 
 impl Egress {
     pub fn new() -> Egress {
-        Egress { edit: Box::new([[0; MAX_HEAD]; TOGETHER]) }
+        Egress { edit: Box::new([[0; MAX_HEAD]; TOGETHER]), scratch: None }
+    }
+
+    /// Memory for a head; clearing some each time would cost idle ports more than all else.
+    #[inline]
+    pub fn take_scratch(&mut self) -> Box<[u8; MAX_HEAD]> {
+        self.scratch.take().unwrap_or_else(|| Box::new([0; MAX_HEAD]))
+    }
+
+    #[inline]
+    pub fn put_scratch(&mut self, scratch: Box<[u8; MAX_HEAD]>) {
+        self.scratch = Some(scratch);
     }
 
     /// Hands a frame over. `next`: segments delivered before, and how many when this returns.
@@ -159,8 +172,8 @@ impl Egress {
         }
         let cutter = Cutter::new(frame.head.get(..bytes).ok_or(DropReason::BadOffload)?, *segmentation);
         while *next < segments {
-            // Heads of several segments first: what was stored in parts cannot be loaded as a whole before all stores in front
-            // of it are done, those of the last segment's payload among them.
+            // Heads of several segments first: what was stored in parts cannot be loaded as a whole before
+            // all stores in front of it are done, those of the last segment's payload among them.
             let numbers = *next..segments;
             let place = |number: u16| {
                 let before = usize::from(number) * mss;

@@ -1,5 +1,5 @@
-//! Where a frame goes: the addresses of ports in a table by open addressing, learned ones in a bounded table that
-//! ages, and for each sender the way that its last frame took.
+//! Where a frame goes: the addresses of ports in a table by open addressing, learned ones in a bounded table
+//! that ages, and for each sender the way that its last frame took.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,13 +58,13 @@ pub struct Sender {
     pub uplink: bool,
     /// An uplink of a team: the network may send back through it what left through another one.
     pub teamed: bool,
-    /// Its own address. None for a remote port: its worker has looked already whether a frame comes from where it goes to,
-    /// and it alone knows the guest's address.
+    /// Its own address. None for a remote port: its worker has looked already whether a frame comes from
+    /// where it goes to, and it alone knows the guest's address.
     pub own: Option<Mac>,
 }
 
-/// What all workers of a switch have learned. They look there when a frame does not go the way of its sender's last
-/// one, so its lock is hardly ever contended.
+/// What all workers of a switch have learned. They look there when a frame does not go the way of its
+/// sender's last one, so its lock is hardly ever contended.
 pub struct LearnedAddresses {
     table: Mutex<LearnedTable>,
     /// Counts addresses that have moved.
@@ -123,7 +123,8 @@ impl Fdb {
         self.learned.table.lock().forget(slot);
     }
 
-    /// Every learned address: its isolation group and address, its VLAN, the port it was heard behind, and the seconds since.
+    /// Every learned address: its isolation group and address, its VLAN, the port it was heard behind, and
+    /// the seconds since.
     pub fn learned(&self) -> Vec<(u64, u16, Slot, u32)> {
         let now = self.seconds;
         let table = self.learned.table.lock();
@@ -150,8 +151,8 @@ impl Fdb {
         route.epoch == self.epoch
     }
 
-    /// Where a frame goes; `route` is its sender's, `carries` tells whether a port is in the frame's VLAN, `uplink`
-    /// whether it is one. `learn`: the source is not the sender's own address.
+    /// Where a frame goes; `route` is its sender's, `carries` tells whether a port is in the frame's VLAN,
+    /// `uplink` whether it is one. `learn`: the source is not the sender's own address.
     #[inline]
     pub fn find(
         &mut self,
@@ -198,9 +199,10 @@ impl Fdb {
         Ok(Destination::One(route.receiver))
     }
 
-    /// Does a frame that comes from outside say that it is from an address of a VM here? One from an address that a VM only used
-    /// is not reflected if it is to a port here, as what a VM sends there never leaves: a VM that forges an address of the world
-    /// outside cannot keep its owner's frames out, and loses it with the first of them.
+    /// Does a frame that comes from outside say that it is from an address of a VM here? One from an address
+    /// that a VM only used is not reflected if it is to a port here, as what a VM sends there never leaves: a
+    /// VM that forges an address of the world outside cannot keep its owner's frames out, and loses it with
+    /// the first of them.
     #[cold]
     fn is_reflected(
         &self,
@@ -254,8 +256,8 @@ pub struct PortInVlan {
     pub uplink: bool,
 }
 
-/// A number whose upper bits depend on all of `key`, in a way that an odd `secret` decides. One product is not enough: with one
-/// secret in 30 it puts half of a run of addresses on a few places.
+/// A number whose upper bits depend on all of `key`, in a way that an odd `secret` decides. One product is
+/// not enough: with one secret in 30 it puts half of a run of addresses on a few places.
 #[inline]
 fn mix(key: u64, secret: u64) -> u64 {
     let product = u128::from(key) * u128::from(secret);
@@ -332,7 +334,8 @@ const UPLINK_SHARE: u32 = 6144;
 /// Seconds after which an address that was not heard of is forgotten.
 pub const AGE: u32 = 300;
 
-/// For so many seconds after a VM has sent from an address, frames from it that come in through a team are its own, sent back.
+/// For so many seconds after a VM has sent from an address, frames from it that come in through a team are
+/// its own, sent back.
 const REFLECTED: u32 = 2;
 
 #[derive(Clone, Copy)]
@@ -388,8 +391,8 @@ impl LearnedTable {
             .map(|entry| entry.slot)
     }
 
-    /// Was the address heard behind a VM's port just now? A VM that has moved to another host is heard from there, and here
-    /// no more.
+    /// Was the address heard behind a VM's port just now? A VM that has moved to another host is heard from
+    /// there, and here no more.
     #[expect(clippy::indexing_slicing, reason = "a set lies within the entries")]
     fn is_behind_vm(&self, key: u64, vlan: u16, now: u32) -> bool {
         let same = |entry: &&Learned| entry.slot != FREE && entry.key == key && entry.vlan == vlan;
@@ -397,8 +400,8 @@ impl LearnedTable {
         entry.is_some_and(|entry| !entry.uplink && now.wrapping_sub(entry.heard) <= REFLECTED)
     }
 
-    /// Remembers that the address was heard behind `slot`. What was heard behind an uplink does not move
-    /// to a VM before it has aged: a VM cannot take over the addresses of the world outside. True if the address
+    /// Remembers that the address was heard behind `slot`. What was heard behind an uplink does not move to a
+    /// VM before it has aged: a VM cannot take over the addresses of the world outside. True if the address
     /// was known elsewhere: senders that noted the way look again.
     #[must_use]
     #[expect(

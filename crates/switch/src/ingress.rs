@@ -1,5 +1,6 @@
-//! The first stage: what a frame is, and whether its sender may send it. The tag goes out of band, the layers are
-//! found, the offload is checked against the bytes; VLAN and source address are compared with the port's policy.
+//! The first stage: what a frame is, and whether its sender may send it. The tag goes out of band, the layers
+//! are found, the offload is checked against the bytes; VLAN and source address are compared with the port's
+//! policy.
 
 use vmlane_port::{
     BURST, DropReason, FramePort, Layers, MAX_HEAD, Network, Offload, PartialChecksum, Token, Transport,

@@ -10,10 +10,11 @@
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
 //! | `fdb.rs` | stage 2: where it goes |
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
-//! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
-//! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
+//! | `fan.rs` | the receivers of a frame to several |
+//! | `coalesce.rs` | in front of stage 3: segments of a burst merged to super-frames |
+//! | `deliver.rs`, `egress.rs`, `segment.rs` | stage 3: into its receiver's port, whole or in segments, checksums |
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
-//! | `announce.rs`, `announce/` | the network behind uplinks is told where addresses are |
+//! | `announce.rs`, `announce/` | the network behind uplinks is notified of where addresses are |
 //! | `pending.rs`, `pending/queue.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them, served by their owners' shares |
 //! | `handover.rs`, `handover/` | frames from a port of one worker to a port of another |
 //! | `moving.rs`, `moving/ask.rs` | a port goes to another worker |
@@ -22,9 +23,10 @@
 //! | `mirror.rs`, `mirror/` | mirrors: copies of what passes some ports go to another one |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
 //!
-//! Each port belongs to one worker, which alone touches its rings; the receiver's worker copies. No lock is ever held
-//! across a copy, and no VM waits for another's lock. Frames stay in their sender's memory until each receiver has its copy. A frame passes each
-//! stage at most once; frames move between the stages and over the ports in bursts.
+//! Each port belongs to one worker, which alone touches its rings; the receiver's worker copies. No lock is
+//! ever held across a copy, and no VM waits for another's lock. Frames stay in their sender's memory until
+//! each receiver has its copy. A frame passes each stage at most once; frames move between the stages and
+//! over the ports in bursts.
 
 #![cfg_attr(
     not(test),
@@ -38,11 +40,13 @@ mod balance;
 mod batch;
 mod coalesce;
 mod core;
+mod deliver;
 mod egress;
+mod fan;
 mod fdb;
+mod flight;
 mod handover;
 mod ingress;
-mod lent;
 mod mirror;
 mod moving;
 mod multicast;
@@ -56,13 +60,14 @@ mod price;
 mod queue;
 mod rate_limit;
 mod retry;
+mod round;
 mod segment;
 mod shaping;
 mod spec;
 mod stats;
 mod switch;
+mod table;
 mod team;
-mod turn;
 mod turns;
 mod worker;
 

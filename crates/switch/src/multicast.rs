@@ -1,9 +1,9 @@
-//! Multicast kept to the ports that asked for it: which groups a port's guest is in, from its IGMP (RFC 2236, RFC 3376)
-//! and MLD (RFC 2710, RFC 3810) reports, and which ports have routers behind them.
+//! Multicast kept to the ports that asked for it: which groups a port's guest is in, from its IGMP (RFC 2236,
+//! RFC 3376) and MLD (RFC 2710, RFC 3810) reports, and which ports have routers behind them.
 //!
-//! A group is known by its Ethernet address in a VLAN, as NICs filter it. The bounds are those of one port: a guest that
-//! joins more groups than its port remembers is refused the rest, which is counted, and gets all multicast that its
-//! filter takes, as on a switch that keeps nothing to anyone. No other port notices.
+//! A group is known by its Ethernet address in a VLAN, as NICs filter it. The bounds are those of one port: a
+//! guest that joins more groups than its port remembers is refused the rest, which is counted, and gets all
+//! multicast that its filter takes, as on a switch that keeps nothing to anyone. No other port notices.
 
 mod query;
 mod snoop;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use vmlane_wire::ethernet::Mac;
 
 use query::{Answers, QUERY_EVERY};
-pub use snoop::{ANY, Group, look};
+pub use snoop::{ask_for_groups, look};
 
 /// Groups that a port may be in.
 pub const MOST_GROUPS: usize = 256;
-/// How long a group is kept to a port that says nothing more of it, and a port counts as a router's: two queries that are
-/// lost, and the time for an answer (RFC 3376, section 8).
+/// How long a group is kept to a port that says nothing more of it, and a port counts as a router's: two
+/// queries that are lost, and the time for an answer (RFC 3376, section 8).
 pub const KEPT: Duration = Duration::from_secs(260);
 /// Between the first two of a port.
 const FIRST_QUERIES: Duration = Duration::from_secs(31);
@@ -32,6 +32,12 @@ const LEAVING: Duration = Duration::from_secs(2);
 const BETWEEN_SWEEPS: Duration = Duration::from_secs(1);
 /// Between two queries, at least: a guest may leave and join without end.
 const BETWEEN_QUERIES: Duration = Duration::from_secs(1);
+
+/// What a frame to a group address is, and its group.
+pub type Group = (Kind, u64);
+
+/// Of frames that are not examined.
+pub const ANY: Group = (Kind::All, 0);
 
 /// What a frame to a group address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +104,8 @@ const IGMP: u8 = 2;
 const ICMPV6: u8 = 58;
 const HOP_BY_HOP: u8 = 0;
 
-/// What kind of frame it is that goes to a group address, by the packet in it. `packet`: its first bytes behind the
-/// Ethernet header, at least those of the IP header.
+/// What kind of frame it is that goes to a group address, by the packet in it. `packet`: its first bytes
+/// behind the Ethernet header, at least those of the IP header.
 pub fn kind(to: Mac, ether_type: u16, packet: &[u8]) -> Kind {
     use vmlane_wire::ethernet::ether_type::{IPV4, IPV6};
     match (ether_type, to.0) {
@@ -245,7 +251,7 @@ impl Snooped {
     }
 
     /// A query came from behind it.
-    pub fn heard_router(&mut self, now: Instant) {
+    pub fn note_router(&mut self, now: Instant) {
         self.router = Some(now + KEPT);
     }
 

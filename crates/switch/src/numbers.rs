@@ -1,6 +1,7 @@
 //! Numbers that mean the same to all workers: of ports, of their owners and of isolation groups.
 //!
-//! A number names one thing at a time. It is free again when what it named is gone, and when none is free, a port is refused.
+//! A number names one thing at a time. It is free again when what it named is gone, and when none is free, a
+//! port is refused.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -26,7 +27,8 @@ impl From<SwitchFull> for std::io::Error {
     }
 }
 
-/// The numbers below [`MOST_PORTS`]: the lowest free one is given out next, so that tables by number stay short.
+/// The numbers below [`MOST_PORTS`]: the lowest free one is given out next, so that tables by number stay
+/// short.
 #[derive(Default)]
 struct FreeList {
     /// Those from here on were never given out.
@@ -106,7 +108,8 @@ pub struct Numbers {
     ports: Vec<usize>,
 }
 
-/// A port goes to a worker with others of its group that has fewer than so many ports more than the one with the fewest.
+/// A port goes to a worker with others of its group that has fewer than so many ports more than the one with
+/// the fewest.
 const BESIDE: usize = 2;
 
 impl Numbers {
@@ -124,7 +127,8 @@ impl Numbers {
     pub fn take(&mut self, spec: &PortSpec) -> Result<PortNumbers, SwitchFull> {
         let owner = spec.name.split_once('/').map_or(&*spec.name, |(owner, _)| owner);
         let slot = self.slots.take()?;
-        // Each port with a slot uses one owner and one group, and there are as many numbers of these as slots.
+        // Each port with a slot uses one owner and one group, and there are as many numbers of these as
+        // slots.
         Ok(PortNumbers { slot, owner: self.owners.take(owner)?, group: self.groups.take(&spec.group)? })
     }
 
@@ -135,7 +139,8 @@ impl Numbers {
         self.groups.put(of.group);
     }
 
-    /// The number of the group that a port goes to from group number `from`, which stays taken until [`Numbers::leave_group`].
+    /// The number of the group that a port goes to from group number `from`, which stays taken until
+    /// [`Numbers::leave_group`].
     pub fn enter_group(&mut self, name: &str) -> Result<u16, SwitchFull> {
         self.groups.take(name)
     }
@@ -144,8 +149,8 @@ impl Numbers {
         self.groups.put(number);
     }
 
-    /// An id that no port has, of a port of `worker`: the remainder of an id by the number of workers is its worker, so no doorbell
-    /// has to look for it.
+    /// An id that no port has, of a port of `worker`: the remainder of an id by the number of workers is its
+    /// worker, so no doorbell has to look for it.
     pub fn id(&mut self, worker: usize, is_taken: impl Fn(PortId) -> bool) -> PortId {
         let (count, worker) = (self.ports.len().max(1) as u32, worker as u32);
         loop {
@@ -157,8 +162,8 @@ impl Numbers {
         }
     }
 
-    /// The worker that gets one more port: of those that have ports of its group, by worker, the one with the most, unless it has
-    /// many more than others; else the one with the fewest ports.
+    /// The worker that gets one more port: of those that have ports of its group, by worker, the one with the
+    /// most, unless it has many more than others; else the one with the fewest ports.
     pub fn place(&self, of_group: &[usize]) -> usize {
         let fewest = self.ports.iter().copied().min().unwrap_or(0);
         let beside = self.ports.iter().zip(of_group).enumerate();

@@ -1,7 +1,8 @@
 //! Frames that wait for a receiver's buffers. They stay where their sender left them.
 //!
-//! A frame waits for a limited time, and the receivers of one owner hold a limited part of what a sender to several owners
-//! may lend: one that takes frames slowly, but takes them, must not keep its senders from others.
+//! A frame waits for a limited time, and the receivers of one owner hold a limited part of what a sender to
+//! several owners may lend: one that takes frames slowly, but takes them, must not keep its senders from
+//! others.
 //!
 //! Where several owners' frames wait for one receiver, they get its room by their shares ([`queue`]).
 
@@ -31,7 +32,8 @@ pub struct PendingFrame {
     pub since: Instant,
 }
 
-/// Whose frame it is, and which part of a full receiver's room that owner gets, in proportion to those of others.
+/// Whose frame it is, and which part of a full receiver's room that owner gets, in proportion to those of
+/// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     pub owner: u16,
@@ -104,8 +106,8 @@ impl Held {
         self.senders.get(usize::from(sender)).is_some_and(|of| of.sends_to_others(now))
     }
 
-    /// One more frame of `sender` is to wait for a port of `owner`. False: it must not. A sender with one receiver only
-    /// waits for that one, and loses nothing: no other receiver is there to suffer.
+    /// One more frame of `sender` is to wait for a port of `owner`. False: it must not. A sender with one
+    /// receiver only waits for that one, and loses nothing: no other receiver is there to suffer.
     pub fn take(&mut self, sender: Slot, owner: u16, now: Instant) -> bool {
         let of = self.of(sender);
         let alone = !of.sends_to_others(now) && of.total < of.places;

@@ -7,20 +7,21 @@ use std::time::Instant;
 
 use vmlane_port::wrap::{CapturedFrames, FrameTap, wall_clock};
 use vmlane_port::{
-    DropReason, FramePort, FramePortInfo, PortId, PortStats, RxCapabilities, RxFrame, TxFrame,
+    DropReason, FramePort, FramePortInfo, PortId, PortStats, RxCapabilities, RxFrame, Token, TxFrame,
 };
-use vmlane_wire::ethernet::Mac;
+use vmlane_wire::ethernet::{Mac, Tci};
 use vmlane_worker::Watch;
 
 use crate::Slot;
 use crate::access::{Access, Config};
-use crate::coalesce::Luck;
-use crate::egress::RxCounts;
+use crate::coalesce::MergeHistory;
+use crate::egress::{Receiver, RxCounts};
 use crate::fdb::{Route, key};
+use crate::flight::Flight;
 use crate::handover::{Lender, RemoteState};
-use crate::ingress::TxBurst;
+use crate::ingress::{Checked, TxBurst};
 use crate::mirror::Copies;
-use crate::multicast::Snooped;
+use crate::multicast::{ANY, Snooped};
 use crate::pending::{Claim, PendingQueue};
 use crate::rate_limit::SenderLimits;
 use crate::shaping::{ShapedPort, Shaper, ShaperCell};
@@ -82,7 +83,8 @@ pub struct Port {
     pub retired: bool,
     /// It goes to another worker: it sends nothing new, and of others' frames for it none is handed over.
     pub moving: bool,
-    /// Since then: how many frames had come from which ports of other workers, if they have not had their turns yet.
+    /// Since then: how many frames had come from which ports of other workers, if they have not had their
+    /// turns yet.
     pub before_move: Vec<(Slot, u64)>,
     /// Which of the ends that were ever attached to it the last one is.
     pub attachment: u32,
@@ -131,7 +133,7 @@ pub struct TxPart {
     pub route: Route,
     pub limits: SenderLimits,
     pub counts: TxCounts,
-    pub luck: Luck,
+    pub merging: MergeHistory,
 }
 
 impl Port {
@@ -163,7 +165,7 @@ impl Port {
                 route: Route::default(),
                 limits: SenderLimits::new(now),
                 counts: TxCounts::default(),
-                luck: Luck::default(),
+                merging: MergeHistory::default(),
             },
             rx: RxCounts::default(),
             pending,
@@ -185,6 +187,39 @@ impl Port {
     #[inline]
     pub fn lender(&self, slot: Slot) -> Lender {
         Lender { slot, owner: self.owner, attachment: self.attachment }
+    }
+
+    /// A frame of it, `sent`, which its `end` calls `token`, on its way through the stages.
+    #[inline]
+    pub fn flight<'f>(
+        &self,
+        slot: Slot,
+        sent: Checked<'f>,
+        (end, token): (&'f dyn FramePort, Token),
+        vlan: u16,
+    ) -> Flight<'f> {
+        Flight {
+            sent,
+            slot,
+            group: self.group,
+            uplink: self.config.uplink,
+            remote: self.remote.is_some(),
+            lender: self.lender(slot),
+            end,
+            token,
+            vlan,
+            more: false,
+            merges: true,
+            multicast: ANY,
+        }
+    }
+
+    /// It as the receiver of a frame, with the tag that it sees; `mirror`: it only watches others' frames.
+    /// None: nothing is attached.
+    #[inline]
+    pub fn receiver(&mut self, tag: Option<Tci>, mirror: bool) -> Option<Receiver<'_>> {
+        let end = &mut **self.end.as_mut()?;
+        Some(Receiver { end, capabilities: &self.capabilities, counts: &mut self.rx, tag, mirror })
     }
 
     /// Attaches `end`, wrapped if the port is shaped.
@@ -295,8 +330,8 @@ impl Port {
         catch_unwind(AssertUnwindSafe(|| drop(end))).is_ok()
     }
 
-    /// A fault of ours: what is attached is in an unknown state. It is told, and dropped; frames that it lent are
-    /// forgotten, not finished.
+    /// A fault of ours: what is attached is in an unknown state. It is told, and dropped; frames that it lent
+    /// are forgotten, not finished.
     #[cold]
     pub fn fail_end(&mut self) {
         self.stats.panics.inc();
@@ -370,7 +405,8 @@ impl Port {
         }
     }
 
-    /// Publishes what was counted since the last time. What remote ports send was counted when their guests sent it.
+    /// Publishes what was counted since the last time. What remote ports send was counted when their guests
+    /// sent it.
     pub fn publish_counts(&mut self) {
         if self.remote.is_some() {
             self.tx.counts = TxCounts::default();

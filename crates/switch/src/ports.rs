@@ -111,6 +111,14 @@ impl Ports {
         self.remote.get(at).copied()
     }
 
+    /// Can all that waits for a port be handed over, nothing that it has in part or that came from another
+    /// worker?
+    pub fn may_take_along(&self, port: &Port) -> bool {
+        port.pending.frames().all(|frame| {
+            frame.next == 0 && self.get(frame.sender).is_some_and(|sender| sender.remote.is_none())
+        })
+    }
+
     /// Adds a port.
     pub fn add(&mut self, slot: Slot, port: Box<Port>) {
         place_of(&mut self.slots, slot);
@@ -126,8 +134,8 @@ impl Ports {
         }
     }
 
-    /// Derives groups and turns from the ports. Returns the addresses of VMs' ports: one that has its address from
-    /// its operator comes before one that chose it.
+    /// Derives groups and turns from the ports. Returns the addresses of VMs' ports: one that has its address
+    /// from its operator comes before one that chose it.
     pub fn rebuild(&mut self) -> Vec<(u64, Slot)> {
         let attached: Vec<(Slot, &Port)> = (0..)
             .zip(&self.slots)
@@ -181,7 +189,7 @@ impl Ports {
     }
 
     /// See [`Teams::look`].
-    pub fn look_at_team(&mut self, at: usize) -> Option<(Choice, Change)> {
+    pub fn read_links_of(&mut self, at: usize) -> Option<(Choice, Change)> {
         let Ports { slots, teams, .. } = self;
         teams.look(at, |slot| slots.get(usize::from(slot))?.as_deref())
     }

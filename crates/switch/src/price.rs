@@ -2,7 +2,8 @@
 
 use vmlane_worker::Work;
 
-/// Bytes that each piece a frame lies in costs, when turns are measured: a guest may scatter a frame over hundreds.
+/// Bytes that each piece a frame lies in costs, when turns are measured: a guest may scatter a frame over
+/// hundreds.
 pub const PIECE_COST: usize = 96;
 
 /// Bytes that a delivery costs beside its own, when turns are measured.

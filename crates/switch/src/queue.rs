@@ -44,9 +44,12 @@ pub enum Request {
     },
     /// About a port, if there is one.
     Of(PortId, Change),
+    /// A port goes to another worker.
+    Move(PortId, Step),
     /// The teams that there are from now on.
     Teams(Vec<(TeamSpec, Arc<TeamState>)>),
-    /// What was asked before is done when this is, and what the worker let go of is on its way back to its owner.
+    /// What was asked before is done when this is, and what the worker let go of is on its way back to its
+    /// owner.
     Barrier,
     /// Tells the learned addresses of all ports, for which there is room.
     Learned(Arc<Mutex<Vec<LearnedAddress>>>),
@@ -81,8 +84,6 @@ pub enum Change {
     Adopt,
     /// Another worker failed with what is attached to a port of this one.
     Fault,
-    /// The port goes to another worker.
-    Move(Step),
 }
 
 impl Request {
@@ -90,7 +91,7 @@ impl Request {
     pub fn port(&self) -> PortId {
         match *self {
             Request::Add { of, .. } => of.id,
-            Request::Of(id, _) => id,
+            Request::Of(id, _) | Request::Move(id, _) => id,
             Request::Teams(_) | Request::Barrier | Request::Learned(_) => PortId(0),
         }
     }
@@ -98,8 +99,8 @@ impl Request {
     /// What it costs, in tables made anew, where a guest can ask for it.
     pub fn rebuilds(&self) -> usize {
         match self {
-            // A port's own memory is much of it: this is about what it takes (see the row of rings that stop and start in
-            // `daemon/tests/neighbours`).
+            // A port's own memory is much of it: this is about what it takes (see the row of rings that stop
+            // and start in `daemon/tests/neighbours`).
             Request::Of(_, Change::Attach(_)) => 8,
             Request::Of(_, Change::Detach) => 2,
             Request::Of(_, Change::Refresh) => 1,

@@ -198,8 +198,8 @@ impl Cutter {
         }
     }
 
-    /// Makes `head`, a private copy of the headers or those of another segment, that of segment `number`, which has
-    /// `payload` bytes.
+    /// Makes `head`, a private copy of the headers or those of another segment, that of segment `number`,
+    /// which has `payload` bytes.
     #[inline]
     pub fn cut(&self, head: &mut [u8], number: u16, payload: usize) -> PartialChecksum {
         let Segmentation { packet, outer, mss, segments, .. } = self.segmentation;

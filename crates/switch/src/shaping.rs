@@ -1,12 +1,13 @@
 //! Shaping: how much a port may send and receive, by VMware's three numbers.
 //!
 //! *In* is from the VM into the switch, *out* from the switch to the VM, as in vSphere's words ingress and egress. Each
-//! has a [`Bucket`] of its own. What is shaped in stays in its guest's ring until there are tokens ([`ShapedPort`]
-//! fetches nothing before): the guest waits, nothing is dropped. What is shaped out waits in a bounded queue of copies
-//! ([`FrameQueue`]): its sender has its frame back at once, and what does not fit is dropped. Senders share that queue by
-//! their shares.
+//! has a [`Bucket`] of its own. What is shaped in stays in its guest's ring until there are tokens
+//! ([`ShapedPort`] fetches nothing before): the guest waits, nothing is dropped. What is shaped out waits in
+//! a bounded queue of copies ([`FrameQueue`]): its sender has its frame back at once, and what does not fit
+//! is dropped. Senders share that queue by their shares.
 //!
-//! A link that the operator set down lets nothing through: what its guest sends is dropped, and what is for it.
+//! A link that the operator set down lets nothing through: what its guest sends is dropped, and what is for
+//! it.
 //!
 //! A port is wrapped only while any of that concerns it, or has: others pay nothing.
 
@@ -41,8 +42,8 @@ fn cut_bytes(len: usize, header: usize, mss: usize) -> u64 {
     (payload + segments * header) as u64
 }
 
-/// Bytes of a frame on a wire, from its first address to the end of its payload. Preamble, tag, check sequence and the
-/// gap between frames are not counted.
+/// Bytes of a frame on a wire, from its first address to the end of its payload. Preamble, tag, check
+/// sequence and the gap between frames are not counted.
 fn sent_bytes(frame: &TxFrame<'_>) -> u64 {
     let bytes = match frame.offload {
         Offload::Segment { header, mss } | Offload::Tunnel { header, mss, .. } if mss > 0 => {
@@ -123,8 +124,8 @@ impl Shaper {
     }
 }
 
-/// Where a port's shaper is while no end has it. The worker's port and the end share it; neither looks at it while frames
-/// flow.
+/// Where a port's shaper is while no end has it. The worker's port and the end share it; neither looks at it
+/// while frames flow.
 #[derive(Clone, Default)]
 pub struct ShaperCell {
     shaper: Arc<Mutex<Option<Box<Shaper>>>>,

@@ -85,12 +85,13 @@ impl Default for Policy {
 pub struct Traffic {
     /// Bits in a second, each direction for itself.
     pub shape: Shape,
-    /// Frames to several that it may send in a second (0: any number); None: as many as [`Settings::floods`] says.
+    /// Frames to several that it may send in a second (0: any number); None: as many as [`Settings::floods`]
+    /// says.
     pub floods: Option<u32>,
     /// It gets only multicast that its guest asked for by IGMP or MLD. Uplinks get all.
     pub snoop: bool,
-    /// Where frames of several VMs wait for a full or shaped receiver, each VM gets of its room a part in proportion to this
-    /// (at least 1); None: [`Traffic::NORMAL_SHARES`].
+    /// Where frames of several VMs wait for a full or shaped receiver, each VM gets of its room a part in
+    /// proportion to this (at least 1); None: [`Traffic::NORMAL_SHARES`].
     pub shares: Option<u16>,
 }
 
@@ -102,8 +103,8 @@ impl Traffic {
 /// A port as the operator wants it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PortSpec {
-    /// `VM/NIC`, or a name without a slash. Ports with the same part before the slash have one owner, and share
-    /// its part of the worker's time.
+    /// `VM/NIC`, or a name without a slash. Ports with the same part before the slash have one owner, and
+    /// share its part of the worker's time.
     pub name: String,
     /// Isolation group: no frame ever crosses from one to another.
     pub group: String,
@@ -115,10 +116,11 @@ pub struct PortSpec {
     /// Leads out of the host: any source address comes in and is learned, unknown addresses go out,
     /// and nothing goes from one uplink to another.
     pub uplink: bool,
-    /// It and the one uplink of its group are joined as by a cable: what is not for the other one is for no one. Nothing is
-    /// learned, and nothing is limited as going to several. Both have it.
+    /// It and the one uplink of its group are joined as by a cable: what is not for the other one is for no
+    /// one. Nothing is learned, and nothing is limited as going to several. Both have it.
     pub direct: bool,
-    /// Of an uplink: the network behind it is told where addresses are. In a team, the team's own word counts, too.
+    /// Of an uplink: the network behind it is told where addresses are. In a team, the team's own word
+    /// counts, too.
     pub notify: bool,
 }
 
@@ -162,21 +164,22 @@ pub struct Settings {
     pub spin: Duration,
     /// How long a frame waits for its receiver at most, if its sender sends to other VMs, too.
     pub hold: Duration,
-    /// The same for a sender that sends to one VM only: no other one suffers, and a guest that the host keeps from its
-    /// processor for some milliseconds loses nothing. A receiver that takes nothing for as long is stalled.
+    /// The same for a sender that sends to one VM only: no other one suffers, and a guest that the host keeps
+    /// from its processor for some milliseconds loses nothing. A receiver that takes nothing for as long is
+    /// stalled.
     pub hold_alone: Duration,
     /// Frames that the ports of one owner may send in a round.
     pub frames: u32,
     /// Bytes, copies counted, likewise.
     pub bytes: usize,
-    /// Frames to several (broadcast, multicast, unknown addresses) that a port may send in a second, a quarter
-    /// of them at once; those beyond are dropped. A port that sends as many that are dropped for its own fault
-    /// is paused for a while. 0: any number. Uplinks are not limited.
+    /// Frames to several (broadcast, multicast, unknown addresses) that a port may send in a second, a
+    /// quarter of them at once; those beyond are dropped. A port that sends as many that are dropped for its
+    /// own fault is paused for a while. 0: any number. Uplinks are not limited.
     pub floods: u32,
     /// TCP segments that come in one burst are merged to super-frames for receivers that take those whole.
     pub coalesce: bool,
-    /// Where no more ports are attached, a worker polls all of them in each round; where there are more, those
-    /// that have had something to do lately.
+    /// Where no more ports are attached, a worker polls all of them in each round; where there are more,
+    /// those that have had something to do lately.
     pub few: usize,
 }
 

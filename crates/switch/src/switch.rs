@@ -60,7 +60,8 @@ fn shaper(shape: Shape, down: bool) -> Option<Box<Shaper>> {
     Some(Shaper::new(shape, down, Instant::now())).filter(Shaper::limits).map(Box::new)
 }
 
-/// What looks at frames, by the name of the port. Held while a port's taps are changed; the worker never takes it.
+/// What looks at frames, by the name of the port. Held while a port's taps are changed; the worker never
+/// takes it.
 type Taps = Vec<(String, Arc<dyn FrameTap>)>;
 
 /// One of the workers as others see it.
@@ -86,8 +87,8 @@ pub struct Switch {
     /// The workers of ports that are not those' that they were made for.
     moved: RwLock<HashMap<PortId, usize>>,
     any_moved: AtomicBool,
-    /// Held for writing while a port goes from one worker to another, for reading while anything is asked of the worker that has a
-    /// port. Taken before `taps`.
+    /// Held for writing while a port goes from one worker to another, for reading while anything is asked of
+    /// the worker that has a port. Taken before `taps`.
     whose: RwLock<()>,
 }
 
@@ -179,8 +180,8 @@ impl Switch {
         Ok(id)
     }
 
-    /// Makes a port with every worker. Uplinks are the first worker's, but for direct ones: with their NICs they are spread as NICs are. `internal`: it is of the switch's own, not listed,
-    /// and that worker's.
+    /// Makes a port with every worker. Uplinks are the first worker's, but for direct ones: with their NICs
+    /// they are spread as NICs are. `internal`: it is of the switch's own, not listed, and that worker's.
     pub(crate) fn make_port(
         &self,
         spec: PortSpec,
@@ -223,8 +224,8 @@ impl Switch {
         other.map(|(id, _)| self.owner(*id))
     }
 
-    /// How many ports of a group each worker has: those who talk to each other are there. Empty if there is no other group, and ports
-    /// are to be spread.
+    /// How many ports of a group each worker has: those who talk to each other are there. Empty if there is
+    /// no other group, and ports are to be spread.
     fn workers_of_group(&self, group: &str) -> Vec<usize> {
         let mut counts = vec![0; self.workers.len()];
         let ports = self.ports.lock();
@@ -238,8 +239,8 @@ impl Switch {
         counts
     }
 
-    /// Removes a port from every worker, its own one first: the others do not look at what was attached to it any more
-    /// when this returns.
+    /// Removes a port from every worker, its own one first: the others do not look at what was attached to it
+    /// any more when this returns.
     pub(crate) fn unmake_port(&self, id: PortId) -> Option<PortSpec> {
         let Entry { spec, numbers: own, .. } = self.ports.lock().remove(&id)?;
         let worker = self.owner(id);
@@ -299,8 +300,8 @@ impl Switch {
         Some(Changed { before, left, group, down: entry.down })
     }
 
-    /// Sets a port's link up or down. While it is down, no frame passes; what is attached stays, and is attached and
-    /// detached as ever. False if there is no such port.
+    /// Sets a port's link up or down. While it is down, no frame passes; what is attached stays, and is
+    /// attached and detached as ever. False if there is no such port.
     pub fn set_link(&self, id: PortId, up: bool) -> bool {
         let _here = self.whose.read_recursive();
         let (spec, group) = match self.ports.lock().get_mut(&id) {
@@ -315,8 +316,8 @@ impl Switch {
         true
     }
 
-    /// Makes the teams these; each port is in one at most. Teams that stay as they were are not disturbed, and a team of a
-    /// name counts on.
+    /// Makes the teams these; each port is in one at most. Teams that stay as they were are not disturbed,
+    /// and a team of a name counts on.
     pub fn set_teams(&self, specs: Vec<TeamSpec>) {
         let mut teams = self.teams.lock();
         let before = std::mem::take(&mut *teams);
@@ -344,14 +345,15 @@ impl Switch {
         self.teams.lock().iter().map(view).collect()
     }
 
-    /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one; of one that is in no team, the
-    /// network behind it is told of all VMs when it has one again. Ports begin with one.
+    /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one; of one
+    /// that is in no team, the network behind it is told of all VMs when it has one again. Ports begin with
+    /// one.
     pub fn set_carrier(&self, id: PortId, up: bool) {
         self.ask_all(|_| Request::Of(id, Change::Carrier(up)));
     }
 
-    /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that come, until
-    /// [`Self::remove_tap`]. The port is wrapped for it, and its frames go on meanwhile.
+    /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that
+    /// come, until [`Self::remove_tap`]. The port is wrapped for it, and its frames go on meanwhile.
     pub fn add_tap(&self, port: &str, tap: Arc<dyn FrameTap>) {
         let _here = self.whose.read_recursive();
         let mut taps = self.taps.lock();
@@ -511,8 +513,8 @@ impl Switch {
         self.ask(self.owner(id), Request::Of(id, change));
     }
 
-    /// What is attached to a port is about to be dropped: when this returns, the frames of it that other workers had are
-    /// on their way back.
+    /// What is attached to a port is about to be dropped: when this returns, the frames of it that other
+    /// workers had are on their way back.
     fn retire(&self, id: PortId) {
         if self.workers.len() > 1 {
             let worker = self.owner(id);

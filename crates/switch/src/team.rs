@@ -7,14 +7,15 @@
 //! | `hash.rs` | numbers of senders, by what is in their frames |
 //! | `announce.rs` | which addresses the network is to be told of when links change |
 //!
-//! A frame to the outside leaves through one member: the one that the policy picks for its sender. A frame from the outside that
-//! the network sends to all its links (broadcast, multicast, unknown addresses) comes in through every member; a port takes it
-//! from the member that serves the port, and from no other. What a VM sent and the network sends back through another member
-//! is dropped. An address that was heard behind one member is behind the team: it is kept under the first one.
+//! A frame to the outside leaves through one member: the one that the policy picks for its sender. A frame
+//! from the outside that the network sends to all its links (broadcast, multicast, unknown addresses) comes
+//! in through every member; a port takes it from the member that serves the port, and from no other. What a
+//! VM sent and the network sends back through another member is dropped. An address that was heard behind one
+//! member is behind the team: it is kept under the first one.
 //!
-//! Links are looked at once in each round, whatever changed them: the daemon (carrier, the operator's word), an end that went, an
-//! interface that refused a frame. A switch without teams pays one test for that, and one for each frame to several receivers or
-//! from an uplink to an address that its last frame did not go to.
+//! Links are looked at once in each round, whatever changed them: the daemon (carrier, the operator's word),
+//! an end that went, an interface that refused a frame. A switch without teams pays one test for that, and
+//! one for each frame to several receivers or from an uplink to an address that its last frame did not go to.
 
 mod announce;
 mod choice;
@@ -32,6 +33,7 @@ use crate::ingress::Checked;
 use crate::port::Port;
 use crate::{Slot, place_of};
 
+pub use self::announce::read_links;
 pub use self::choice::{Change, Choice};
 pub use self::spec::{
     MOST_MEMBERS, MemberState, TeamMember, TeamPolicy, TeamSpec, TeamState, TeamStats, TeamView,
@@ -104,7 +106,7 @@ impl Team {
     }
 
     /// Under which slot addresses behind any member are kept.
-    fn face(&self) -> Option<Slot> {
+    fn representative(&self) -> Option<Slot> {
         self.slots.iter().flatten().next().copied()
     }
 
@@ -128,8 +130,8 @@ impl Team {
         self.choice.place(number).and_then(|at| self.slots.get(usize::from(at)).copied().flatten())
     }
 
-    /// Does a port take from member number `at` what the network sends to all links? With a hash of IP addresses the
-    /// network takes the links for one, and sends it once.
+    /// Does a port take from member number `at` what the network sends to all links? With a hash of IP
+    /// addresses the network takes the links for one, and sends it once.
     fn serves(&self, at: u8, number: usize, mac: Mac) -> bool {
         match self.spec.policy {
             TeamPolicy::IpHash => self.choice.is_in_use(at),
@@ -199,8 +201,8 @@ impl Teams {
         self.list.is_empty()
     }
 
-    /// These teams are there from now on. One that stays as it was goes on; of others nothing is known yet. Returns the
-    /// members of teams that have changed, were or are.
+    /// These teams are there from now on. One that stays as it was goes on; of others nothing is known yet.
+    /// Returns the members of teams that have changed, were or are.
     pub fn set(
         &mut self,
         teams: Vec<(TeamSpec, Arc<TeamState>)>,
@@ -282,8 +284,8 @@ impl Teams {
 
     /// Where addresses behind an uplink are kept, if it is in a team.
     #[inline]
-    pub fn face(&self, slot: Slot) -> Option<Slot> {
-        self.team_of(slot)?.0.face()
+    pub fn representative(&self, slot: Slot) -> Option<Slot> {
+        self.team_of(slot)?.0.representative()
     }
 
     /// Do others of its team serve while this one is gone?
@@ -296,8 +298,8 @@ impl Teams {
         })
     }
 
-    /// Which port a frame to the address behind `receiver` leaves through. If no member has a link, it is lost at the one
-    /// that is named.
+    /// Which port a frame to the address behind `receiver` leaves through. If no member has a link, it is
+    /// lost at the one that is named.
     #[inline]
     pub fn route(&self, receiver: Slot, sender: Slot, sent: &Checked<'_>) -> Slot {
         let team = self.team_of(receiver);
@@ -319,7 +321,7 @@ impl Teams {
                 .is_none_or(|(team, at)| team.serves(at, number, port.access.effective));
         }
         let Some((team, _)) = self.team_of(slot) else { return true };
-        team.pick(self.number_of(sender), sent).or_else(|| team.face()) == Some(slot)
+        team.pick(self.number_of(sender), sent).or_else(|| team.representative()) == Some(slot)
     }
 
     /// Would a look at their links find any changed?

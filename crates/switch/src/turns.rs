@@ -1,4 +1,5 @@
-//! The attached ports of a worker, which of them it polls in a round, and in which order they have their turns.
+//! The attached ports of a worker, which of them it polls in a round, and in which order they have their
+//! turns.
 
 use vmlane_port::Sign;
 use vmlane_worker::Source;
@@ -22,7 +23,8 @@ pub struct Turns {
     polled: Vec<Owned>,
     /// New among them in this round; they have their turns in the next one.
     new: Vec<Owned>,
-    /// Those that are not polled and announce nothing, with the words that change when they have something to do.
+    /// Those that are not polled and announce nothing, with the words that change when they have something to
+    /// do.
     silent: Vec<(Slot, Option<Sign>)>,
     /// Which of them is checked next.
     silent_at: usize,

@@ -1,7 +1,8 @@
 //! The worker: one thread that owns all ports, on the runtime of `vmlane_worker`.
 //!
-//! It polls ports in rounds. Doorbells in mapped pages are stores that no one announces, so it also polls when it is not
-//! notified: how often, `vmlane_worker` decides. Before it sleeps, the ports are asked to announce frames if they can.
+//! It polls ports in rounds. Doorbells in mapped pages are stores that no one announces, so it also polls
+//! when it is not notified: how often, `vmlane_worker` decides. Before it sleeps, the ports are asked to
+//! announce frames if they can.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ use vmlane_worker::{Engine, Event, Heartbeat, Ports, Rounds, WakeFds, Woken};
 
 use crate::access::Config;
 use crate::core::{Core, Place};
+use crate::moving;
+use crate::polled;
 use crate::port::Port;
 use crate::queue::{Command, Request};
 use crate::spec::Settings;
@@ -39,7 +42,8 @@ pub struct SwitchEngine {
     announced: bool,
 }
 
-/// What ports do by the clock while nothing moves (a group's members are asked, addresses age) has this grain.
+/// What ports do by the clock while nothing moves (a group's members are asked, addresses age) has this
+/// grain.
 const IDLE: Duration = Duration::from_millis(100);
 
 impl SwitchEngine {
@@ -65,8 +69,8 @@ impl SwitchEngine {
     /// Are armed ports that have announced nothing in no need of a turn?
     fn is_quiet(&mut self, now: Instant) -> bool {
         let due = self.quiet_until.is_none_or(|until| now >= until);
-        // While a frame waits, and after an uplink had none, uplinks are not listened to. An interrupt that is held back
-        // has its time.
+        // While a frame waits, and after an uplink had none, uplinks are not listened to. An interrupt that
+        // is held back has its time.
         let unsure = self.soon
             || self.spurious_wakeup
             || self.core.has_pending()
@@ -74,12 +78,14 @@ impl SwitchEngine {
         if !self.armed || due || unsure || !self.deferred.is_empty() {
             return false;
         }
-        let glance = self.core.poll_armed();
+        let glance = self.core.polling.poll_armed(&mut self.core.table);
+        self.core.end_failed();
         self.announced = glance == Glance::Announces;
         glance != Glance::Turn
     }
 
-    /// Carries out a command whose owner may cause more work, else puts it off, and with it what follows for that port.
+    /// Carries out a command whose owner may cause more work, else puts it off, and with it what follows for
+    /// that port.
     fn run_or_defer(&mut self, command: Command) {
         let id = command.request.port();
         let rebuilds = command.request.rebuilds();
@@ -97,17 +103,23 @@ impl SwitchEngine {
         match request {
             Request::Add { of, spec, stats, state, shaper } => {
                 let mut port = Port::new(of, Config::from(&spec), stats, state);
-                port.shape(shaper, core.now);
+                port.shape(shaper, core.table.now);
                 core.add(of.slot, port);
             }
             Request::Of(id, change) => {
-                if let Some(slot) = core.slot(id) {
+                if let Some(slot) = core.table.slot(id) {
                     core.change(slot, change);
                 }
             }
-            Request::Learned(into) => core.tell_learned(&mut into.lock()),
+            Request::Move(id, step) => {
+                if let Some(slot) = core.table.slot(id) {
+                    moving::take_step(core, slot, step);
+                    core.end_failed();
+                }
+            }
+            Request::Learned(into) => core.list_learned(&mut into.lock()),
             Request::Teams(teams) => core.set_teams(teams),
-            Request::Barrier => core.send_handed(),
+            Request::Barrier => core.table.send_handed(),
         }
     }
 
@@ -115,7 +127,8 @@ impl SwitchEngine {
     fn disarm(&mut self) {
         self.announced = false;
         if std::mem::take(&mut self.armed) {
-            self.core.disarm();
+            polled::disarm(&mut self.core.table);
+            self.core.end_failed();
         }
     }
 }
@@ -128,7 +141,8 @@ impl Engine for SwitchEngine {
         // Also so that an end that comes later is asked when the others are.
         self.disarm();
         // A guest's announcement may be the reason.
-        self.core.poll_silent(usize::MAX);
+        self.core.polling.poll_silent(&mut self.core.table, usize::MAX);
+        self.core.end_failed();
     }
 
     fn run_command(&mut self, command: Command, _: Instant) {
@@ -149,7 +163,7 @@ impl Rounds for SwitchEngine {
         self.quiet_until = Some(now + IDLE);
         if now >= self.poll_all {
             self.poll_all = now + IDLE;
-            self.core.poll_all();
+            polled::poll_all(&mut self.core.table);
         }
         let moved = self.core.round(now);
         if !self.deferred.is_empty() {
@@ -161,13 +175,14 @@ impl Rounds for SwitchEngine {
             self.disarm();
         }
         self.soon = self.core.tick(now);
-        self.core.check_now_and_then(now);
+        self.core.polling.check_now_and_then(&mut self.core.table, now);
+        self.core.end_failed();
         // Rounds pay for what owners have caused; what those send, and changes of theirs, may wait for it.
-        moved || !self.deferred.is_empty() || self.core.ports.allowances.any_owes()
+        moved || !self.deferred.is_empty() || self.core.table.ports.allowances.any_in_debt()
     }
 
     fn ports(&mut self) -> Ports {
-        if self.core.links.has_unsent() {
+        if self.core.table.links.has_unsent() {
             Ports::Polled
         } else if self.core.is_empty() {
             Ports::Armed(None)
@@ -178,42 +193,45 @@ impl Rounds for SwitchEngine {
         }
     }
 
-    /// Completions are visible at the end of each turn, but for those of frames that waited for a port that failed or
-    /// was detached since. An interrupt that is held back has its time, for which the worker naps.
+    /// Completions are visible at the end of each turn, but for those of frames that waited for a port that
+    /// failed or was detached since. An interrupt that is held back has its time, for which the worker naps.
     fn undelivered(&self) -> bool {
-        self.core.has_unflushed() || self.core.links.has_unsent() || self.soon && !self.core.is_empty()
+        self.core.table.has_unflushed()
+            || self.core.table.links.has_unsent()
+            || self.soon && !self.core.is_empty()
     }
 
     fn deliver_withheld(&mut self) {
         self.soon = self.core.tick(Instant::now());
         // A port may have failed just now.
         self.core.flush();
-        self.core.send_handed();
+        self.core.table.send_handed();
     }
 
     fn arm(&mut self) -> bool {
         self.armed = true;
-        let waits = self.core.arm();
+        let waits = self.core.polling.arm(&mut self.core.table);
+        self.core.end_failed();
         if waits {
             // A frame that came before its guest was asked to announce it is not announced.
             self.quiet_until = None;
         }
-        waits || self.core.links.has_waiting()
+        waits || self.core.table.links.has_waiting()
     }
 
     fn has_handed(&self) -> bool {
-        self.core.links.has_waiting()
+        self.core.table.links.has_waiting()
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
         if self.armed {
-            self.core
-                .doorbell_fds()
-                .chain(self.core.unpolled_doorbells())
+            let table = &self.core.table;
+            polled::doorbell_fds(table)
+                .chain(self.core.polling.unpolled_doorbells(table))
                 .for_each(|file| fds.doorbell(file));
         }
         if !self.spurious_wakeup && !self.core.has_pending() {
-            self.core.readable_fds().for_each(|file| fds.source(file));
+            polled::readable_fds(&self.core.table).for_each(|file| fds.source(file));
         }
     }
 
@@ -223,8 +241,9 @@ impl Rounds for SwitchEngine {
             self.quiet_until = None;
         }
         if by.doorbell {
-            if self.core.ports.turns.any_unpolled() {
-                self.core.poll_doorbells();
+            if self.core.table.ports.turns.any_unpolled() {
+                self.core.polling.poll_doorbells(&mut self.core.table);
+                self.core.end_failed();
             }
             // Silences the doorbells, too.
             self.disarm();

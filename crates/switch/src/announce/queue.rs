@@ -9,8 +9,8 @@ use crate::{Slot, place_of};
 
 /// Frames that may wait.
 const MOST: usize = 4096;
-/// A port is announced once in this time at the most, however often its guest starts its driver anew or its VMM asks for it. VMMs ask
-/// some five times after a migration, at least 50 ms apart.
+/// A port is announced once in this time at the most, however often its guest starts its driver anew or its
+/// VMM asks for it. VMMs ask some five times after a migration, at least 50 ms apart.
 const PACE: Duration = Duration::from_millis(40);
 
 /// An address that is to be announced through an uplink.

@@ -16,17 +16,18 @@ use super::words::{Reader, Value};
 /// Descriptions that are done with: remote ports put them there, at the end of a round they go back together.
 pub type Done = Arc<Mutex<Vec<Box<HandedFrame>>>>;
 
-/// All that is to be known of a frame to deliver it. Used again and again: nothing is allocated while frames flow.
+/// All that is to be known of a frame to deliver it. Used again and again: nothing is allocated while frames
+/// flow.
 ///
-/// That of a frame that is described one CPU writes and another one reads, and each cache line of it takes its time
-/// between them: it begins at one. That of a frame by value is the receiver's worker's alone.
+/// That of a frame that is described one CPU writes and another one reads, and each cache line of it takes
+/// its time between them: it begins at one. That of a frame by value is the receiver's worker's alone.
 #[repr(C, align(64))]
 pub struct HandedFrame {
     /// Who lent it, and what to say when it is finished.
     pub lender: Lender,
     pub token: Token,
-    /// Where its bytes lie in the receiver's worker's [`Room`], if they travelled with it. Then its sender is not to be
-    /// told anything.
+    /// Where its bytes lie in the receiver's worker's [`Room`], if they travelled with it. Then its sender is
+    /// not to be told anything.
     by_value: Option<u32>,
     offload: Offload,
     tag: Option<Tci>,
@@ -85,8 +86,8 @@ impl HandedFrame {
         self.head_len = len as u16;
     }
 
-    /// It is about to be sent. Not when it has just arrived: what was stored in words and is loaded in longer ones waits until it
-    /// is in the cache, and so does what another CPU stored.
+    /// It is about to be sent. Not when it has just arrived: what was stored in words and is loaded in longer
+    /// ones waits until it is in the cache, and so does what another CPU stored.
     #[inline]
     pub fn prepare(&mut self) {
         let len = usize::from(self.head_len);

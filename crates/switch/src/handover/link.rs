@@ -131,8 +131,8 @@ impl Link {
         })
     }
 
-    /// Did a longer frame of the same lender go just before, in this round? Then a short one may be the last segment of that
-    /// one's flow: they are merged only if both lie in their sender's memory.
+    /// Did a longer frame of the same lender go just before, in this round? Then a short one may be the last
+    /// segment of that one's flow: they are merged only if both lie in their sender's memory.
     #[inline]
     fn ends_lent_ones(&self, lender: Lender) -> bool {
         self.sending.order.is_described()
@@ -164,8 +164,8 @@ impl Link {
         Handed::Lent
     }
 
-    /// Sends what is to leave. True if anything left. There are never more frames, and never more places, than places in
-    /// a ring.
+    /// Sends what is to leave. True if anything left. There are never more frames, and never more places,
+    /// than places in a ring.
     fn send(&mut self) -> bool {
         // What the other worker finds in the order is there.
         push_all(&mut self.sending.to, &mut self.leaving);

@@ -13,8 +13,8 @@ use super::PLACES;
 use super::frame::{Done, HandedFrame};
 use super::state::Attachment;
 
-/// The end of a port that another worker owns: it sends the frames that were handed over. Frames *to* the port never
-/// come here: they are handed over to that worker.
+/// The end of a port that another worker owns: it sends the frames that were handed over. Frames *to* the
+/// port never come here: they are handed over to that worker.
 pub struct RemotePort {
     attachment: Attachment,
     /// Not fetched yet.

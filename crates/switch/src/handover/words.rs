@@ -1,13 +1,14 @@
-//! The ring that tells another worker what was handed over, in order: short frames by value, and how many described
-//! ones come next.
+//! The ring that tells another worker what was handed over, in order: short frames by value, and how many
+//! described ones come next.
 //!
-//! It has one writer and one reader, and is a row of words. An entry is a word that says what it is and, of a frame, its
-//! lender, its offload if it has one, and its bytes. Entries follow each other without a gap, so that a frame of 60 bytes
-//! is ten words: little more than a cache line that one CPU writes and another one reads.
+//! It has one writer and one reader, and is a row of words. An entry is a word that says what it is and, of a
+//! frame, its lender, its offload if it has one, and its bytes. Entries follow each other without a gap, so
+//! that a frame of 60 bytes is ten words: little more than a cache line that one CPU writes and another one
+//! reads.
 //!
-//! Nothing tells the writer what was read. A frame's place comes back when the reader is done with it, which is after it
-//! read the entry and all entries before it. So of what was written behind the last frame that came back there are no
-//! more entries than places, and [`WORDS`] are more than those need.
+//! Nothing tells the writer what was read. A frame's place comes back when the reader is done with it, which
+//! is after it read the entry and all entries before it. So of what was written behind the last frame that
+//! came back there are no more entries than places, and [`WORDS`] are more than those need.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -29,7 +30,8 @@ const WORDS: usize = LINES * LINE;
 const FRONT: usize = 3;
 const LONGEST: usize = FRONT + HEAD / size_of::<u64>();
 
-// Each entry has a place: a frame by value its own, a run of descriptions that of its first one. One more is being written.
+// Each entry has a place: a frame by value its own, a run of descriptions that of its first one. One more is
+// being written.
 const _: () = assert!((PLACES + 1) * LONGEST <= WORDS && HEAD.is_multiple_of(size_of::<u64>()));
 
 /// So many lines ahead, the CPU is asked for what is written or read next.
@@ -213,7 +215,8 @@ impl Writer {
         numbers.into_iter().for_each(&mut put);
         let (whole, rest) = head.as_chunks();
         whole.iter().for_each(|bytes| put(u64::from_le_bytes(*bytes)));
-        // A word that is stored in parts and loaded as one waits for all stores before it, those to this ring among them.
+        // A word that is stored in parts and loaded as one waits for all stores before it, those to this ring
+        // among them.
         if let (false, Some(last)) = (rest.is_empty(), head.last_chunk()) {
             put(u64::from_le_bytes(*last) >> (u64::BITS - 8 * rest.len() as u32));
         }

@@ -22,8 +22,9 @@ fn port_spec(mirror: &MirrorSpec) -> PortSpec {
 }
 
 impl Switch {
-    /// Mirrors the ports with the names `from`, those that there are and those that come. Fails if the host has no memory
-    /// for it. The caller sees to it that names of mirrors are unique and that no destination of a mirror is a source.
+    /// Mirrors the ports with the names `from`, those that there are and those that come. Fails if the host
+    /// has no memory for it. The caller sees to it that names of mirrors are unique and that no destination
+    /// of a mirror is a source.
     pub fn add_mirror(&self, spec: MirrorSpec, from: Vec<String>) -> io::Result<()> {
         let ring = Arc::new(Ring::new()?);
         let stats = Arc::new(PortStats::default());

@@ -1,9 +1,10 @@
 //! Copies of frames that wait for their mirror's turn.
 //!
-//! They lie in a memory file of the mirror's own, in cells of 64 bytes: each record begins with a short header and goes on
-//! at the file's begin where its end is reached. Positions count cells and never repeat. A writer takes its cells by one
-//! compare-and-exchange, writes, and then marks the first one with its position; the one reader lends records where
-//! they lie and gives their cells back in order. Nothing is allocated, locked or waited for; what finds no room is lost.
+//! They lie in a memory file of the mirror's own, in cells of 64 bytes: each record begins with a short
+//! header and goes on at the file's begin where its end is reached. Positions count cells and never repeat. A
+//! writer takes its cells by one compare-and-exchange, writes, and then marks the first one with its
+//! position; the one reader lends records where they lie and gives their cells back in order. Nothing is
+//! allocated, locked or waited for; what finds no room is lost.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -202,8 +203,8 @@ impl Ring {
         mark.is_some_and(|mark| mark.load(Ordering::Acquire) == at.0 + 1)
     }
 
-    /// The next record from `from` on that is complete and of use; `from` moves behind it. None: there is none yet, and
-    /// `from` moves behind those that are of no use.
+    /// The next record from `from` on that is complete and of use; `from` moves behind it. None: there is
+    /// none yet, and `from` moves behind those that are of no use.
     pub fn read(&self, from: &mut Position) -> Option<(Position, Head)> {
         loop {
             let at = *from;

@@ -18,8 +18,8 @@ pub struct MirrorTap {
     snap: usize,
     /// The mirror's.
     stats: Arc<PortStats>,
-    /// The position + 1 of the frame that was sent last, until it is known what became of it; or 0. The worker that owns
-    /// the port uses it.
+    /// The position + 1 of the frame that was sent last, until it is known what became of it; or 0. The
+    /// worker that owns the port uses it.
     staged: AtomicU64,
 }
 

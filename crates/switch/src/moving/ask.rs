@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vmlane_port::PortId;
 
-use crate::queue::{Change, Leaving, Request, Step};
+use crate::queue::{Leaving, Request, Step};
 use crate::switch::Switch;
 
 /// How often it is looked whether nothing of the port is on the way.
@@ -39,11 +39,11 @@ impl Move {
         Move { id, from, to, stage: Stage::Nothing, looks: LOOKS }
     }
 
-    /// What the workers have answered, and what is asked of them next. Each worker has to have a round before the next
-    /// call. `Some`: that is the end; true if the port is the other worker's.
+    /// What the workers have answered, and what is asked of them next. Each worker has to have a round before
+    /// the next call. `Some`: that is the end; true if the port is the other worker's.
     pub fn advance(&mut self, switch: &Switch) -> Option<bool> {
         let &mut Move { id, from, to, .. } = self;
-        let step = |step| Request::Of(id, Change::Move(step));
+        let step = |step| Request::Move(id, step);
         match &self.stage {
             Stage::Nothing => {
                 // When its own worker holds it, no other one hands a frame over to it any more.
@@ -90,7 +90,7 @@ impl Move {
         let id = self.id;
         self.looks = self.looks.saturating_sub(1);
         if self.looks == 0 {
-            switch.ask_all(|_| Request::Of(id, Change::Move(Step::Resume)));
+            switch.ask_all(|_| Request::Move(id, Step::Resume));
             self.stage = Stage::GiveUp;
             return;
         }
@@ -98,15 +98,16 @@ impl Move {
             switch.pause(PAUSE);
         }
         let settled = Arc::default();
-        switch.ask(self.from, Request::Of(id, Change::Move(Step::Settled(Arc::clone(&settled)))));
+        switch.ask(self.from, Request::Move(id, Step::Settled(Arc::clone(&settled))));
         self.stage = Stage::OwnerSettled(settled);
     }
 }
 
 impl Switch {
-    /// Moves a port, and what is attached to it, to the worker of another number, frames on their way included; this takes some
-    /// rounds of all workers, while which frames for it wait. False, and nothing has changed: there is no such port or worker, it is
-    /// there, it is one that stays (an uplink's, a direct one's), or what is on its way comes to no end.
+    /// Moves a port, and what is attached to it, to the worker of another number, frames on their way
+    /// included; this takes some rounds of all workers, while which frames for it wait. False, and nothing
+    /// has changed: there is no such port or worker, it is there, it is one that stays (an uplink's, a direct
+    /// one's), or what is on its way comes to no end.
     pub fn move_port(&self, id: PortId, to: usize) -> bool {
         let name = self.entries().lock().get(&id).map(|entry| entry.spec.name.clone());
         let moved = {

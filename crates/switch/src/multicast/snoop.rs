@@ -1,25 +1,19 @@
-//! What the worker does with it: it looks at the multicast frames of ports that snoop, and asks their guests.
+//! What the worker does with it: it reads the multicast messages of ports that snoop, and asks their guests.
 
 use std::time::Instant;
 
 use vmlane_port::{ChecksumStatus, RxFrame};
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
-use super::{Change, Kind, Message, Snooped, group_key, kind, message, query, records};
+use super::{ANY, Change, Group, Message, Snooped, group_key, kind, message, query, records};
 use crate::Slot;
-use crate::core::Core;
 use crate::ingress::Frame;
 use crate::parse;
 use crate::port::Port;
+use crate::table::Table;
 
 /// Bytes of a packet that are looked at, at most: a report is no longer than a frame.
 const LONGEST: usize = 1500;
-
-/// What a frame to a group address is, and its group.
-pub type Group = (Kind, u64);
-
-/// Of frames that no one looks at.
-pub const ANY: Group = (Kind::All, 0);
 
 /// Where the packet of a frame begins in its head, and of what kind it is.
 fn packet<'h>(frame: &Frame<'h>) -> Option<(u16, &'h [u8])> {
@@ -50,19 +44,19 @@ pub fn look(sender: &mut Port, frame: &Frame<'_>, vlan: u16, now: Instant) -> Gr
         let len = (frame.len() - HEADER).min(LONGEST);
         let Some(bytes) = bytes.get_mut(..len) else { return group };
         frame.tx.spans.read(HEADER + frame.popped, bytes);
-        let refused = hear(snooped, message(ether_type, bytes), vlan, now);
+        let refused = note(snooped, message(ether_type, bytes), vlan, now);
         sender.stats.multicast_refused.bump(refused);
     }
     group
 }
 
-/// Notes what a message says. Returns how many groups were refused.
-fn hear(snooped: &mut Snooped, message: Option<Message<'_>>, vlan: u16, now: Instant) -> u64 {
+/// Notes what a message reports. Returns how many groups were refused.
+fn note(snooped: &mut Snooped, message: Option<Message<'_>>, vlan: u16, now: Instant) -> u64 {
     let mut change = |change: Change| u64::from(!snooped.change(vlan, change, now));
     match message {
         None => 0,
         Some(Message::Query) => {
-            snooped.heard_router(now);
+            snooped.note_router(now);
             0
         }
         Some(Message::One(one)) => change(one),
@@ -77,8 +71,9 @@ impl Port {
         self.snooped().is_none_or(|snooped| snooped.wants(kind, key, now))
     }
 
-    /// Sends a frame of the switch's own to a group address. False: it is not wanted, or there is no buffer for it.
-    pub fn say(&mut self, head: &[u8], tag: Option<Tci>, body: &vmlane_mem::Spans) -> bool {
+    /// Sends a frame of the switch's own to a group address. False: it is not wanted, or there is no buffer
+    /// for it.
+    pub fn send_own(&mut self, head: &[u8], tag: Option<Tci>, body: &vmlane_mem::Spans) -> bool {
         let to = head.first_chunk::<6>().map_or(Mac::default(), |bytes| Mac(*bytes));
         if !self.accepts_group(to) {
             return false;
@@ -103,31 +98,30 @@ impl Port {
     }
 }
 
-impl Core {
-    /// Asks the guest of a port for its groups, if it is time: in its own VLAN, and in those in which it is in any group.
-    #[cold]
-    pub fn query(&mut self, slot: Slot, now: Instant) {
-        let Core { ports, nothing, .. } = self;
-        let Some(port) = ports.get_mut(slot) else { return };
-        let Some(answers) = port.snooped_mut().and_then(|snooped| snooped.asks(now)) else { return };
-        let frames = [&query::igmp(answers)[..], &query::mld(answers)];
-        let native = port.config.vlan.ingress(None);
-        // One that finds no buffers comes again.
-        let ask = |port: &mut Port, tag| {
-            for frame in frames {
-                port.say(frame, tag, nothing);
-            }
-        };
-        if native.is_some() {
-            ask(port, None);
+/// Asks the guest of a port for its groups, if it is time: in its own VLAN, and in those in which it is in
+/// any group.
+#[cold]
+pub fn ask_for_groups(table: &mut Table, slot: Slot, now: Instant) {
+    let Table { ports, nothing, .. } = table;
+    let Some(port) = ports.get_mut(slot) else { return };
+    let Some(answers) = port.snooped_mut().and_then(|snooped| snooped.asks(now)) else { return };
+    let frames = [&query::igmp(answers)[..], &query::mld(answers)];
+    let native = port.config.vlan.ingress(None);
+    // One that finds no buffers comes again.
+    let ask = |port: &mut Port, tag| {
+        for frame in frames {
+            port.send_own(frame, tag, nothing);
         }
-        let mut after = 0;
-        while let Some(vlan) = port.snooped().and_then(|snooped| snooped.vlan_after(after)) {
-            after = vlan;
-            if Some(vlan) != native && port.carries(vlan) {
-                ask(port, Some(Tci::default().with_vlan(vlan)));
-            }
-        }
-        self.mark(slot);
+    };
+    if native.is_some() {
+        ask(port, None);
     }
+    let mut after = 0;
+    while let Some(vlan) = port.snooped().and_then(|snooped| snooped.vlan_after(after)) {
+        after = vlan;
+        if Some(vlan) != native && port.carries(vlan) {
+            ask(port, Some(Tci::default().with_vlan(vlan)));
+        }
+    }
+    table.mark(slot);
 }

@@ -62,7 +62,8 @@ fn igmp_of_all_versions_is_understood() {
     assert_eq!(said(&leave), [Change::Leave(GROUP_MAC)]);
     assert_eq!(kind(v4_mac([0, 0, 2]), V4, &leave), Kind::All, "link-local");
     assert_eq!(message(V4, &v4([224, 0, 0, 1], "1164 0000 00000000 027d 0000")), Some(Message::Query));
-    // Version 3: becomes EXCLUDE {}, is INCLUDE with a source, becomes INCLUDE {}, blocks a source, a link-local group.
+    // Version 3: becomes EXCLUDE {}, is INCLUDE with a source, becomes INCLUDE {}, blocks a source, a
+    // link-local group.
     let v3 = v4(
         [224, 0, 0, 22],
         "2200 0000 0000 0005  0400 0000 ef810203  0101 0001 ef010101 0a000001 deadbeef  \
@@ -118,7 +119,8 @@ fn what_is_no_group_anyone_asks_for_goes_to_all() {
     assert_eq!(kind(Mac::BROADCAST, V4, &data([255; 4])), Kind::All);
     assert_eq!(kind(Mac([1, 0x80, 0xc2, 0, 0, 0xe]), 0x88cc, &[0; 60]), Kind::All);
     assert_eq!(kind(GROUP_MAC, V4, &[]), Kind::All);
-    // The address of the frame does not have to be that of the packet: a group's frame with a unicast packet in it.
+    // The address of the frame does not have to be that of the packet: a group's frame with a unicast packet
+    // in it.
     assert_eq!(kind(GROUP_MAC, V4, &data([10, 0, 0, 1])), Kind::All);
 }
 
@@ -161,7 +163,7 @@ fn memberships_come_go_and_are_bounded() {
     assert!(port.wants(Kind::Group, key, at(311)) && !port.wants(Kind::Group, key, at(313)));
     port.change(10, Change::Join(GROUP_MAC), at(311));
     assert!(port.wants(Kind::Group, key, at(500)));
-    port.heard_router(at(500));
+    port.note_router(at(500));
     assert!(port.wants(Kind::Group, other, at(600)) && port.wants(Kind::Report, other, at(600)));
     // A guest that joins without end is refused, gets all, and forgets nothing that it has.
     let mut port = Snooped::new(start);
@@ -242,7 +244,7 @@ impl Bench {
         let of = Numbered::nth(self.ports.into());
         let port = Port::new(of, Config::from(&spec), stats.clone(), Arc::default());
         self.core.add(of.slot, port);
-        let slot = self.core.slot(id).expect("it was just added");
+        let slot = self.core.table.slot(id).expect("it was just added");
         self.core.attach(slot, end);
         self.core.refresh(slot);
         End { mac, wire, stats }

@@ -1,10 +1,11 @@
 //! The frames that wait for one receiver, and which of them is next.
 //!
-//! Frames of one owner keep their order. Among owners, room goes by bytes in proportion to their shares (start-time fair
-//! queueing): each owner has a tag that grows by the bytes of each frame that it got delivered, divided by its shares, and
-//! the lowest tag is served. One that had nothing waiting begins where the others are: it gains nothing by silence, and
-//! while it is silent others have its part. A queue that is half full takes further frames only of owners that have less
-//! than their part of it, so the ones with many frames do not keep others out.
+//! Frames of one owner keep their order. Among owners, room goes by bytes in proportion to their shares
+//! (start-time fair queueing): each owner has a tag that grows by the bytes of each frame that it got
+//! delivered, divided by its shares, and the lowest tag is served. One that had nothing waiting begins where
+//! the others are: it gains nothing by silence, and while it is silent others have its part. A queue that is
+//! half full takes further frames only of owners that have less than their part of it, so the ones with many
+//! frames do not keep others out.
 
 use std::time::{Duration, Instant};
 
@@ -191,7 +192,8 @@ impl PendingQueue {
         self.owners.iter().any(|of| of.claim.owner == owner)
     }
 
-    /// It is the turn of owner number `at` of those that have frames, whosever it would be. False: there is none.
+    /// It is the turn of owner number `at` of those that have frames, whosever it would be. False: there is
+    /// none.
     pub fn begin_turn_of(&mut self, at: usize) -> bool {
         let is_there = at < self.owners.len();
         if is_there {

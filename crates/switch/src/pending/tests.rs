@@ -196,7 +196,8 @@ proptest! {
         }
     }
 
-    /// Whatever waits for whom: what is counted is what a count anew finds, and no owner has more than is left.
+    /// Whatever waits for whom: what is counted is what a count anew finds, and no owner has more than is
+    /// left.
     #[test]
     fn counts_of_held_frames_are_right(steps in prop::collection::vec((0u16..3, 0u16..4, any::<bool>()), 0..300)) {
         let mut held = Held::default();
@@ -271,7 +272,7 @@ impl Bench {
         let (wire, end) = Wire::small(mac, look_ahead);
         let of = Numbered::nth(self.ports);
         self.core.add(of.slot, Port::new(of, Config::from(&spec), stats.clone(), Arc::default()));
-        let slot = self.core.slot(id).expect("it was just added");
+        let slot = self.core.table.slot(id).expect("it was just added");
         self.core.attach(slot, end);
         self.core.refresh(slot);
         End { mac, wire, stats }
@@ -344,7 +345,8 @@ fn no_frame_waits_longer_than_it_may_though_its_receiver_takes_some() {
     assert_eq!(slow.stats.drop_no_buffers.get(), 0, "it never stopped");
 }
 
-/// The receiver takes nothing for so many milliseconds, in which ten frames come for it; how many of them it gets.
+/// The receiver takes nothing for so many milliseconds, in which ten frames come for it; how many of them it
+/// gets.
 fn after_a_pause(
     bench: &mut Bench,
     [sender, receiver, other]: [&End; 3],

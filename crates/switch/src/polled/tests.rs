@@ -7,8 +7,10 @@ use vmlane_port::{Glance, Offload, PortId, RxCapabilities};
 use vmlane_wire::ethernet::Mac;
 use vmlane_worker::QUIET;
 
-use crate::core::{CHECK, Core, Place};
+use crate::core::{Core, Place};
+use crate::polled::CHECK;
 use crate::port::{Numbered, Port};
+use crate::queue::Change;
 use crate::spec::{PortSpec, Settings};
 
 const COUNT: u8 = 20;
@@ -45,7 +47,7 @@ impl Crowd {
             wire
         };
         let wires = (1..=COUNT).map(attach).collect();
-        let now = core.now;
+        let now = core.table.now;
         Crowd { core, wires, now }
     }
 
@@ -57,7 +59,7 @@ impl Crowd {
     fn round(&mut self, then: Duration) -> bool {
         let moved = self.core.round(self.now);
         self.core.tick(self.now);
-        self.core.check_now_and_then(self.now);
+        self.core.polling.check_now_and_then(&mut self.core.table, self.now);
         self.now += then;
         moved
     }
@@ -70,7 +72,7 @@ impl Crowd {
     }
 
     fn polled(&self) -> Vec<u8> {
-        self.core.ports.turns.polled().map(|slot| slot as u8 + 1).collect()
+        self.core.table.ports.turns.polled().map(|slot| slot as u8 + 1).collect()
     }
 
     fn sends(&self, from: u8, to: u8) {
@@ -118,25 +120,25 @@ fn those_that_announce_nothing_are_found_within_some_checks() {
     // The same before a sleep.
     crowd.guest(7).set_glance(Glance::Nothing);
     crowd.quiet();
-    assert!(!crowd.core.arm());
+    assert!(!crowd.core.polling.arm(&mut crowd.core.table));
     crowd.guest(7).set_glance(Glance::Turn);
-    assert!(crowd.core.arm(), "one needs a turn: no sleep");
-    assert_eq!(crowd.core.poll_armed(), Glance::Turn);
+    assert!(crowd.core.polling.arm(&mut crowd.core.table), "one needs a turn: no sleep");
+    assert_eq!(crowd.core.polling.poll_armed(&mut crowd.core.table), Glance::Turn);
 }
 
 #[test]
 fn a_doorbell_has_its_port_polled_and_is_silenced() {
     let mut crowd = Crowd::new(Glance::Announces, true);
     crowd.round(CHECK);
-    assert!(!crowd.core.arm(), "nothing is there, so none is polled");
-    assert!(crowd.polled().is_empty() && crowd.core.unpolled_doorbells().is_some());
+    assert!(!crowd.core.polling.arm(&mut crowd.core.table), "nothing is there, so none is polled");
+    assert!(crowd.polled().is_empty() && crowd.core.polling.unpolled_doorbells(&crowd.core.table).is_some());
     crowd.sends(5, 6);
     crowd.guest(5).ring();
-    crowd.core.poll_doorbells();
+    crowd.core.polling.poll_doorbells(&mut crowd.core.table);
     assert!(crowd.round(CHECK) && crowd.got(6) == 1);
     assert_eq!(crowd.polled(), [5, 6], "one rang, and the other one got a frame");
     assert_eq!(crowd.guest(5).arms_and_disarms(), (1, 1));
-    crowd.core.disarm();
+    crate::polled::disarm(&mut crowd.core.table);
     assert_eq!(crowd.guest(6).arms_and_disarms(), (1, 1), "those that are polled need not announce");
     assert_eq!(crowd.guest(7).arms_and_disarms(), (1, 0));
     // While others are busy.
@@ -149,13 +151,13 @@ fn a_doorbell_has_its_port_polled_and_is_silenced() {
     // Without a doorbell nothing that announces its frames could be woken.
     let mut deaf = Crowd::new(Glance::Announces, false);
     deaf.quiet();
-    assert!(!deaf.core.arm() && deaf.polled().len() == usize::from(COUNT));
+    assert!(!deaf.core.polling.arm(&mut deaf.core.table) && deaf.polled().len() == usize::from(COUNT));
 }
 
 #[test]
 fn what_is_due_by_the_clock_or_waits_for_buffers_keeps_a_port_polled() {
     let mut crowd = Crowd::new(Glance::Nothing, false);
-    crowd.core.settings.hold = Duration::from_secs(3600);
+    crowd.core.table.settings.hold = Duration::from_secs(3600);
     crowd.guest(2).hold_back(true);
     crowd.guest(4).set_room(Some(0));
     crowd.sends(3, 4);
@@ -166,7 +168,7 @@ fn what_is_due_by_the_clock_or_waits_for_buffers_keeps_a_port_polled() {
     crowd.quiet();
     assert!(crowd.polled().is_empty());
     assert_eq!((crowd.got(4), crowd.guest(3).outstanding()), (1, 0));
-    crowd.core.poll_all();
+    crate::polled::poll_all(&mut crowd.core.table);
     assert_eq!(crowd.polled().len(), usize::from(COUNT), "now and then all are polled");
 }
 
@@ -175,10 +177,10 @@ fn a_port_that_is_taken_away_while_it_is_not_polled_leaves_nothing_behind() {
     let mut crowd = Crowd::new(Glance::Announces, true);
     crowd.quiet();
     crowd.guest(5).ring();
-    let slot = crowd.core.slot(PortId(5)).unwrap();
-    crowd.core.remove(slot);
+    let slot = crowd.core.table.slot(PortId(5)).unwrap();
+    crowd.core.change(slot, Change::Remove);
     assert!(crowd.guest(5).dropped());
-    crowd.core.poll_doorbells();
+    crowd.core.polling.poll_doorbells(&mut crowd.core.table);
     crowd.core.detach(6);
     crowd.quiet();
     assert!(crowd.polled().is_empty() && !crowd.guest(8).dropped());
@@ -193,7 +195,7 @@ fn few_ports_are_all_polled() {
     let mut crowd = Crowd::new(Glance::Nothing, false);
     (5..=COUNT).for_each(|number| crowd.core.detach(u16::from(number) - 1));
     crowd.quiet();
-    assert!(!crowd.core.arm() && crowd.polled() == [1, 2, 3, 4]);
+    assert!(!crowd.core.polling.arm(&mut crowd.core.table) && crowd.polled() == [1, 2, 3, 4]);
 }
 
 /// A receiver's capabilities are those of now, though it was not polled in this round.

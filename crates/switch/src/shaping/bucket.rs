@@ -4,18 +4,19 @@ use std::time::{Duration, Instant};
 
 use crate::spec::Rate;
 
-/// Tokens of a second's worth of one bit in a second: tokens are gained by multiplying nanoseconds with bits in a second.
+/// Tokens of a second's worth of one bit in a second: tokens are gained by multiplying nanoseconds with bits
+/// in a second.
 const BIT: i128 = 1_000_000_000;
 
-/// For how long tokens add up beyond the depth of a bucket while frames wait for them: what is gained between two looks
-/// of the worker is not lost because the second one comes late.
+/// For how long tokens add up beyond the depth of a bucket while frames wait for them: what is gained between
+/// two looks of the worker is not lost because the second one comes late.
 const LATENESS: Duration = Duration::from_millis(10);
 
 /// What `peak` lets through at once, as a time: the worker looks no more often.
 const PEAK_DEPTH: Duration = Duration::from_millis(1);
 
-/// One bucket: filled at a rate up to a depth. Its tokens go below zero by one frame's, so that the longest frame passes
-/// the smallest bucket and is paid for afterwards.
+/// One bucket: filled at a rate up to a depth. Its tokens go below zero by one frame's, so that the longest
+/// frame passes the smallest bucket and is paid for afterwards.
 #[derive(Clone, Copy, Debug)]
 struct Level {
     rate: i128,

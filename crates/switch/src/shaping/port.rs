@@ -14,8 +14,8 @@ use super::queue::FrameQueue;
 use super::{Output, Shaper, ShaperCell, received_bytes, sent_bytes};
 use crate::price::PIECE_COST;
 
-/// The worker polls again soon for frames that may go within this time. For others it sleeps no longer than that anyway
-/// (`vmlane_worker`, `waiting.rs`).
+/// The worker polls again soon for frames that may go within this time. For others it sleeps no longer than
+/// that anyway (`vmlane_worker`, `waiting.rs`).
 const SOON: Duration = Duration::from_millis(5);
 /// A guest that has had no buffers for this long loses what waits for it, as in the switch itself.
 const HOLD: Duration = Duration::from_millis(5);
@@ -137,7 +137,8 @@ impl ShapedPort {
         buckets.into_iter().flatten().any(|bucket| bucket.wait() <= SOON)
     }
 
-    /// Another shaper takes over. What waits for the old one is delivered as far as there is room, and lost otherwise.
+    /// Another shaper takes over. What waits for the old one is delivered as far as there is room, and lost
+    /// otherwise.
     fn adopt(&mut self) {
         let Some(next) = self.cell.take() else { return };
         let before = self.shaper.replace(next);

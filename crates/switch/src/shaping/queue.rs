@@ -1,7 +1,7 @@
 //! Frames on their way to a shaped port that wait for tokens: copies, so that their senders have them back.
 //!
-//! Their bytes lie one behind the other in a memory file of the queue's own, in the order in which they came, begun
-//! anew at its end. It is made when the port is configured; nothing is allocated while frames flow.
+//! Their bytes lie one behind the other in a memory file of the queue's own, in the order in which they came,
+//! begun anew at its end. It is made when the port is configured; nothing is allocated while frames flow.
 
 use std::collections::VecDeque;
 use std::io;
@@ -127,8 +127,9 @@ impl FrameQueue {
         self.owners.iter().map(|of| of.bytes).sum()
     }
 
-    /// Has an owner not more than its part of a queue that is half full? Frames leave in the order in which they came, so
-    /// what owners have in the queue is what they get of the port. An owner that is alone may have all.
+    /// Has an owner not more than its part of a queue that is half full? Frames leave in the order in which
+    /// they came, so what owners have in the queue is what they get of the port. An owner that is alone may
+    /// have all.
     fn has_part(&self, claim: Claim, len: usize) -> bool {
         let own = self.owners.iter().find(|of| of.claim.owner == claim.owner).map_or(0, |of| of.bytes);
         let others = self.owners.iter().filter(|of| of.claim.owner != claim.owner);

@@ -80,7 +80,7 @@ impl Bench {
             self.now,
         );
         self.core.add(of.slot, port);
-        let slot = self.core.slot(id).expect("it was just added");
+        let slot = self.core.table.slot(id).expect("it was just added");
         self.core.attach(slot, end);
         self.core.refresh(slot);
         End { id, mac: spec.mac, wire, stats }
@@ -88,7 +88,7 @@ impl Bench {
 
     fn reshape(&mut self, end: &End, shape: Shape) {
         let shaper = Box::new(Shaper::new(shape, false, self.now));
-        let slot = self.core.slot(end.id).unwrap();
+        let slot = self.core.table.slot(end.id).unwrap();
         self.core.update(slot, &spec(end.id.0, shape), 0, Some(shaper));
     }
 
@@ -257,7 +257,8 @@ fn a_burst_goes_at_the_peak_and_has_its_bytes() {
     }
 }
 
-/// Bytes that an honest pair moves in a second's rounds, beside a port that is shaped by `shape` in both directions.
+/// Bytes that an honest pair moves in a second's rounds, beside a port that is shaped by `shape` in both
+/// directions.
 fn pair_beside(shape: Shape) -> (u64, u64) {
     let mut bench = Bench::new();
     let (a, b) = (bench.port(Shape::default()), bench.port(Shape::default()));
@@ -312,7 +313,7 @@ fn a_reload_shapes_what_is_attached_and_ends_it() {
     assert!(!a.wire.dropped() && !b.wire.dropped());
     // What is attached later is shaped as what was attached before.
     bench.reshape(&a, Shape { input: Some(slow), output: None });
-    let slot = bench.core.slot(a.id).expect("it is there");
+    let slot = bench.core.table.slot(a.id).expect("it is there");
     bench.core.detach(slot);
     let (wire, end) = Wire::small(a.mac, 64);
     bench.core.attach(slot, end);
@@ -348,8 +349,12 @@ fn a_frame_that_has_long_to_wait_lets_the_worker_sleep() {
     let (a, b) = (bench.port(input(1000, 1000, 1)), bench.port(Shape::default()));
     (0..2).for_each(|_| a.wire.send(&a.frame(&b, FULL), Offload::None, None));
     bench.look(STEP);
-    assert!(!bench.soon && !bench.core.arm() && bench.core.doorbell_fds().next().is_none());
-    bench.core.disarm();
+    assert!(
+        !bench.soon
+            && !bench.core.polling.arm(&mut bench.core.table)
+            && crate::polled::doorbell_fds(&bench.core.table).next().is_none()
+    );
+    crate::polled::disarm(&mut bench.core.table);
     bench.look(Duration::from_millis(12_108));
     assert!(bench.soon, "it is due within 5 ms");
     assert_eq!(b.wire.received().len(), 1);
@@ -375,7 +380,7 @@ fn a_link_that_is_down_lets_nothing_through_and_up_again_everything() {
     assert_eq!(send(&mut bench), (40, 40));
     let set = |bench: &mut Bench, down| {
         let shaper = Box::new(Shaper::new(Shape::default(), down, bench.now));
-        let slot = bench.core.slot(b.id).unwrap();
+        let slot = bench.core.table.slot(b.id).unwrap();
         bench.core.update(slot, &spec(b.id.0, Shape::default()), 0, Some(shaper));
     };
     set(&mut bench, true);
@@ -429,8 +434,8 @@ fn a_full_queue_drops_what_comes_and_gives_what_it_holds_in_order() {
 
 const TWO: Duration = Duration::from_secs(2);
 
-/// What two senders with shares get of a receiver, each with frames of so many bytes, in bits a second. `feed`
-/// is called before each look with the receiver.
+/// What two senders with shares get of a receiver, each with frames of so many bytes, in bits a second.
+/// `feed` is called before each look with the receiver.
 fn shared(shares: [u16; 2], shape: Shape, lens: [usize; 2], mut feed: impl FnMut(&End)) -> [u64; 2] {
     let mut bench = Bench::new();
     let senders = shares.map(|shares| bench.port_with_shares(Shape::default(), Some(shares)));

@@ -1,4 +1,4 @@
-//! The worker's look at the links of teams, and what follows: the network is told of addresses whose member has changed.
+//! The worker reads the links of teams, and the network is notified of addresses whose member has changed.
 
 use vmlane_wire::ethernet::Mac;
 
@@ -7,18 +7,20 @@ use std::sync::Arc;
 use super::choice::Choice;
 use super::{Team, TeamPolicy, TeamState, Teams};
 use crate::Slot;
-use crate::announce::{Announcement, vlans};
-use crate::core::Core;
-use crate::fdb::unkey;
+use crate::announce::{Announcement, Announcements, vlans};
+use crate::fdb::{Fdb, unkey};
+use crate::table::Table;
 
 impl Teams {
-    /// Through which member of team number `at` an address of the port at `slot` is reached, if that is another one than before.
+    /// Through which member of team number `at` an address of the port at `slot` is reached, if that is
+    /// another one than before.
     fn moved(&self, at: usize, before: &Choice, slot: Slot, mac: Mac) -> Option<Slot> {
         let team = self.list.get(at).filter(|_| mac.is_unicast())?;
         team.moved(before, self.number_of(slot), mac)
     }
 
-    /// Is an address of the port at `slot` to be announced through this uplink? In a team, that is the member that serves the port.
+    /// Is an address of the port at `slot` to be announced through this uplink? In a team, that is the member
+    /// that serves the port.
     pub fn announces(&self, uplink: Slot, slot: Slot, mac: Mac) -> bool {
         self.team_of(uplink).is_none_or(|(team, at)| {
             team.spec.notify && team.choice.place(team.number(self.number_of(slot), mac)) == Some(at)
@@ -58,51 +60,54 @@ impl Team {
     }
 
     fn notifies(&self) -> bool {
-        // Links that the network takes for one need no telling.
+        // Links that the network takes for one need no notice.
         self.spec.notify && self.spec.policy != TeamPolicy::IpHash
     }
 }
 
-impl Core {
-    /// To be called in every round of a switch with teams.
-    #[cold]
-    pub fn look_at_teams(&mut self) {
-        for at in 0..self.ports.teams.list.len() {
-            if let Some((before, change)) = self.ports.look_at_team(at)
-                && (change.lost || change.gained)
-                && !before.is_new()
-            {
-                self.announce_moved(at, &before);
-            }
+/// Reads the links of all teams: to be called in every round of a switch with teams.
+#[cold]
+pub fn read_links(table: &mut Table, fdb: &Fdb, announcements: &mut Announcements) {
+    for at in 0..table.ports.teams.list.len() {
+        if let Some((before, change)) = table.ports.read_links_of(at)
+            && (change.lost || change.gained)
+            && !before.is_new()
+        {
+            announce_moved(table, fdb, announcements, (at, &before));
         }
     }
+}
 
-    /// The network is to hear of every address whose member has changed.
-    fn announce_moved(&mut self, at: usize, before: &Choice) {
-        let Some(team) = self.ports.teams.list.get(at).filter(|team| team.notifies()) else { return };
-        let face = team.face();
-        let Some(group) = face.and_then(|slot| self.ports.get(slot)).map(|port| port.group) else { return };
-        let mut found: Vec<(Slot, (Mac, u16))> = Vec::new();
-        let mut number = 0;
-        while let Some(slot) = self.ports.member(group, number) {
-            number += 1;
-            let Some(port) = self.ports.get(slot).filter(|port| !port.config.uplink && !port.is_down())
-            else {
-                continue;
-            };
-            found.extend(vlans(port).into_iter().map(|vlan| (slot, (port.access.effective, vlan))));
-        }
-        // Addresses that a VM uses beside its card's.
-        let learned = self.fdb.learned().into_iter().filter_map(|(key, vlan, slot, _)| {
-            let port = self.ports.get(slot).filter(|port| !port.config.uplink && port.group == group);
-            port.map(|_| (slot, (unkey(key), vlan)))
-        });
-        found.extend(learned);
-        for (slot, (mac, vlan)) in found {
-            let Some(uplink) = self.ports.teams.moved(at, before, slot, mac) else { continue };
-            if !self.announcements.add(Announcement { uplink, group, mac, vlan }) {
-                self.ports.teams.count_not_notified(at);
-            }
+/// The network is to learn of every address whose member has changed.
+fn announce_moved(
+    table: &Table,
+    fdb: &Fdb,
+    announcements: &mut Announcements,
+    (at, before): (usize, &Choice),
+) {
+    let ports = &table.ports;
+    let Some(team) = ports.teams.list.get(at).filter(|team| team.notifies()) else { return };
+    let representative = team.representative();
+    let Some(group) = representative.and_then(|slot| ports.get(slot)).map(|port| port.group) else { return };
+    let mut found: Vec<(Slot, (Mac, u16))> = Vec::new();
+    let mut number = 0;
+    while let Some(slot) = ports.member(group, number) {
+        number += 1;
+        let Some(port) = ports.get(slot).filter(|port| !port.config.uplink && !port.is_down()) else {
+            continue;
+        };
+        found.extend(vlans(port).into_iter().map(|vlan| (slot, (port.access.effective, vlan))));
+    }
+    // Addresses that a VM uses beside its card's.
+    let learned = fdb.learned().into_iter().filter_map(|(key, vlan, slot, _)| {
+        let port = ports.get(slot).filter(|port| !port.config.uplink && port.group == group);
+        port.map(|_| (slot, (unkey(key), vlan)))
+    });
+    found.extend(learned);
+    for (slot, (mac, vlan)) in found {
+        let Some(uplink) = ports.teams.moved(at, before, slot, mac) else { continue };
+        if !announcements.add(Announcement { uplink, group, mac, vlan }) {
+            ports.teams.count_not_notified(at);
         }
     }
 }

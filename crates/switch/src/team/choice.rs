@@ -93,8 +93,8 @@ impl Choice {
         self.in_use.contains(&at)
     }
 
-    /// The member for a sender with this number; None: no link is up. Senders of a member that fails are spread over those
-    /// that took its place, or over all others; the rest stay where they are.
+    /// The member for a sender with this number; None: no link is up. Senders of a member that fails are
+    /// spread over those that took its place, or over all others; the rest stay where they are.
     #[inline]
     pub fn place(&self, number: usize) -> Option<u8> {
         let wanted = usize::from(self.wanted);

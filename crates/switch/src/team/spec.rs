@@ -17,8 +17,8 @@ pub enum TeamPolicy {
     Port,
     /// By the frame's source address.
     Mac,
-    /// By the source and destination of the IP packet, or by the source address if it is none. The physical switch
-    /// takes the links for one (a static channel).
+    /// By the source and destination of the IP packet, or by the source address if it is none. The physical
+    /// switch takes the links for one (a static channel).
     IpHash,
     /// The first one whose link is up.
     Failover,

@@ -48,9 +48,9 @@ impl Bench {
 
     /// Does it sleep for as long as ports are to announce what they have?
     fn sleeps(&mut self) -> bool {
-        self.0.round(self.0.core.now);
+        self.0.round(self.0.core.table.now);
         let waits = self.0.arm();
-        !self.0.round(self.0.core.now) && !waits && self.0.announced
+        !self.0.round(self.0.core.table.now) && !waits && self.0.announced
     }
 }
 
@@ -93,7 +93,8 @@ fn a_worker_stays_awake_for_an_interrupt_that_is_held_back_and_raises_it_before_
     assert!(!bench.0.undelivered());
 }
 
-/// What a port says without a turn is set by hand here, so that a turn is told from none by a frame that moves.
+/// What a port says without a turn is set by hand here, so that a turn is told from none by a frame that
+/// moves.
 #[test]
 fn armed_ports_that_need_nothing_get_no_turn_until_the_clock_wants_one() {
     let mut bench = Bench::new();
@@ -140,7 +141,7 @@ fn a_shaped_port_and_one_whose_link_is_down_let_the_worker_sleep_while_nothing_w
     ];
     for (sends, receives, down) in shapes {
         let mut bench = Bench::new();
-        let now = bench.0.core.now;
+        let now = bench.0.core.table.now;
         let sender = bench.shaped_guest(1, Some(Shaper::new(sends, down, now)));
         let receiver = bench.shaped_guest(2, Some(Shaper::new(receives, down, now)));
         [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
@@ -175,8 +176,8 @@ fn a_team_lets_the_worker_sleep_while_its_links_are_as_they_were() {
     // The end of the first one fails outside of a round.
     uplinks[0].set_trap(Trap::Tick);
     bench.0.deliver_withheld();
-    assert!(uplinks[0].dropped() && !bench.0.is_quiet(bench.0.core.now), "a link has changed");
-    bench.0.round(bench.0.core.now);
+    assert!(uplinks[0].dropped() && !bench.0.is_quiet(bench.0.core.table.now), "a link has changed");
+    bench.0.round(bench.0.core.table.now);
     assert_eq!(state.members(), [MemberState::Detached, MemberState::Active]);
     assert!(bench.sleeps());
 }

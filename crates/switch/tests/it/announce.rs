@@ -16,7 +16,8 @@ fn uplink(number: u8) -> PortSpec {
     PortSpec { uplink: true, notify: true, mac: Mac::default(), vlan, ..Bench::spec(number) }
 }
 
-/// The addresses that left through an uplink in reverse ARP requests, and the VLANs they left in (0: untagged). Nothing else did.
+/// The addresses that left through an uplink in reverse ARP requests, and the VLANs they left in (0:
+/// untagged). Nothing else did.
 fn told(uplink: &Guest) -> Vec<(Mac, u16)> {
     let of = |received: vmlane_guestsim::memory_port::Received| {
         let bytes = &received.bytes;

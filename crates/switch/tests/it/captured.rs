@@ -1,4 +1,5 @@
-//! Ports while a capture looks at them: what guests sent and got, what was dropped and why, and that nothing else changes.
+//! Ports while a capture looks at them: what guests sent and got, what was dropped and why, and that nothing
+//! else changes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Segments that come in one burst are merged for a receiver that takes super-frames. What is merged is cut again by the
-//! switch itself, and compared with what was sent.
+//! Segments that come in one burst are merged for a receiver that takes super-frames. What is merged is cut
+//! again by the switch itself, and compared with what was sent.
 
 use proptest::prelude::*;
 use vmlane_guestsim::memory_port::{LRO, PLAIN, Received, Trap};

@@ -28,7 +28,8 @@ fn all_that_the_guest_sends_leaves_and_nothing_is_learned() {
         let mut bench = Bench::with(Settings { workers, floods: 1, ..Settings::default() });
         let ((a, a_up), (b, b_up)) = (joined(&mut bench, 1), joined(&mut bench, 2));
         let others = [bench.guest(3), bench.port(PortSpec { uplink: true, ..Bench::spec(4) })];
-        // To other NICs of this host, to everyone, from addresses that are not its own; twice, as routes are kept.
+        // To other NICs of this host, to everyone, from addresses that are not its own; twice, as routes are
+        // kept.
         let destinations = [mac(2), mac(3), ALL, GROUP, mac(77), mac(1)];
         for (to, from) in destinations.into_iter().flat_map(|to| [(to, mac(1)), (to, mac(1)), (to, mac(9))]) {
             a.send(&frame(to, from, 60, 0));

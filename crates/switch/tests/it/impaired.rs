@@ -1,4 +1,5 @@
-//! A port behind a bad line: frames that are lost, late or out of order, and the switch's pending queue in front of it.
+//! A port behind a bad line: frames that are lost, late or out of order, and the switch's pending queue in
+//! front of it.
 
 use std::sync::Arc;
 use std::time::Duration;

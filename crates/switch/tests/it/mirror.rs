@@ -275,7 +275,8 @@ fn a_destination_that_fails_is_detached_and_the_mirror_goes_on() {
     assert_eq!((b.frames().len(), wire.received().len(), a.wire.outstanding()), (10, 5, 0));
 }
 
-/// What four ports of one VM that send all they can, mirrored, leave to an honest pair, and what the mirror does in a round.
+/// What four ports of one VM that send all they can, mirrored, leave to an honest pair, and what the mirror
+/// does in a round.
 #[test]
 fn a_mirror_has_its_part_of_a_round_and_others_keep_theirs() {
     const ROUNDS: u64 = 200;

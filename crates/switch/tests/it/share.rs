@@ -1,5 +1,5 @@
-//! What hostile rings cost a saturated worker beside frames, in metered work: never more than their VM's share. And how
-//! many frames a port's turn has.
+//! What hostile rings cost a saturated worker beside frames, in metered work: never more than their VM's
+//! share. And how many frames a port's turn has.
 
 use vmlane_guestsim::memory_port::LRO;
 use vmlane_port::{BURST, Frames, Offload};
@@ -8,7 +8,8 @@ use vmlane_switch::{PortSpec, Settings};
 use crate::common::tcp::Packet;
 use crate::common::{Bench, Guest, frame, mac};
 
-/// What the ports of one VM may cause in a round, in bytes, what a descriptor costs, and what tables made anew cost.
+/// What the ports of one VM may cause in a round, in bytes, what a descriptor costs, and what tables made
+/// anew cost.
 const QUOTA: usize = 256 << 10;
 const DESCRIPTOR: usize = 96;
 const REBUILD: usize = 64 << 10;
@@ -16,8 +17,8 @@ const ROUNDS: usize = 200;
 /// Descriptors that a call of the attackers' ports reads in vain: 64 chains of 1,024 pieces.
 const IN_VAIN: usize = 64 * 1024;
 
-/// An honest pair that always has frames to move, beside `attack`, which is called before each round: bytes that the
-/// pair moved.
+/// An honest pair that always has frames to move, beside `attack`, which is called before each round: bytes
+/// that the pair moved.
 fn beside(bench: &mut Bench, mut attack: impl FnMut(&mut Bench)) -> u64 {
     let (a, b) = (bench.guest(1), bench.guest(2));
     b.wire.forget_frames();
@@ -36,8 +37,8 @@ fn alone() -> u64 {
     beside(&mut Bench::new(), |_| {})
 }
 
-/// The honest pair has all of its share, and what `vms` attackers cost in a round is theirs at the most: so it keeps n of
-/// n + 1, less what one call more than a share may cost.
+/// The honest pair has all of its share, and what `vms` attackers cost in a round is theirs at the most: so
+/// it keeps n of n + 1, less what one call more than a share may cost.
 fn assert_fair(honest: u64, cost: usize, vms: usize) {
     assert!(honest * 10 >= alone() * 9, "{honest} bytes beside it, {} alone", alone());
     let a_round = cost / ROUNDS;
@@ -85,8 +86,9 @@ fn tables_made_anew_cost_who_asks_for_them() {
     assert_fair(honest, (attacker.wire.refreshes() - before) * REBUILD, 1);
 }
 
-/// Segments that wait are summed at each look whether their receiver has room for all of them in one. That is the work of the
-/// receiver, which has no buffers: the VM that it belongs to can send less for it, and their sender as much as ever.
+/// Segments that wait are summed at each look whether their receiver has room for all of them in one. That is
+/// the work of the receiver, which has no buffers: the VM that it belongs to can send less for it, and their
+/// sender as much as ever.
 #[test]
 fn segments_that_wait_cost_their_receiver() {
     const SEGMENTS: usize = 31;
@@ -132,8 +134,8 @@ fn segments_that_wait_cost_their_receiver() {
     assert!((SEGMENTS * 1400 * 8 / 10..QUOTA / 2).contains(&missing), "{missing} bytes a round");
 }
 
-/// Ports of a crowd are asked for few frames at once, and have their order and all of their turn nevertheless; one whose
-/// segments are merged is asked for all that may be.
+/// Ports of a crowd are asked for few frames at once, and have their order and all of their turn
+/// nevertheless; one whose segments are merged is asked for all that may be.
 #[test]
 fn in_a_crowd_bursts_are_short_but_where_segments_are_merged() {
     // None of them dozes.

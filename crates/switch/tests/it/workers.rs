@@ -318,8 +318,8 @@ fn live(plans: &[PortPlan], steps: &[Step]) -> [(Vec<Got>, Vec<Counts>); 3] {
     })
 }
 
-/// A frame to nobody's address goes to the uplink, with another worker too, though that one learns meanwhile that its sender
-/// uses this address itself.
+/// A frame to nobody's address goes to the uplink, with another worker too, though that one learns meanwhile
+/// that its sender uses this address itself.
 #[test]
 fn an_address_that_is_learned_meanwhile_changes_nothing_for_frames_before() {
     let plain = PortPlan {
