@@ -1,6 +1,6 @@
 //! Every input that is committed goes through its target, without libFuzzer: those of `corpus/`, and those of
-//! `crashes/`, with which a target failed once. Each target has a process of its own, because some look at all
-//! of their descriptors, and C ends with `abort`.
+//! `crashes/`, with which a target failed once. Each target has a process of its own, because some look at
+//! all of their descriptors, and C ends with `abort`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

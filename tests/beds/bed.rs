@@ -16,7 +16,8 @@ use crate::{PATIENCE, Process, wait_until};
 /// Words that must not appear in a guest's kernel log.
 const ALARMS: [&str; 5] = ["BUG:", "WARNING:", "Oops", "Call Trace", "soft lockup"];
 
-/// A lab. A test that has one of its own calls [`Bed::finish`] at its end; one that shares a lab leaves it as it was.
+/// A lab. A test that has one of its own calls [`Bed::finish`] at its end; one that shares a lab leaves it as
+/// it was.
 pub struct Bed {
     lab: Option<Lab>,
     vmlane: PathBuf,
@@ -39,8 +40,8 @@ impl Drop for Configured<'_> {
     }
 }
 
-/// The lab's supervisor, which does nothing until this is dropped: it would start a daemon of its own as soon as it sees none,
-/// and so before one that takes over.
+/// The lab's supervisor, which does nothing until this is dropped: it would start a daemon of its own as soon
+/// as it sees none, and so before one that takes over.
 struct Halted(Pid);
 
 impl Halted {
@@ -93,7 +94,8 @@ impl Bed {
         bed
     }
 
-    /// Copies the programs into a guest. Needed again after its QEMU was killed, because its disk is lost with it.
+    /// Copies the programs into a guest. Needed again after its QEMU was killed, because its disk is lost
+    /// with it.
     pub fn equip(&self, guest: &str) {
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
         let guest = self.guest(guest);
@@ -147,8 +149,8 @@ impl Bed {
         self.edited(|config| merge_config(config, toml.parse().unwrap()))
     }
 
-    /// The same for what only the start of a daemon reads: it is killed now, and when what this returns is dropped. Only
-    /// in a bed that `kills`.
+    /// The same for what only the start of a daemon reads: it is killed now, and when what this returns is
+    /// dropped. Only in a bed that `kills`.
     pub fn restarted(&self, toml: &str) -> Configured<'_> {
         self.changed(true, |config| merge_config(config, toml.parse().unwrap()))
     }
@@ -172,7 +174,8 @@ impl Bed {
         self.wait_for_another_daemon(before)
     }
 
-    /// Starts a daemon of `program` that is to take the place of the lab's. The lab's supervisor may be stopped.
+    /// Starts a daemon of `program` that is to take the place of the lab's. The lab's supervisor may be
+    /// stopped.
     fn start_replacement(&self, program: &Path) -> Child {
         let lab = self.lab();
         let log = fs::File::options().append(true).open(lab.log("daemon")).unwrap();

@@ -89,8 +89,8 @@ pub fn carry(near: &Guest, far: &Guest, carrier: Carrier, route: Route, mode: Mo
     loop {
         let Err(error) = near.sh(&line) else { break };
         let error = format!("{error:#}");
-        // A listener's kernel gives each handshake one second. On a busy machine an emulated 5.10, which names its
-        // rings' pages byte by byte, may need more, again and again.
+        // A listener's kernel gives each handshake one second. On a busy machine an emulated 5.10, which
+        // names its rings' pages byte by byte, may need more, again and again.
         let late = error.contains(" E connect(") && error.contains("Connection reset by peer");
         assert!(late && start.elapsed() < PATIENCE, "{error}\nthe listening end: {}", listening.stderr());
     }

@@ -1,8 +1,9 @@
-//! The program that runs these tests: what a test needs, the beds that are opened and closed around tests, and
-//! reasons for what does not run.
+//! The program that runs these tests: what a test needs, the beds that are opened and closed around tests,
+//! and reasons for what does not run.
 //!
-//! A module of `promises/` lists its tests with [`crate::tests!`]. Those of one bed run one after another in one lab,
-//! and each leaves it as it was: `State` says what did not, and then the next test gets a lab that was booted anew.
+//! A module of `promises/` lists its tests with [`crate::tests!`]. Those of one bed run one after another in
+//! one lab, and each leaves it as it was: `State` says what did not, and then the next test gets a lab that
+//! was booted anew.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +41,8 @@ impl Form {
         }
     }
 
-    /// Whether a run with this `VMLANE_TESTS` counts it: tests of one form are counted by one run of `make test`.
+    /// Whether a run with this `VMLANE_TESTS` counts it: tests of one form are counted by one run of `make
+    /// test`.
     fn is_counted(self, requested: &str) -> bool {
         match requested {
             "plain" => self == Form::Plain,
@@ -73,7 +75,8 @@ impl Test {
         self.name.split("::").next().unwrap_or_default()
     }
 
-    /// Tests of one group run in one process: those of a bed, or those of a module that have labs of their own.
+    /// Tests of one group run in one process: those of a bed, or those of a module that have labs of their
+    /// own.
     fn group(&self) -> &'static str {
         match self.place {
             Place::Bed(topology, _) => topology.name,
@@ -82,8 +85,9 @@ impl Test {
     }
 }
 
-/// Lists the tests of a module: `plain { name, ... }` for those without guests, `guests { ... }` and `long { ... }` for
-/// those with labs of their own, `guests in BED { ... }` and `long in BED { ... }` for those that get a bed.
+/// Lists the tests of a module: `plain { name, ... }` for those without guests, `guests { ... }` and `long {
+/// ... }` for those with labs of their own, `guests in BED { ... }` and `long in BED { ... }` for those that
+/// get a bed.
 #[macro_export]
 macro_rules! tests {
     (@block $form:ident $bed:ident; $($name:ident)+) => {
@@ -119,8 +123,9 @@ struct Opened {
     state: State,
 }
 
-/// Runs what the command line asks for. `VMLANE_GROUP` restricts it to the tests of one bed, or of one module without
-/// those in beds; `VMLANE_MODULE` to one module. With `--list`, the group stands in front of each name.
+/// Runs what the command line asks for. `VMLANE_GROUP` restricts it to the tests of one bed, or of one module
+/// without those in beds; `VMLANE_MODULE` to one module. With `--list`, the group stands in front of each
+/// name.
 pub fn main(modules: &[&[&[Test]]]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // One lab at a time; the runner of `make test` starts several processes.
@@ -225,8 +230,8 @@ fn contained<T>(work: impl FnOnce() -> T) -> Result<T, Failed> {
     })
 }
 
-/// Ends this process when a test takes longer than any does: a guest that no longer answers would block it for ever.
-/// Its lab goes down with the process.
+/// Ends this process when a test takes longer than any does: a guest that no longer answers would block it
+/// for ever. Its lab goes down with the process.
 fn alarm(test: &'static str) -> mpsc::Sender<()> {
     let (running, ended) = mpsc::channel();
     let limit = if crate::full() { LONGEST * 20 } else { LONGEST };

@@ -1,7 +1,9 @@
-//! What the tests of `promises/` share: labs of guests, programs in them, and what must hold at the end of every test.
+//! What the tests of `promises/` share: labs of guests, programs in them, and what must hold at the end of
+//! every test.
 //!
-//! The programs that run in guests know nothing of vmlane: socat, and the Python scripts of `programs/`. Tests that
-//! can share a lab do ([`topology`], [`harness`]), because a boot takes longer than most of what is tested.
+//! The programs that run in guests know nothing of vmlane: socat, and the Python scripts of `programs/`.
+//! Tests that can share a lab do ([`topology`], [`harness`]), because a boot takes longer than most of what
+//! is tested.
 
 pub mod alone;
 mod bed;

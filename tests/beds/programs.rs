@@ -76,8 +76,8 @@ pub fn take(guest: &Guest) -> Service {
     serve(guest, &format!("stream take {TAKE}"))
 }
 
-/// Starts a stream of random bytes from one guest to another, where [`take`] runs, and returns once data flows. It ends
-/// with [`whole`], or is cut.
+/// Starts a stream of random bytes from one guest to another, where [`take`] runs, and returns once data
+/// flows. It ends with [`whole`], or is cut.
 pub fn give(bed: &Bed, from: &str, to: &str) -> Running {
     moves(begin(bed, from, to))
 }

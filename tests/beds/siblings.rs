@@ -1,4 +1,5 @@
-//! Two guests with virtio devices under any VMM: checked traffic between them, and events that may disturb it.
+//! Two guests with virtio devices under any VMM: checked traffic between them, and events that may disturb
+//! it.
 
 use vmlane_lab::{LabSpec, Machine, Running};
 
@@ -35,8 +36,8 @@ pub fn as_requested(bed: &Bed) {
     }
 }
 
-/// TCP streams both ways at once over the guests' card number `card` (from 0) while `meanwhile` runs; they must arrive
-/// intact. Returns the rate of both together in Mbit/s, and the longest pause in seconds.
+/// TCP streams both ways at once over the guests' card number `card` (from 0) while `meanwhile` runs; they
+/// must arrive intact. Returns the rate of both together in Mbit/s, and the longest pause in seconds.
 pub fn tcp(bed: &Bed, card: u32, meanwhile: impl FnOnce()) -> (f64, f64) {
     let _takers = ["a", "b"].map(|name| take_tcp(&bed.guest(name)));
     let streams = [("a", 2), ("b", 1)].map(|(from, to)| (from, give_tcp(bed, from, &address(card, to))));

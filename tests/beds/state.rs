@@ -1,5 +1,5 @@
-//! What a test may change in a bed and must undo: settings of cards, addresses, routes, files, programs, modules, the
-//! daemon's configuration.
+//! What a test may change in a bed and must undo: settings of cards, addresses, routes, files, programs,
+//! modules, the daemon's configuration.
 
 use std::time::{Duration, Instant};
 
@@ -55,8 +55,8 @@ impl State {
         State(facts)
     }
 
-    /// What is different now, a line a fact; nothing if all is as it was. Tests of a bed that `kills` may start guests
-    /// and daemons anew.
+    /// What is different now, a line a fact; nothing if all is as it was. Tests of a bed that `kills` may
+    /// start guests and daemons anew.
     pub fn differences(&self, bed: &Bed, topology: &Topology) -> String {
         // How much TCP may buffer depends on the memory that is free when a kernel starts.
         let of_a_start = |fact: &str| {

@@ -25,7 +25,8 @@ pub struct Topology {
     pub uplinks: u32,
     /// TOML that is merged over the lab's configuration of the daemon.
     pub config: &'static str,
-    /// The daemon connects to sockets on which a QEMU listens: it has to run as QEMU's user, to whom they belong.
+    /// The daemon connects to sockets on which a QEMU listens: it has to run as QEMU's user, to whom they
+    /// belong.
     pub connects: bool,
     /// Its tests kill guests or daemons; those of others may not.
     pub kills: bool,
@@ -53,7 +54,8 @@ const PLAIN: Topology = Topology {
     kills: false,
 };
 
-/// VMCI between new and old guests: c has byte ports, which are slow under emulation; d is in a group of its own.
+/// VMCI between new and old guests: c has byte ports, which are slow under emulation; d is in a group of its
+/// own.
 pub static VMCI: Topology = Topology {
     name: "vmci",
     kernels: &["6.12", "6.12", "5.10", "6.12"],
@@ -82,8 +84,8 @@ pub static FAULTS: Topology = Topology {
     ..PLAIN
 };
 
-/// VMCI and VMXNET3 under daemons that are killed. c may have been booted from the network, and then does so at each
-/// restart from inside; b does not.
+/// VMCI and VMXNET3 under daemons that are killed. c may have been booted from the network, and then does so
+/// at each restart from inside; b does not.
 pub static KILLS: Topology = Topology {
     name: "kills",
     kernels: &["6.12", "6.12", "6.12"],
@@ -92,7 +94,8 @@ pub static KILLS: Topology = Topology {
     ..PLAIN
 };
 
-/// The same for the long tests of daemons that are killed again and again, so that both halves run side by side.
+/// The same for the long tests of daemons that are killed again and again, so that both halves run side by
+/// side.
 pub static SURVIVAL: Topology = Topology { name: "survival", ..KILLS };
 
 /// VMXNET3 between three guests and the host; a's is in slot 192.
@@ -106,8 +109,8 @@ pub static VMXNET3: Topology = Topology {
     ..PLAIN
 };
 
-/// Several CPUs, and a card of each kind: VMXNET3 with a queue a CPU, virtio-net with packed rings and two pairs of
-/// queues, VMXNET3's oldest and newest revision.
+/// Several CPUs, and a card of each kind: VMXNET3 with a queue a CPU, virtio-net with packed rings and two
+/// pairs of queues, VMXNET3's oldest and newest revision.
 pub static QUEUES: Topology = Topology {
     name: "queues",
     kernels: &["6.12", "6.12"],
@@ -130,8 +133,8 @@ pub static VIRTIO: Topology = Topology {
     ..PLAIN
 };
 
-/// virtio-net and virtio-vsock in guests that are killed, under daemons that are killed, in the oldest QEMU that
-/// has a place in distributions: a is a microvm, b's QEMU listens.
+/// virtio-net and virtio-vsock in guests that are killed, under daemons that are killed, in the oldest QEMU
+/// that has a place in distributions: a is a microvm, b's QEMU listens.
 pub static VIRTIO_KILLS: Topology = Topology {
     name: "virtio-kills",
     kernels: &["6.12", "6.12"],
@@ -145,11 +148,11 @@ pub static VIRTIO_KILLS: Topology = Topology {
     ..PLAIN
 };
 
-/// Sockets in the lab's newest QEMU under daemons that are killed again and again.
+/// Sockets of both kinds in the lab's newest QEMU under daemons that are killed again and again.
 pub static VSOCK_SURVIVAL: Topology = Topology {
     name: "vsock-survival",
-    kernels: &["6.12", "6.12"],
-    devices: &["virtio-vsock"],
+    kernels: &["6.12"; 3],
+    devices: &["a:virtio-vsock", "b:virtio-vsock", "c:vmci"],
     kills: true,
     ..PLAIN
 };
@@ -164,11 +167,11 @@ pub static MIXTURE: Topology = Topology {
     ..PLAIN
 };
 
-/// Every kind of device in one VLAN: a has VMCI in QEMU, and of its cards eth0 is VMXNET3, eth1 virtio-net; b and c have
-/// virtio-vsock and virtio-net under User Mode Linux.
+/// Every kind of device in one VLAN: a has VMCI in QEMU, and of its cards eth0 is VMXNET3, eth1 virtio-net; b
+/// and c have virtio-vsock and virtio-net under User Mode Linux.
 ///
-/// b's connects to ports 7000 and 7001 of the host reach a and c; for c the host has CID 9, as the parent has for an
-/// enclave.
+/// b's connects to ports 7000 and 7001 of the host reach a and c; for c the host has CID 9, as the parent has
+/// for an enclave.
 pub static KINDS: Topology = Topology {
     name: "kinds",
     kernels: &["6.12", "7.2um1", "7.2um1"],

@@ -10,8 +10,9 @@ pub fn address(card: u32, guest: u32) -> String {
     format!("10.{}.0.{guest}", 77 + card)
 }
 
-/// A line of shell that sets card `card` (from 0) of guest number `guest` (from 1) up with its addresses: Linux forgets
-/// them with the card's driver, and IPv6's when the card is down. Under User Mode Linux a driver begins with the largest MTU.
+/// A line of shell that sets card `card` (from 0) of guest number `guest` (from 1) up with its addresses:
+/// Linux forgets them with the card's driver, and IPv6's when the card is down. Under User Mode Linux a
+/// driver begins with the largest MTU.
 pub fn card_up(card: u32, guest: u32) -> String {
     let (net, name) = (77 + card, format!("eth{card}"));
     format!(
@@ -20,8 +21,8 @@ pub fn card_up(card: u32, guest: u32) -> String {
     )
 }
 
-/// A line of shell that loads the driver of a guest's first `cards` cards anew: all their settings are then as at the
-/// start.
+/// A line of shell that loads the driver of a guest's first `cards` cards anew: all their settings are then
+/// as at the start.
 pub fn reload_cards(module: &str, cards: u32, guest: u32) -> String {
     let there = format!("until [ -e /sys/class/net/eth{} ]; do sleep 0.05; done", cards - 1);
     let up: Vec<String> = (0..cards).map(|card| card_up(card, guest)).collect();

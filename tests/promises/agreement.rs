@@ -1,6 +1,7 @@
-//! `vmlane bench` compared with other tools in guests, interleaved in one run: with netperf and iperf3 on a guest's
-//! loopback and from guest to guest, with the tiny tool of `crates/bench/tests/tiny.c` over vsock. Every tool must give a
-//! result; the ratios are printed but not checked, because they mean little on a machine that has other work.
+//! `vmlane bench` compared with other tools in guests, interleaved in one run: with netperf and iperf3 on a
+//! guest's loopback and from guest to guest, with the tiny tool of `crates/bench/tests/tiny.c` over vsock.
+//! Every tool must give a result; the ratios are printed but not checked, because they mean little on a
+//! machine that has other work.
 
 use std::cell::Cell;
 use std::process::Command;
@@ -86,8 +87,9 @@ fn tool<'a>(name: &'static str, measure: impl Fn() -> Sample + 'a) -> Tool<'a> {
     Tool { name, measure: Box::new(measure) }
 }
 
-/// Runs the tools one after the other, round by round, every second time backwards; then prints a row: medians, and of the ratios
-/// of each round, ours over theirs, the median and its neighbours (the middle half of them).
+/// Runs the tools one after the other, round by round, every second time backwards; then prints a row:
+/// medians, and of the ratios of each round, ours over theirs, the median and its neighbours (the middle half
+/// of them).
 fn row(place: &str, what: &str, tools: &[Tool<'_>]) {
     let rounds = rounds();
     let mut samples = vec![Vec::new(); tools.len()];

@@ -1,5 +1,6 @@
-//! The AppArmor profile of the package in force, in a guest, since a host's kernel may lack AppArmor: the daemon, its keeper
-//! and its helper do their work under it, and what it does not list is refused. No VMM is there.
+//! The AppArmor profile of the package in force, in a guest, since a host's kernel may lack AppArmor: the
+//! daemon, its keeper and its helper do their work under it, and what it does not list is refused. No VMM is
+//! there.
 
 use std::path::Path;
 use std::process::Command;

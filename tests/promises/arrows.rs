@@ -103,8 +103,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Tools talk to the daemon; they link no device.
     ("bench", &["sock"]),
     ("lab", &["access", "api"]),
-    // What the doctor asks the other machine goes over the bench's connections; on a host it asks the daemon, and the guest
-    // agent's socket only if the VM's QEMU is behind it.
+    // What the doctor asks the other machine goes over the bench's connections; on a host it asks the daemon,
+    // and the guest agent's socket only if the VM's QEMU is behind it.
     ("doctor", &["access", "api", "bench"]),
     ("experiment", &["api", "bench", "lab"]),
     // Other systems' words for VMs: texts in, texts out.

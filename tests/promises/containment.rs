@@ -1,5 +1,5 @@
-//! A part of the daemon fails while it serves one guest: that guest's driver reinitialises the NIC by itself, and no other
-//! guest notices. A VM that fails repeatedly is put in quarantine and released on request.
+//! A part of the daemon fails while it serves one guest: that guest's driver reinitialises the NIC by itself,
+//! and no other guest notices. A VM that fails repeatedly is put in quarantine and released on request.
 
 use vmlane_api::call;
 use vmlane_tests::traffic::{card_up, pings, port};

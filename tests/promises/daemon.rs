@@ -1,5 +1,5 @@
-//! The daemon pauses, or a part of it panics: streams continue, and only the VM concerned is affected. A VM is removed and
-//! added while it runs: guests cannot tell it from one of the configuration.
+//! The daemon pauses, or a part of it panics: streams continue, and only the VM concerned is affected. A VM
+//! is removed and added while it runs: guests cannot tell it from one of the configuration.
 
 use std::time::Duration;
 
@@ -73,8 +73,9 @@ fn a_panic_stays_with_its_vm(bed: &Bed) {
     }
 }
 
-/// Guest c leaves the configuration and comes back as a VM that was added at run time, with VMCI and a VMXNET3 card. Its guest
-/// boots, exchanges bytes with one of the configuration, goes on when the daemon is killed, and keeps its VM from being removed.
+/// Guest c leaves the configuration and comes back as a VM that was added at run time, with VMCI and a
+/// VMXNET3 card. Its guest boots, exchanges bytes with one of the configuration, goes on when the daemon is
+/// killed, and keeps its VM from being removed.
 fn a_vm_that_is_added_at_run_time_is_like_one_of_the_configuration(bed: &Bed) {
     let c = bed.guest("c");
     bed.check_kernel("c");

@@ -1,4 +1,5 @@
-//! Records that a previous daemon left are damaged: the device or stream they describe is reset, all others continue.
+//! Records that a previous daemon left are damaged: the device or stream they describe is reset, all others
+//! continue.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;

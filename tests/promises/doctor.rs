@@ -215,7 +215,8 @@ fn faults_between_vmxnet3_cards_are_found() {
             ),
         );
     } else {
-        // On a busy machine, a guest may get no CPU for a moment, which looks like a program that uses it, or a long way.
+        // On a busy machine, a guest may get no CPU for a moment, which looks like a program that uses it, or
+        // a long way.
         let wrong: Vec<String> = (0..3).map_while(|_| is_healthy(&bed, TO, true).err()).collect();
         assert!(wrong.len() < 3, "{}", wrong.join("\n"));
         find_all(&bed, TO, &[&VMXNET3[0], &COMMON[0], &COMMON[1]]);

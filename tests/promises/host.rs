@@ -63,8 +63,8 @@ fn start(bed: &Bed, script: &str) -> Running {
 
 /// An echo server in guest a, listening.
 fn echo(bed: &Bed) -> Running {
-    // -t: what socat gives an answer to come, once its client has sent all. Half a second is too little where many
-    // start at once.
+    // -t: what socat gives an answer to come, once its client has sent all. Half a second is too little where
+    // many start at once.
     let listen = format!("VSOCK-LISTEN:{ECHO},fork,reuseaddr,backlog=256");
     let server = start(bed, &format!("exec socat -t 60 {listen} SYSTEM:cat"));
     wait_until("the echo server listens", || {
@@ -378,7 +378,8 @@ fn hybrid_sockets_and_the_library_reach_a_guest(bed: &Bed) {
     let mut python = vmlane(bed, &["run", "--", "python3"]);
     python.arg(examples.join("echo.py")).args(["3", ECHO, "from Python"]);
     assert_eq!(output(&mut python), "from Python");
-    // Cargo builds it with all tests: `cargo test --workspace`, or `cargo build -p vmlane-sock --example echo`.
+    // Cargo builds it with all tests: `cargo test --workspace`, or `cargo build -p vmlane-sock --example
+    // echo`.
     let mut rust =
         Command::new(std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples/echo"));
     rust.args(["3", ECHO, "from Rust"]).env("VMLANE_RUNTIME_DIR", &dir);

@@ -41,8 +41,8 @@ fn a_restarted_kernel_ends_only_its_own_streams(bed: &Bed) {
     b.sh("rm /t/vmlinuz /t/initrd").unwrap();
 }
 
-/// `how` cuts the streams from and to guest b; a stream from c to a continues. When `back` returns, guest b is back with
-/// its CID, and streams pass in both directions.
+/// `how` cuts the streams from and to guest b; a stream from c to a continues. When `back` returns, guest b
+/// is back with its CID, and streams pass in both directions.
 ///
 /// `programs_end`: before their guest does. A program's stream may then end like that of one that is done.
 fn lose(bed: &Bed, what: &str, programs_end: bool, how: impl FnOnce(), back: impl FnOnce()) {

@@ -1,6 +1,8 @@
-//! The promises of PROMISES.md, kept: real guests where a promise is about guests, and what holds for the tree itself.
+//! The promises of PROMISES.md, kept: real guests where a promise is about guests, and what holds for the
+//! tree itself.
 //!
-//! `VMLANE_TESTS=guests` runs what `make test` runs, `full` what `make acceptance` runs; without it, nothing boots.
+//! `VMLANE_TESTS=guests` runs what `make test` runs, `full` what `make acceptance` runs; without it, nothing
+//! boots.
 #![expect(clippy::disallowed_methods, reason = "below directories of the tests' own")]
 
 use std::process::ExitCode;

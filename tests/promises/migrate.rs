@@ -1,5 +1,5 @@
-//! Live migration of VMs with virtio devices, from the lab's QEMUs and daemon to others on the same host, where the VMs have
-//! other CIDs.
+//! Live migration of VMs with virtio devices, from the lab's QEMUs and daemon to others on the same host,
+//! where the VMs have other CIDs.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -169,8 +169,9 @@ fn virtio_guests_migrate_under_traffic() {
     let now = twins[0].qemu.console.clone();
     wait_until("the stream continues", || blocks(&now).last().is_some_and(|count| *count > last + 100));
 
-    // vSockets ended at each end, and the guest is another one to programs of the new host.
-    // Linux says ECONNRESET to who waits in a call, and ENOTCONN to who calls later; and to a virtio guest whose peer resets, an end.
+    // vSockets ended at each end, and the guest is another one to programs of the new host. Linux says
+    // ECONNRESET to who waits in a call, and ENOTCONN to who calls later; and to a virtio guest whose peer
+    // resets, an end.
     let said = vsockets(&consoles[0]);
     assert!(
         said == ["client ECONNRESET", "program ENOTCONN"]

@@ -1,5 +1,5 @@
-//! Guests with VMware's devices and ones with virtio's: what pairs of both carry beside pairs of the same kind, in turns in
-//! one lab.
+//! Guests with VMware's devices and ones with virtio's: what pairs of both carry beside pairs of the same
+//! kind, in turns in one lab.
 
 use serde_json::Value;
 use vmlane_tests::traffic::iperf;

@@ -29,8 +29,8 @@ fn reload(bed: &Bed, line: &str) {
     }
 }
 
-/// What a guest may switch; the second command undoes the first. Emulated guests take their time: the short form has
-/// the first only.
+/// What a guest may switch; the second command undoes the first. Emulated guests take their time: the short
+/// form has the first only.
 const SWITCHES: [(&str, &str, &str); 7] = [
     (
         "offloads off, smallest rings",
@@ -146,7 +146,8 @@ fn files_arrive_over_intx(bed: &Bed) {
     kept("nics", "without message-signalled interrupts: files equal over INTx");
 }
 
-/// Linux names a card after the number of its slot, so a VM that comes from another host finds it under its old name.
+/// Linux names a card after the number of its slot, so a VM that comes from another host finds it under its
+/// old name.
 fn a_card_is_in_the_slot_that_it_is_given(bed: &Bed) {
     let line = "cat /sys/bus/pci/slots/192/address; basename $(readlink -f /sys/class/net/eth0/device)";
     let said = bed.guest("a").sh(line).unwrap();
@@ -189,9 +190,9 @@ fn all_queues_get_flows(bed: &Bed, cpus: usize, rounds: &mut impl Iterator<Item 
 /// A queue to which flows are steered gets at least this many frames.
 const MANY: u64 = 100;
 
-/// Gbit/s of 16 flows to guest b, and the unicast frames that each of its queues got. The guest's hash key changes
-/// at each boot, and over 16 neighbouring ports a linear hash may have only two values; so rounds with
-/// other ports follow until the first `queues` queues have had flows, at most 24 rounds.
+/// Gbit/s of 16 flows to guest b, and the unicast frames that each of its queues got. The guest's hash key
+/// changes at each boot, and over 16 neighbouring ports a linear hash may have only two values; so rounds
+/// with other ports follow until the first `queues` queues have had flows, at most 24 rounds.
 fn spread(bed: &Bed, queues: usize, rounds: &mut impl Iterator<Item = u32>) -> (f64, Vec<u64>) {
     let counts = || -> Vec<u64> {
         let stats = bed.guest("b").sh("ethtool -S eth0 | grep 'ucast pkts rx'").unwrap();
@@ -210,8 +211,8 @@ fn spread(bed: &Bed, queues: usize, rounds: &mut impl Iterator<Item = u32>) -> (
     (best, taken)
 }
 
-/// eth2 is the VMXNET2-class NIC (no LRO, MSI instead of MSI-X), eth3 the newest revision, to which the sender leaves
-/// the segmentation of tunnelled packets.
+/// eth2 is the VMXNET2-class NIC (no LRO, MSI instead of MSI-X), eth3 the newest revision, to which the
+/// sender leaves the segmentation of tunnelled packets.
 fn files_arrive_with_the_oldest_and_the_newest_profile(bed: &Bed) {
     let counted = |card, counter| ["a", "b"].iter().map(|guest| port(bed, guest, card, counter)).sum::<u64>();
     assert!(bed.guest("a").sh("dmesg").unwrap().contains("eth2: intr type 2"), "the driver took MSI");

@@ -13,7 +13,8 @@ fn a_closed_port_and_an_absent_cid_fail_at_once(bed: &Bed) {
         // Datagrams: the same errors, from the send itself.
         python(&bed.guest(from), "datagrams fails 77 9 EHOSTUNREACH");
     }
-    // A VM that is gone is like an absent CID (losses); a port of CID 2 that is not forwarded is like a closed one.
+    // A VM that is gone is like an absent CID (losses); a port of CID 2 that is not forwarded is like a
+    // closed one.
     refused(bed, "a", 2, "ECONNRESET", "a port of CID 2 that is not forwarded");
 }
 

@@ -1,6 +1,7 @@
-//! Long runs: the daemon is killed at random moments of what guests do, and load runs for an hour beside guests that
-//! come and go. `make test` runs a short form, `make soak` the long one (`VMLANE_SOAK_MINUTES`, 60 by default).
-//! The moments are derived from `VMLANE_SEED`, which the tests print: the same seed gives the same moments.
+//! Long runs: the daemon is killed at random moments of what guests do, and load runs for an hour beside
+//! guests that come and go. `make test` runs a short form, `make soak` the long one (`VMLANE_SOAK_MINUTES`,
+//! 60 by default). The moments are derived from `VMLANE_SEED`, which the tests print: the same seed gives the
+//! same moments.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -88,7 +89,8 @@ fn a_daemon_killed_at_random_moments_leaves_every_guest_working(bed: &Bed) {
     );
 }
 
-/// Guest b begins, the daemon dies, b completes what it began. Returns the longest time in which a guest answered.
+/// Guest b begins, the daemon dies, b completes what it began. Returns the longest time in which a guest
+/// answered.
 fn kill_during(bed: &Bed, action: Action, wait: Duration) -> Duration {
     let guest = bed.guest("b");
     let begun = start(bed, action);

@@ -1,5 +1,5 @@
-//! Streams arrive complete between every pair of kernels: through unmodified socat, with a close right after the last
-//! write, and many at once.
+//! Streams arrive complete between every pair of kernels: through unmodified socat, with a close right after
+//! the last write, and many at once.
 
 use vmlane_tests::{Bed, Carrier, Mode, Route, carry, full, kept, python, serve, spec};
 
@@ -31,7 +31,8 @@ impl Load {
         Load { mib, connections, echo_kib: 1024, words: "" }
     }
 
-    /// For guests before 5.18: every notification is a datagram through byte ports, which is slow under emulation.
+    /// For guests before 5.18: every notification is a datagram through byte ports, which is slow under
+    /// emulation.
     fn port_path() -> Load {
         let (mib, connections) = if full() { (4, 20) } else { (1, 4) };
         Load { mib, connections, echo_kib: 64, words: "small" }

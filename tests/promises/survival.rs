@@ -35,7 +35,7 @@ vmlane_tests::tests! {
 type Kind = (&'static str, &'static [(&'static str, &'static str)]);
 const VIRTIO: &[Kind] = &[("virtio-vsock", &[("a", "b"), ("b", "a")])];
 /// Those of the bed that is for sockets alone.
-const SOCKETS: &[Kind] = VIRTIO;
+const SOCKETS: &[Kind] = &[VIRTIO[0], ("VMCI beside virtio-vsock", &[("a", "c"), ("c", "a")])];
 /// The longest pause of a stream, in seconds, beyond which something is wrong on any machine.
 const LONGEST_PAUSE: f64 = 30.0;
 
@@ -163,8 +163,8 @@ fn streams_of_two_kinds_outlast_a_killed_daemon(bed: &Bed) {
     drop(takers);
 }
 
-/// Eight streams between cards of two workers, each of which also has streams of its own; the cards go from one worker to the
-/// other meanwhile.
+/// Eight streams between cards of two workers, each of which also has streams of its own; the cards go from
+/// one worker to the other meanwhile.
 fn streams_between_workers_outlast_a_killed_daemon(bed: &Bed) {
     let _restarted = bed.restarted("[daemon]\nworkers = 2\nbalance = false\n");
     let ports: Value = serde_json::from_str(&bed.vmlane(&["ports", "--json"])).unwrap();
@@ -188,8 +188,8 @@ fn streams_between_workers_outlast_a_killed_daemon(bed: &Bed) {
     );
 }
 
-/// Has the cards of both guests go to the other worker and back, for a second at least. Nothing that was on its way is lost.
-/// Returns how often one went.
+/// Has the cards of both guests go to the other worker and back, for a second at least. Nothing that was on
+/// its way is lost. Returns how often one went.
 fn move_cards(bed: &Bed) -> usize {
     let lost = || ["a", "b"].map(|vm| port(bed, vm, 0, "drop_gone"));
     let (before, begun) = (lost(), Instant::now());
@@ -287,8 +287,8 @@ fn streams_outlast_a_killed_keeper(bed: &Bed) {
     kept("survival", "the keeper was killed, then the daemon: a stream continued, checksums equal");
 }
 
-/// Another daemon takes the place of the one that runs, under load. One that does not ask for that names the one that runs,
-/// and exits without harm.
+/// Another daemon takes the place of the one that runs, under load. One that does not ask for that names the
+/// one that runs, and exits without harm.
 fn streams_outlast_a_replaced_daemon(bed: &Bed) {
     let load = Load::start(bed);
     let status = bed.lab().status().unwrap().daemon.unwrap();

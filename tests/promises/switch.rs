@@ -103,8 +103,8 @@ fn link_goes_down_and_comes_up(bed: &Bed) {
     wait_until("frames pass again", passes);
 }
 
-/// What a VM sends, and what it gets, keeps to the averages of its port groups (an upper bound holds on any machine); and an
-/// operator sets its link down and up.
+/// What a VM sends, and what it gets, keeps to the averages of its port groups (an upper bound holds on any
+/// machine); and an operator sets its link down and up.
 fn a_shaped_port_carries_no_more_than_its_average_and_none_while_its_link_is_down(bed: &Bed) {
     let text = "[[port_group]]\nname = \"net0\"\nshape = { in = { average = \"40M\" }, out = { average = \"20M\" } }\n";
     let _shape = bed.configured(text);
@@ -116,8 +116,8 @@ fn a_shaped_port_carries_no_more_than_its_average_and_none_while_its_link_is_dow
     link_goes_down_and_comes_up(bed);
 }
 
-/// b is in a group before the switch looks, so that only its answer to the switch's own query tells of it; c takes all
-/// multicast that it is given.
+/// b is in a group before the switch looks, so that only its answer to the switch's own query tells of it; c
+/// takes all multicast that it is given.
 fn multicast_is_kept_to_a_guest_that_answers_the_switchs_query(bed: &Bed) {
     let multicast =
         |how: &str| bed.configured(&format!("[[port_group]]\nname = \"net0\"\nmulticast = \"{how}\"\n"));
@@ -352,8 +352,8 @@ fn the_host_is_a_peer_behind_an_uplink(bed: &Bed) {
     );
 }
 
-/// Sends so much from the host to guest a, port 5003, over TCP that is cut to segments and summed before the uplink
-/// gets it. Returns its SHA-256, and the seconds it took.
+/// Sends so much from the host to guest a, port 5003, over TCP that is cut to segments and summed before the
+/// uplink gets it. Returns its SHA-256, and the seconds it took.
 fn send_segments(bed: &Bed, mib: u32) -> (String, f64) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/segments.py");
     let text = output(&mut on_host(bed, &["python3", script, "10.77.0.1", "5003", &mib.to_string()]));
@@ -402,7 +402,8 @@ fn segments_reach_a_guest_with_lro(bed: &Bed, merged: bool) {
     }
 }
 
-/// What merging is worth, in rounds: Gbit/s, and CPU seconds for a gigabyte of the daemon and of the lab's VMMs.
+/// What merging is worth, in rounds: Gbit/s, and CPU seconds for a gigabyte of the daemon and of the lab's
+/// VMMs.
 fn measure_merging(bed: &Bed) {
     const MIB: u32 = 64;
     let status = bed.lab().status().unwrap();
@@ -427,8 +428,8 @@ fn measure_merging(bed: &Bed) {
     }
 }
 
-/// Gbit/s to and from guest a, with an iperf3 on the host. It is copied from the guest with its libraries, so that
-/// none has to be installed.
+/// Gbit/s to and from guest a, with an iperf3 on the host. It is copied from the guest with its libraries, so
+/// that none has to be installed.
 fn host_iperf(bed: &Bed) -> (f64, f64) {
     let a = bed.guest("a");
     let collect = "mkdir /dev/shm/i && cp -L /usr/bin/iperf3 $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/iperf3 | grep -o '/[^ ]*') /dev/shm/i \

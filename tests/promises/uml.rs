@@ -23,7 +23,8 @@ vmlane_tests::tests! {
     long in MIXTURE { a_guest_in_qemu_and_one_under_user_mode_linux, any_mixture_of_machines_starts }
 }
 
-/// Streams between a guest and a program of the host, opened by either; their checksums are compared both ways.
+/// Streams between a guest and a program of the host, opened by either; their checksums are compared both
+/// ways.
 fn with_the_host(bed: &Bed, name: &str, mib: u64) {
     let guest = bed.guest(name);
     let server = serve(&guest, "pairs serve 6200");
@@ -40,8 +41,8 @@ fn with_the_host(bed: &Bed, name: &str, mib: u64) {
     python(&guest, &format!("pairs try 2 6200 {}", mib << 20));
 }
 
-/// The daemon is killed under traffic: a guest under User Mode Linux, whose driver connects only once, loses its card at once, and
-/// has it again after it was restarted. Its virtio-vsock device goes on.
+/// The daemon is killed under traffic: a guest under User Mode Linux, whose driver connects only once, loses
+/// its card at once, and has it again after it was restarted. Its virtio-vsock device goes on.
 fn a_killed_daemon(bed: &Bed) {
     let (a, b) = (bed.guest("a"), bed.guest("b"));
     let traffic = Traffic::start(bed);
@@ -91,7 +92,8 @@ fn virtio_devices_work_under_user_mode_linux() {
     bed.finish();
 }
 
-/// Two workers for virtio-vsock: each group of VMs has one, and streams of all of them with each other and with the host are whole.
+/// Two workers for virtio-vsock: each group of VMs has one, and streams of all of them with each other and
+/// with the host are whole.
 fn two_workers_serve_virtio_vsock() {
     let mut spec = spec("workers", Machine::Uml);
     spec.guests = 3;
@@ -130,8 +132,8 @@ fn two_workers_serve_virtio_vsock() {
     bed.finish();
 }
 
-/// A daemon in a guest whose kernel promises no more memory than it has: a VMM that cuts its memory short, of which there was more than
-/// that, loses its session; the daemon, confined as ever, serves the other VMs.
+/// A daemon in a guest whose kernel promises no more memory than it has: a VMM that cuts its memory short, of
+/// which there was more than that, loses its session; the daemon, confined as ever, serves the other VMs.
 fn memory_cut_short_ends_one_session_where_nothing_is_overcommitted() {
     const CONFIG: &str = "[[vm]]\nname = \"cut\"\nvsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]\nlimits = { memory = \"8G\" }\n\
         [[vm]]\nname = \"other\"\nvsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]\nlimits = { memory = \"8G\" }\n";
@@ -163,8 +165,8 @@ fn memory_cut_short_ends_one_session_where_nothing_is_overcommitted() {
     bed.finish();
 }
 
-/// The interfaces of the host that join the guests' cards number `card`, which are `uml-vector`: one for each guest, and
-/// their bridge.
+/// The interfaces of the host that join the guests' cards number `card`, which are `uml-vector`: one for each
+/// guest, and their bridge.
 fn interfaces(spec: &LabSpec, card: usize) -> Vec<PathBuf> {
     let path = |name: &str| Path::new("/sys/class/net").join(name);
     let mut all: Vec<PathBuf> =
@@ -178,8 +180,8 @@ fn interfaces(spec: &LabSpec, card: usize) -> Vec<PathBuf> {
     all
 }
 
-/// User Mode Linux's own network card beside virtio-net: both carry, its own one also after it was set down and after its
-/// guest was killed or restarted, and nothing of it is left on the host.
+/// User Mode Linux's own network card beside virtio-net: both carry, its own one also after it was set down
+/// and after its guest was killed or restarted, and nothing of it is left on the host.
 fn its_own_network_card_beside_virtio_net() {
     let mut spec = LabSpec { machines: vec![Machine::Uml], ..lab("vector", &["virtio-net", "uml-vector"]) };
     let bed = up(&spec);

@@ -1,5 +1,5 @@
-//! VMCI and VMXNET3 devices in guests under a User Mode Linux with a PCI bus: Linux' own drivers near native speed. The kernel
-//! is built first where it is not in the cache.
+//! VMCI and VMXNET3 devices in guests under a User Mode Linux with a PCI bus: Linux' own drivers near native
+//! speed. The kernel is built first where it is not in the cache.
 
 use vmlane_lab::{LabSpec, Machine};
 use vmlane_tests::siblings::{a_killed_guest, tcp_for, vsock};

@@ -82,7 +82,8 @@ fn packed_rings_and_several_queues_work(bed: &Bed) {
     let features = bed.guest("a").sh("cat /sys/class/net/eth1/device/features").unwrap();
     assert_eq!(features.trim().as_bytes()[34], b'1', "packed rings were not negotiated: {features}");
     files(bed, 1, 8);
-    // Linux moves a flow to the queue of the CPU on which its receiver runs: enough flows, and long enough, for both.
+    // Linux moves a flow to the queue of the CPU on which its receiver runs: enough flows, and long enough,
+    // for both.
     let rate = iperf(bed, ["a", "b"], "10.78.0.2", 5201, "-P 16 -t 2");
     let find = "n=$(basename $(readlink -f /sys/class/net/eth1/device)); grep \"$n-input\" /proc/interrupts";
     let lines = bed.guest("b").sh(find).unwrap();
@@ -142,8 +143,8 @@ fn a_virtio_guest_that_forwards_loses_nothing(bed: &Bed) {
     }
 }
 
-/// The daemon is killed and started again: each QEMU is joined with the next one by itself, whichever of both connects,
-/// and nothing in the rings is lost.
+/// The daemon is killed and started again: each QEMU is joined with the next one by itself, whichever of both
+/// connects, and nothing in the rings is lost.
 fn traffic_survives_the_daemon(bed: &Bed) {
     as_requested(bed);
     let ping = bed.guest("a").spawn(["ping", "-i", "0.1", "-c", "70", "10.77.0.2"]).unwrap();
@@ -194,8 +195,8 @@ for i in range(200):
     got = vs.recv_all(s)
     assert got == b'%d' % i, (i, got)
 ";
-    // -t: how long socat waits for an answer once its client has sent everything. The default of half a second is
-    // too short for a program that has to be started first.
+    // -t: how long socat waits for an answer once its client has sent everything. The default of half a
+    // second is too short for a program that has to be started first.
     let echo = bed
         .guest("b")
         .spawn(["socat", "-d", "-d", "-t", "60", "VSOCK-LISTEN:6000,fork", "EXEC:cat"])

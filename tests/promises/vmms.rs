@@ -17,8 +17,8 @@ vmlane_tests::tests! {
     long { virtio_devices_work_in_the_newest_qemu, virtio_devices_work_between_machines_of_one_kind }
 }
 
-/// Traffic between two guests; b's QEMU is killed under it, then the daemon: each guest's NIC continues with the next
-/// one by itself.
+/// Traffic between two guests; b's QEMU is killed under it, then the daemon: each guest's NIC continues with
+/// the next one by itself.
 fn traffic_survives(bed: &Bed) {
     let (seconds, mib) = if full() { (10, 64) } else { (1, 8) };
     whole_pings(bed, 0, 1500);

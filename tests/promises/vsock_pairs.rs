@@ -39,7 +39,8 @@ fn servers(bed: &Bed) -> (Vec<Service>, Process) {
 
 fn pairs(bed: &Bed, kernel: &str) {
     let _servers = servers(bed);
-    // SEQPACKET exists between two virtio guests only; their server listens for streams, so it is refused there, too.
+    // SEQPACKET exists between two virtio guests only; their server listens for streams, so it is refused
+    // there, too.
     for (from, to, cid) in [
         ("a", "b (virtio)", 4),
         ("a", "host", HOST),

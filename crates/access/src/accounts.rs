@@ -1,5 +1,5 @@
-//! Users and groups of the host, from `/etc/passwd` and `/etc/group`. The program is linked statically and asks no
-//! other directory of users: accounts that are elsewhere (LDAP) have to be given by number.
+//! Users and groups of the host, from `/etc/passwd` and `/etc/group`. The program is linked statically and
+//! asks no other directory of users: accounts that are elsewhere (LDAP) have to be given by number.
 
 use std::fs;
 
@@ -29,7 +29,8 @@ pub struct Accounts {
     group: String,
 }
 
-/// As they could be read last: programs that add a user replace the file, and a confined daemon may not read the new one.
+/// As they could be read last: programs that add a user replace the file, and a confined daemon may not read
+/// the new one.
 static LAST: Mutex<Option<Accounts>> = Mutex::new(None);
 
 impl Accounts {

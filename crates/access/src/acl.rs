@@ -1,8 +1,8 @@
 //! POSIX access control lists: who beside a file's owner may use it.
 //!
-//! The kernel has them as the extended attribute `system.posix_acl_access`: a version (`linux/posix_acl_xattr.h`),
-//! then entries of a tag, permissions and a number, in the order of the tags. They are written whole, so that
-//! nothing of an older list remains.
+//! The kernel has them as the extended attribute `system.posix_acl_access`: a version
+//! (`linux/posix_acl_xattr.h`), then entries of a tag, permissions and a number, in the order of the tags.
+//! They are written whole, so that nothing of an older list remains.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -87,7 +87,8 @@ pub enum AclError {
     },
 }
 
-/// Sets the mode of a file or directory of the daemon, and lets `to` use it by `right`, and no others any more.
+/// Sets the mode of a file or directory of the daemon, and lets `to` use it by `right`, and no others any
+/// more.
 pub fn set(path: &Path, mode: u32, right: Right, to: &[Owner]) -> Result<(), AclError> {
     let host = |cause: io::Error| AclError::Host { path: path.to_owned(), cause };
     let (users, groups) = ids(to);
@@ -106,8 +107,8 @@ pub fn set(path: &Path, mode: u32, right: Right, to: &[Owner]) -> Result<(), Acl
     outcome.map_err(|error| refused(error, path, count))
 }
 
-/// Lets `to` use an open file of this process's user by `right`, beside what `mode` says; with O_PATH is open enough. `shown`: its
-/// name in errors, which is not followed.
+/// Lets `to` use an open file of this process's user by `right`, beside what `mode` says; with O_PATH is open
+/// enough. `shown`: its name in errors, which is not followed.
 pub fn grant_open(
     file: impl AsFd,
     shown: &Path,
@@ -122,8 +123,8 @@ pub fn grant_open(
     outcome.map_err(|error| refused(error, shown, users.len() + groups.len()))
 }
 
-/// Files that others make in a directory of this process's user let `user` in, too, as far as their makers' umask leaves rights to
-/// groups.
+/// Files that others make in a directory of this process's user let `user` in, too, as far as their makers'
+/// umask leaves rights to groups.
 pub fn share_new_files(directory: &Path, user: u32) -> Result<(), AclError> {
     let list = encode(0o700, Right::Make, &[user], &[]);
     let outcome = rustix::fs::lsetxattr(directory, DEFAULT, &list, XattrFlags::empty());

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Peer;
 
-/// Who owns a VM, or another thing of the daemon's: a user, the members of a group, or both. Neither: no process.
+/// Who owns a VM, or another thing of the daemon's: a user, the members of a group, or both. Neither: no
+/// process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owner {
     /// The user's number.

@@ -41,11 +41,12 @@ impl Peer {
     }
 }
 
-/// Reads an option of `SOL_SOCKET` whose value is a row of `T`, plain numbers of any value. Returns how many of them
-/// were written, or else how many there are.
+/// Reads an option of `SOL_SOCKET` whose value is a row of `T`, plain numbers of any value. Returns how many
+/// of them were written, or else how many there are.
 fn option<T>(socket: impl AsFd, name: libc::c_int, out: &mut [T]) -> Result<usize, (io::Error, usize)> {
     let mut bytes = size_of_val(out) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `bytes` bytes to the buffer, which has as many, and their number to `bytes`.
+    // SAFETY: the kernel writes at most `bytes` bytes to the buffer, which has as many, and their number to
+    // `bytes`.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

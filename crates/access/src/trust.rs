@@ -1,9 +1,9 @@
 //! Directories and files that are trusted: what is in them is served, loaded or run.
 //!
-//! A path is followed from `/`, one open directory after the other. Each must belong to root or to this process's user,
-//! and no one else may write to it. One that others may write to is passed if it is sticky, as `/tmp` is: what lies in it is
-//! judged next, and its owner alone can replace it. Links are followed where root or this process's user made them, but
-//! not at the end of the path.
+//! A path is followed from `/`, one open directory after the other. Each must belong to root or to this
+//! process's user, and no one else may write to it. One that others may write to is passed if it is sticky,
+//! as `/tmp` is: what lies in it is judged next, and its owner alone can replace it. Links are followed where
+//! root or this process's user made them, but not at the end of the path.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -156,7 +156,8 @@ impl Trust<'_> {
         self.directory(path, None)
     }
 
-    /// The same. If it is missing, it is made with this mode, as far as the umask leaves that, and so are those above it.
+    /// The same. If it is missing, it is made with this mode, as far as the umask leaves that, and so are
+    /// those above it.
     ///
     /// # Errors
     /// Likewise, or it cannot be made.
@@ -244,7 +245,8 @@ impl Trust<'_> {
         Ok(found)
     }
 
-    /// `top`: the owner of `/`, who can replace everything. In a user namespace without root it has another number.
+    /// `top`: the owner of `/`, who can replace everything. In a user namespace without root it has another
+    /// number.
     fn judge(&self, found: &Found, wanted: &Path, is_last: bool, top: u32) -> Result<(), TrustError> {
         let (owner, mode, user) = (found.stat.st_uid, found.stat.st_mode & 0o7777, geteuid().as_raw());
         let (wanted, path) = (wanted.to_owned(), found.path.clone());
@@ -267,8 +269,8 @@ fn is_own(owner: u32) -> bool {
     owner == 0 || owner == geteuid().as_raw()
 }
 
-/// A group of its owner's number is the owner's alone, as `useradd` makes them, unless a list names others. Root's has processes of
-/// other users in it.
+/// A group of its owner's number is the owner's alone, as `useradd` makes them, unless a list names others.
+/// Root's has processes of other users in it.
 fn others_write(Found { opened, stat, .. }: &Found) -> bool {
     let has_own_group = || stat.st_uid != 0 && stat.st_gid == stat.st_uid && !acl::is_on(opened);
     stat.st_mode & OTHERS_WRITE != 0 || stat.st_mode & GROUP_WRITES != 0 && !has_own_group()

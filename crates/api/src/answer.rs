@@ -161,7 +161,8 @@ pub struct WorkerStatus {
     /// Whose turn it was then.
     #[serde(default)]
     pub serving: Option<String>,
-    /// For how long it has had work since it was started; with `uptime_seconds`, its load. Waiting is not counted.
+    /// For how long it has had work since it was started; with `uptime_seconds`, its load. Waiting is not
+    /// counted.
     #[serde(default)]
     pub busy_seconds: f64,
     /// For how long it has polled in vain, at once again and again.
@@ -170,7 +171,8 @@ pub struct WorkerStatus {
     /// The same with its core offered to other threads between.
     #[serde(default)]
     pub yield_seconds: f64,
-    /// The same with a short pause by a timer between. What is left of `uptime_seconds` it slept, until it was notified.
+    /// The same with a short pause by a timer between. What is left of `uptime_seconds` it slept, until it
+    /// was notified.
     #[serde(default)]
     pub nap_seconds: f64,
 }
@@ -216,17 +218,19 @@ pub struct VmStatus {
     pub vsock: String,
     /// A VMM is connected.
     pub attached: bool,
-    /// The process that is connected as its VMM, as the daemon's PID namespace shows it; none if its devices are connected
-    /// by several, and with a hybrid socket.
+    /// The process that is connected as its VMM, as the daemon's PID namespace shows it; none if its devices
+    /// are connected by several, and with a hybrid socket.
     #[serde(default)]
     pub vmm_pid: Option<u32>,
-    /// A process that was turned away within the last minute because another one is connected as the VM's VMM.
+    /// A process that was turned away within the last minute because another one is connected as the VM's
+    /// VMM.
     #[serde(default)]
     pub refused_vmm_pid: Option<u32>,
     /// The guest's driver has set that device up.
     pub ready: bool,
-    /// That device: `absent` (no VMM is attached), `booting`, `stopped` (a driver has used it: the guest is paused or reboots, or the
-    /// driver was unloaded), `no driver` (one of these two), `ready`, `lost` (the keeper has closed its session), or `none`.
+    /// That device: `absent` (no VMM is attached), `booting`, `stopped` (a driver has used it: the guest is
+    /// paused or reboots, or the driver was unloaded), `no driver` (one of these two), `ready`, `lost` (the
+    /// keeper has closed its session), or `none`.
     #[serde(default)]
     pub state: String,
     pub sockets: Vec<String>,
@@ -238,7 +242,8 @@ pub struct VmStatus {
     /// Faults of ours contained while its devices were served.
     #[serde(default)]
     pub faults: u64,
-    /// When its counters in [`Stats`] were 0, in seconds since 1970. They continue when another daemon takes over.
+    /// When its counters in [`Stats`] were 0, in seconds since 1970. They continue when another daemon takes
+    /// over.
     #[serde(default)]
     pub since: Option<u64>,
     /// Its devices are out of service because they failed too often.
@@ -272,8 +277,8 @@ pub struct NicStatus {
     pub ovn: Option<OvnStatus>,
 }
 
-/// To `stats`. Counters of VMs, of NICs and of uplinks' ports only grow, also when another daemon takes over; all others begin with the
-/// daemon.
+/// To `stats`. Counters of VMs, of NICs and of uplinks' ports only grow, also when another daemon takes over;
+/// all others begin with the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     pub uptime_seconds: f64,
@@ -355,7 +360,8 @@ pub struct NicStats {
     pub port: CounterList,
     /// What its connection to the VMM did.
     pub session: CounterList,
-    /// What each pair of its queues did since the guest's driver activated it; nothing of models that do not count it.
+    /// What each pair of its queues did since the guest's driver activated it; nothing of models that do not
+    /// count it.
     #[serde(default)]
     pub queues: Vec<CounterList>,
 }

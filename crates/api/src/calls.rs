@@ -1,8 +1,8 @@
 //! The calls of the control socket: one table, from which everything else is made.
 //!
-//! A client sends the structure of a call, which is its parameters; the daemon has a [`Call`], which it matches: a call without a
-//! handler does not compile, nor does one with an answer of another type. The rights, the description of the interface and the
-//! guide's list of calls are rows of the same table.
+//! A client sends the structure of a call, which is its parameters; the daemon has a [`Call`], which it
+//! matches: a call without a handler does not compile, nor does one with an answer of another type. The
+//! rights, the description of the interface and the guide's list of calls are rows of the same table.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -56,8 +56,8 @@ pub struct Row {
     pub what: &'static [&'static str],
     /// What a process needs at least.
     pub needs: May,
-    /// A descriptor comes with its answer, and what it belongs to lasts as long as the connection: the client must allow more answers
-    /// than one.
+    /// A descriptor comes with its answer, and what it belongs to lasts as long as the connection: the client
+    /// must allow more answers than one.
     pub lasts: bool,
     pub(crate) takes: Trace,
     pub(crate) gives: Trace,
@@ -177,7 +177,8 @@ calls! {
     // It decides what others see of the ports.
     Admin: Ovn { reports: Vec<OvnReport> } -> OvnEntries;
     /// For tests, if the configuration has fault_injection: a part of the daemon that serves a VM panics.
-    // Its VMCI device at the next register access, or what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`).
+    // Its VMCI device at the next register access, or what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`,
+    // `control`).
     Admin: DebugPanic { vm: String, at: Option<String> } -> Done;
     /// The same, but it does nothing for so long.
     Admin: DebugStall { vm: String, at: String, milliseconds: u32 } -> Done;
@@ -185,7 +186,8 @@ calls! {
     Admin: DebugMove { vm: String, at: String, worker: u32 } -> Done;
     /// The same, but it makes a system call that it may not make.
     Admin: DebugTrespass { vm: String, at: String } -> Done;
-    /// Loses, reorders or delays frames on their way to a NIC; loss and reorder of 1000; longest: longer frames are lost.
+    /// Loses, reorders or delays frames on their way to a NIC; loss and reorder of 1000; longest: longer
+    /// frames are lost.
     // All 0 ends it. The same seed does the same to the same frames.
     Admin: DebugImpair {
         vm: String,
@@ -196,8 +198,8 @@ calls! {
         longest: Option<u32>,
         seed: u64,
     } -> Done;
-    /// Records what passes some points, in memory whose descriptor comes with the first answer, until the client closes its half of
-    /// the connection; the last answer comes once nothing is recorded any more.
+    /// Records what passes some points, in memory whose descriptor comes with the first answer, until the
+    /// client closes its half of the connection; the last answer comes once nothing is recorded any more.
     // It shows what VMs send each other.
     Admin, more: Capture { capture: CaptureRequest } -> Captured;
     /// Stops the daemon, and ends the sessions of its VMs.

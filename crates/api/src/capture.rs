@@ -1,8 +1,9 @@
 //! A capture: what is asked for, what the daemon answers, and the connection that it lives on.
 //!
-//! The answer to `Capture` comes with a descriptor, the file of the ring that records go through. The connection is the capture's
-//! from then on: the capture ends when the client closes its half, and once nothing is recorded any more, the last answer comes.
-//! If the daemon closes it without one, the daemon has ended.
+//! The answer to `Capture` comes with a descriptor, the file of the ring that records go through. The
+//! connection is the capture's from then on: the capture ends when the client closes its half, and once
+//! nothing is recorded any more, the last answer comes. If the daemon closes it without one, the daemon has
+//! ended.
 
 use serde::{Deserialize, Serialize};
 

@@ -142,7 +142,8 @@ impl Client {
         }
     }
 
-    /// Begins a capture, which takes the connection: what it captures, the file of its ring, and its end of the connection.
+    /// Begins a capture, which takes the connection: what it captures, the file of its ring, and its end of
+    /// the connection.
     pub fn capture(
         mut self,
         capture: CaptureRequest,

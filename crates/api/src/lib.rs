@@ -1,9 +1,11 @@
 //! The control protocol of the daemon, and a client of it.
 //!
-//! It is [Varlink](https://varlink.org) on `RUNTIME_DIR/control.sock`: `{"method":"io.vmlane.Control.Status","parameters":{}}` is
-//! answered by `{"parameters":{...}}` or `{"error":"io.vmlane.Control.Forbidden","parameters":{"message":"..."}}`, each ended by a zero
-//! byte. A connection may carry any number of them. [`calls`] is the table of what can be asked, [`varlink`] reads and writes requests
-//! and answers, [`message`] cuts them out of a socket; every length is bounded at both ends.
+//! It is [Varlink](https://varlink.org) on `RUNTIME_DIR/control.sock`:
+//! `{"method":"io.vmlane.Control.Status","parameters":{}}` is answered by `{"parameters":{...}}` or
+//! `{"error":"io.vmlane.Control.Forbidden","parameters":{"message":"..."}}`, each ended by a zero byte. A
+//! connection may carry any number of them. [`calls`] is the table of what can be asked, [`varlink`] reads
+//! and writes requests and answers, [`message`] cuts them out of a socket; every length is bounded at both
+//! ends.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)

@@ -42,7 +42,8 @@ pub struct MessageReader {
 }
 
 impl MessageReader {
-    /// No message may have more than `limit` bytes. Descriptors are not taken: the kernel closes those that a peer sends.
+    /// No message may have more than `limit` bytes. Descriptors are not taken: the kernel closes those that a
+    /// peer sends.
     pub fn new(stream: UnixStream, limit: usize) -> MessageReader {
         MessageReader { stream, limit, buffer: Vec::new(), takes_file: false, file: None }
     }

@@ -9,8 +9,8 @@ pub struct OvnReport {
     pub vm: String,
     /// `nic0`, `nic1` ...
     pub nic: String,
-    /// `bound`: OVN has the logical port here, and its flows are in place. `waiting`: it has not yet. `down`: it is not to be here.
-    /// `failed`: `problem` says why.
+    /// `bound`: OVN has the logical port here, and its flows are in place. `waiting`: it has not yet. `down`:
+    /// it is not to be here. `failed`: `problem` says why.
     pub state: String,
     /// What is wrong or missing; empty if nothing is.
     pub problem: String,

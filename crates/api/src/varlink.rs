@@ -1,8 +1,8 @@
-//! The calls in Varlink's framing (<https://varlink.org>): objects of JSON that end with a zero byte, and a description
-//! of the interface, so that `varlinkctl` and every Varlink library can ask the daemon.
+//! The calls in Varlink's framing (<https://varlink.org>): objects of JSON that end with a zero byte, and a
+//! description of the interface, so that `varlinkctl` and every Varlink library can ask the daemon.
 //!
-//! A client makes a [`request`] and reads what was [`answered`]; the daemon [`understand`]s it and has it [`succeeded`] or [`failed`].
-//! Nothing here decides who may ask what.
+//! A client makes a [`request`] and reads what was [`answered`]; the daemon [`understand`]s it and has it
+//! [`succeeded`] or [`failed`]. Nothing here decides who may ask what.
 
 mod description;
 

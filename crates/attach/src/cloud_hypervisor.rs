@@ -1,5 +1,5 @@
-//! Cloud Hypervisor: virtio NICs by `--net`, virtio-vsock by `--generic-vhost-user` or by its own device (`--vsock`, a hybrid
-//! socket), VMCI and VMXNET3 by `--user-device` (vfio-user).
+//! Cloud Hypervisor: virtio NICs by `--net`, virtio-vsock by `--generic-vhost-user` or by its own device
+//! (`--vsock`, a hybrid socket), VMCI and VMXNET3 by `--user-device` (vfio-user).
 
 use std::path::Path;
 

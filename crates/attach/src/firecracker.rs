@@ -1,5 +1,5 @@
-//! Firecracker: its own virtio-vsock device, whose hybrid socket is the daemon's way to the guest. It has no device that could be
-//! ours.
+//! Firecracker: its own virtio-vsock device, whose hybrid socket is the daemon's way to the guest. It has no
+//! device that could be ours.
 
 use serde::Serialize;
 use vmlane_config::VmConfig;

@@ -1,7 +1,7 @@
 //! How VMMs attach a configured VM: words for QEMU, libvirt, Proxmox VE, Cloud Hypervisor and Firecracker.
 //!
-//! All of it is text made of a [`VmConfig`](vmlane_config::VmConfig) and of the sockets' [`Paths`](vmlane_config::paths::Paths);
-//! no daemon needs to run.
+//! All of it is text made of a [`VmConfig`](vmlane_config::VmConfig) and of the sockets'
+//! [`Paths`](vmlane_config::paths::Paths); no daemon needs to run.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -1,7 +1,8 @@
-//! A libvirt domain: one for a VM, an existing one that is to attach a VM (`into`), or one that is about to start (`hook`).
+//! A libvirt domain: one for a VM, an existing one that is to attach a VM (`into`), or one that is about to
+//! start (`hook`).
 //!
-//! Elements are used for what libvirt has elements for (memory, virtio NICs, the user of QEMU); vfio-user devices and
-//! vhost-user-vsock have none and go through `qemu:commandline`.
+//! Elements are used for what libvirt has elements for (memory, virtio NICs, the user of QEMU); vfio-user
+//! devices and vhost-user-vsock have none and go through `qemu:commandline`.
 
 mod document;
 pub mod hook;
@@ -108,7 +109,8 @@ impl Attach<'_> {
     fn arguments(&self) -> Result<Vec<String>, TooLong> {
         let other = |nic: &NicConfig| !matches!(nic.model, NicModel::VirtioNet(_));
         let mut words = qemu::devices(self.paths, self.vm, qemu::Qemu::default(), other)?;
-        // libvirt writes its devices as JSON, and QEMU makes such devices last: others would have taken their slots.
+        // libvirt writes its devices as JSON, and QEMU makes such devices last: others would have taken their
+        // slots.
         let mut of_device = false;
         for word in &mut words {
             if of_device && !word.starts_with('{') {

@@ -16,8 +16,8 @@ const MESSAGE_TIMEOUT_MS: u32 = 60_000;
 /// Under ACPI's hotplug, which is q35's default, guests do not see the numbers of slots.
 pub const NATIVE_HOTPLUG: &str = "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off";
 
-/// Waking from S3 resets devices, and Linux's VMCI driver does not set its own up again: connects fail with EINVAL
-/// from then on. For machines with ICH9, as q35 is one.
+/// Waking from S3 resets devices, and Linux's VMCI driver does not set its own up again: connects fail with
+/// EINVAL from then on. For machines with ICH9, as q35 is one.
 pub const NO_SLEEP: &str = "ICH9-LPC.disable_s3=1";
 
 /// Descriptors of a virtio NIC's rings: the most that QEMU has.
@@ -144,7 +144,8 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
         .collect()
 }
 
-/// Where the virtio-vsock device of a movable VM is plugged in: a chassis of its own, apart from those of NICs.
+/// Where the virtio-vsock device of a movable VM is plugged in: a chassis of its own, apart from those of
+/// NICs.
 const VSOCK_PORT: &str = "pcie-root-port,id=vmlane-vsock-port,chassis=201,slot=0";
 
 /// The chassis of all our slots: with it a slot's number is another one than those of the caller's ports.
@@ -154,8 +155,8 @@ fn slot_id(slot: u16) -> String {
     format!("vmlane-slot{slot}")
 }
 
-/// The port of a numbered slot: guests read the number in its capabilities (PCI Express, physical slot number), and Linux
-/// names a card after it: 192 is `ens192`.
+/// The port of a numbered slot: guests read the number in its capabilities (PCI Express, physical slot
+/// number), and Linux names a card after it: 192 is `ens192`.
 fn root_port(slot: u16) -> String {
     format!("pcie-root-port,id={},chassis={CHASSIS},slot={slot}", slot_id(slot))
 }

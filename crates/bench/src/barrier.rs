@@ -8,8 +8,8 @@
 //! | `go N` | starts when its clock shows N |
 //! | any other line, such as `go` | starts at once |
 //!
-//! A client that asks for the clock a few times and keeps the quickest answer knows the clocks' difference to half of
-//! that answer's time, and can then name the same moment to every client.
+//! A client that asks for the clock a few times and keeps the quickest answer knows the clocks' difference to
+//! half of that answer's time, and can then name the same moment to every client.
 
 use std::io::{BufRead, Write};
 use std::time::{Duration, SystemTime};

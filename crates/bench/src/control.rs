@@ -15,9 +15,10 @@
 //! Finish                         -->                          the client's sessions are done
 //!                                <--    Result                what the server's sessions saw
 //! ```
-//! Instead of a test, a client may ask about the server's machine: `Ask`, then `Answer`, as often as it likes. A client that
-//! knows no secret sends `Hello` and what follows at once, which saves a round trip. The server may answer anything with `Error` and close. A peer that is silent for longer than the step
-//! allows is given up; nothing a peer sends makes the other end allocate more than `MAX_MESSAGE`.
+//! Instead of a test, a client may ask about the server's machine: `Ask`, then `Answer`, as often as it
+//! likes. A client that knows no secret sends `Hello` and what follows at once, which saves a round trip. The
+//! server may answer anything with `Error` and close. A peer that is silent for longer than the step allows
+//! is given up; nothing a peer sends makes the other end allocate more than `MAX_MESSAGE`.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -32,8 +32,8 @@ pub struct Cue {
     phase: Arc<AtomicU8>,
 }
 
-/// Borders that a test passes: the window opens, it closes, senders stop. From the last on, or without a thread
-/// that advances the phase, sessions look at the clock themselves.
+/// Borders that a test passes: the window opens, it closes, senders stop. From the last on, or without a
+/// thread that advances the phase, sessions look at the clock themselves.
 const LAST_PHASE: u8 = 3;
 
 /// Which border a session saw last; it begins with none.
@@ -73,8 +73,8 @@ impl Cue {
         true
     }
 
-    /// Whether an error on a connection only says that one of the ends gave it up when the time was over: the other
-    /// end's clock started at about the same time.
+    /// Whether an error on a connection only says that one of the ends gave it up when the time was over: the
+    /// other end's clock started at about the same time.
     pub fn was_abandoned(&self) -> bool {
         self.spec.abandon && Instant::now() >= self.opens()
     }
@@ -146,8 +146,8 @@ pub struct SessionGroup {
 }
 
 impl SessionGroup {
-    /// One thread a session; `conns` are theirs (none for crr), kept so that they can be hung up, and so that no session's thread
-    /// closes them: it has a table of files of its own.
+    /// One thread a session; `conns` are theirs (none for crr), kept so that they can be hung up, and so that
+    /// no session's thread closes them: it has a table of files of its own.
     pub fn assemble(
         spec: &Arc<Spec>,
         conns: Vec<Arc<Conn>>,
@@ -196,7 +196,8 @@ impl SessionGroup {
         start
     }
 
-    /// A thread that advances the phase at each border and then ends. Without one, every look is at the clock.
+    /// A thread that advances the phase at each border and then ends. Without one, every look is at the
+    /// clock.
     fn advance_phases(&self, start: Instant) -> Option<JoinHandle<()>> {
         let opens = start + self.spec.warmup();
         let ends = opens + self.spec.length();

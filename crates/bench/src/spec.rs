@@ -73,8 +73,8 @@ pub struct Spec {
     /// Datagrams that do not fit the path are lost, not fragmented.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dont_fragment: bool,
-    /// When the time is up, connections are closed with what is still under way, so that a test of a broken path
-    /// ends in time too.
+    /// When the time is up, connections are closed with what is still under way, so that a test of a broken
+    /// path ends in time too.
     #[serde(default, skip_serializing_if = "is_false")]
     pub abandon: bool,
 }
@@ -121,8 +121,8 @@ impl Spec {
         Duration::from_secs_f64(self.cooldown)
     }
 
-    /// Memory the server needs for all sessions: for messages, and for the socket buffers that it was asked to
-    /// set, which VMCI pins and TCP may fill.
+    /// Memory the server needs for all sessions: for messages, and for the socket buffers that it was asked
+    /// to set, which VMCI pins and TCP may fill.
     pub fn memory(&self) -> u64 {
         let each = if self.test.is_transactional() {
             self.request_bytes.saturating_add(self.response_bytes)

@@ -1,5 +1,5 @@
-//! The few calls no safe crate offers: vsock's own socket options, a vsock address with flags, a thread's time, and a
-//! thread's own table of files.
+//! The few calls no safe crate offers: vsock's own socket options, a vsock address with flags, a thread's
+//! time, and a thread's own table of files.
 //!
 //! `unsafe` is opened here because the options are 64-bit values at level AF_VSOCK and the flags byte
 //! of `sockaddr_vm` lies in what libc calls padding; everything passed to the kernel lives on our stack.
@@ -23,14 +23,16 @@ pub fn thread_cpu() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
-/// Gives the calling thread a table of open files of its own, with `socket` and the standard ones alone in it. Where threads share a
-/// table, each call counts references of its file: in an emulated guest a tenth of what a message of 512 bytes takes.
-/// Descriptors that the thread closes from now on stay open for the others. An error (Linux before 5.9) changes nothing.
+/// Gives the calling thread a table of open files of its own, with `socket` and the standard ones alone in
+/// it. Where threads share a table, each call counts references of its file: in an emulated guest a tenth of
+/// what a message of 512 bytes takes. Descriptors that the thread closes from now on stay open for the
+/// others. An error (Linux before 5.9) changes nothing.
 pub fn keep_only(socket: &Socket) -> io::Result<()> {
     const STANDARD: libc::c_uint = 3;
     let number = socket.as_raw_fd() as libc::c_uint;
     let close = |first: libc::c_uint, last: libc::c_uint| {
-        // SAFETY: closes descriptors in a copy of the table that only this thread sees, which uses none of them.
+        // SAFETY: closes descriptors in a copy of the table that only this thread sees, which uses none of
+        // them.
         match unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -78,7 +80,8 @@ pub fn vsock_address(cid: u32, port: u32, flags: u8) -> SockAddr {
 }
 
 pub fn set_vsock_option(socket: impl AsFd, option: VsockBuffer, value: u64) -> io::Result<()> {
-    // SAFETY: the descriptor is borrowed for the call; pointer and length describe `value`, which outlives it.
+    // SAFETY: the descriptor is borrowed for the call; pointer and length describe `value`, which outlives
+    // it.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -125,7 +128,8 @@ pub struct TcpState {
     pub mss: u64,
     pub rtt_us: u64,
     pub min_rtt_us: u64,
-    /// How long there was something to send, and how much of that the peer's window and our send buffer held it up.
+    /// How long there was something to send, and how much of that the peer's window and our send buffer held
+    /// it up.
     pub busy_us: u64,
     pub rwnd_limited_us: u64,
     pub sndbuf_limited_us: u64,
@@ -139,7 +143,8 @@ pub fn set_dont_fragment(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
         (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
     };
     let value: libc::c_int = libc::IP_PMTUDISC_PROBE;
-    // SAFETY: the descriptor is borrowed for the call; pointer and length describe `value`, which outlives it.
+    // SAFETY: the descriptor is borrowed for the call; pointer and length describe `value`, which outlives
+    // it.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,8 +1,9 @@
 //! Classic BPF: programs as `tcpdump -ddd` prints them, checked once and run over packets.
 //!
-//! A program that was checked ends: jumps go forward only (their distances have no sign) and stay inside, and its last
-//! instruction returns. Loads from a packet and from the scratch memory are checked; a load behind the packet's end
-//! refuses the packet, as in the kernel. The encoding is that of McCanne and Jacobson, "The BSD Packet Filter", 1993.
+//! A program that was checked ends: jumps go forward only (their distances have no sign) and stay inside, and
+//! its last instruction returns. Loads from a packet and from the scratch memory are checked; a load behind
+//! the packet's end refuses the packet, as in the kernel. The encoding is that of McCanne and Jacobson, "The
+//! BSD Packet Filter", 1993.
 
 use std::fmt;
 use std::str::FromStr;

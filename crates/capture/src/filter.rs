@@ -9,8 +9,8 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const IPV6_HEADER: usize = 40;
 
-/// What must be true of a frame or a stream; what is None is not asked. VLAN, address and program are asked of frames only, a
-/// CID of streams only, a port of both.
+/// What must be true of a frame or a stream; what is None is not asked. VLAN, address and program are asked
+/// of frames only, a CID of streams only, a port of both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// The VLAN that its tag names, or that frames without a tag belong to at its point.
@@ -26,7 +26,8 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// How many bytes of a frame are to be recorded at most; None: it is not. `untagged`: the VLAN of frames without a tag.
+    /// How many bytes of a frame are to be recorded at most; None: it is not. `untagged`: the VLAN of frames
+    /// without a tag.
     pub(crate) fn of_frame(&self, frame: &Seen<'_>, untagged: u16) -> Option<usize> {
         let rejected = self.vlan.is_some_and(|vlan| vlan_of(frame).unwrap_or(untagged) != vlan)
             || self.mac.is_some_and(|mac| !has_address(frame, mac))

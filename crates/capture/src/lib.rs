@@ -7,9 +7,10 @@
 //! | `ring.rs` | the memory shared with the client: records in, and out |
 //! | `tap.rs`, `streams.rs` | the daemon's half: what workers call with each frame, each step of a stream, each datagram |
 //!
-//! The daemon makes one [`Ring`] for a capture and a [`Tap`] or [`Streams`] for each of its points; the client maps the same file and
-//! takes records out of it with a [`Reader`]. Workers write at most as many bytes of a frame as the client asked for; they
-//! never wait, allocate, lock or make a system call. A record for which there is no room is lost and counted.
+//! The daemon makes one [`Ring`] for a capture and a [`Tap`] or [`Streams`] for each of its points; the
+//! client maps the same file and takes records out of it with a [`Reader`]. Workers write at most as many
+//! bytes of a frame as the client asked for; they never wait, allocate, lock or make a system call. A record
+//! for which there is no room is lost and counted.
 
 #![cfg_attr(
     not(test),

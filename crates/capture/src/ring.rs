@@ -7,11 +7,11 @@
 //! cells * 64 bytes written by the daemon: records, each a header and bytes
 //! ```
 //!
-//! Positions count cells and never repeat, so a number in the second table that is not its cell's position + 1 is an old one.
-//! Bytes of guests never lie in that table: none can pretend that a record begins. Several workers may write at once: each
-//! takes its cells by one compare-and-exchange on a word that the client does not see, writes, and then marks the first one.
-//! The client's position is loaded once for a record and must lie between what was written and what the ring holds; one that
-//! does not lie there counts as a full ring.
+//! Positions count cells and never repeat, so a number in the second table that is not its cell's position +
+//! 1 is an old one. Bytes of guests never lie in that table: none can pretend that a record begins. Several
+//! workers may write at once: each takes its cells by one compare-and-exchange on a word that the client does
+//! not see, writes, and then marks the first one. The client's position is loaded once for a record and must
+//! lie between what was written and what the ring holds; one that does not lie there counts as a full ring.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,8 +29,9 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 pub const VSOCK_HEADER: usize = 32;
 /// Points of one capture, at most.
 pub const MAX_POINTS: usize = 64;
-/// Bytes of a record's data, at most: the longest datagram with the header that a capture puts in front of it. The longest frame
-/// with a tag more is shorter, and so is the longest packet between two virtio-vsock guests with both headers.
+/// Bytes of a record's data, at most: the longest datagram with the header that a capture puts in front of
+/// it. The longest frame with a tag more is shorter, and so is the longest packet between two virtio-vsock
+/// guests with both headers.
 pub const MAX_RECORD: usize = VSOCK_HEADER + MAX_DATAGRAM_PAYLOAD;
 const _: () = assert!(MAX_RECORD >= MAX_FRAME + TAG);
 const _: () = assert!(MAX_RECORD >= VSOCK_HEADER + virtio_vsock::HEADER + virtio_vsock::MAX_PAYLOAD);
@@ -78,7 +79,8 @@ pub enum Direction {
     In,
 }
 
-/// What a record's bytes are: a frame, or what sockets of a VM exchange, behind a header as Linux' `vsockmon` has it.
+/// What a record's bytes are: a frame, or what sockets of a VM exchange, behind a header as Linux' `vsockmon`
+/// has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An Ethernet frame.
@@ -183,7 +185,8 @@ impl Layout {
         (self.data() + self.cells as usize * CELL).next_multiple_of(PAGE) as u64
     }
 
-    /// Where byte `at` of the record at a position lies, and how many bytes follow before the ring begins anew.
+    /// Where byte `at` of the record at a position lies, and how many bytes follow before the ring begins
+    /// anew.
     fn byte(self, position: u64, at: usize) -> (usize, usize) {
         let ring = self.cells as usize * CELL;
         let offset = ((position & (self.cells - 1)) as usize * CELL + at) & (ring - 1);
@@ -220,7 +223,8 @@ pub struct Ring {
 pub(crate) struct Slot(pub u64);
 
 impl Ring {
-    /// Makes a ring with room for about `bytes` bytes (some 66 kB at least, 1 GiB at most), for so many points.
+    /// Makes a ring with room for about `bytes` bytes (some 66 kB at least, 1 GiB at most), for so many
+    /// points.
     pub fn new(bytes: usize, points: usize) -> Result<Ring, RingError> {
         let layout = Layout::of_bytes(bytes);
         let (window, file) = Window::of_file("vmlane-capture", layout.file())?;

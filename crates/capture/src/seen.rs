@@ -1,4 +1,5 @@
-//! A frame as it would be on the wire, its tag in place, whether it comes from a sender or goes to a receiver.
+//! A frame as it would be on the wire, its tag in place, whether it comes from a sender or goes to a
+//! receiver.
 
 use vmlane_mem::Spans;
 use vmlane_port::{Offload, RxFrame, TxFrame};

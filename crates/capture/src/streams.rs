@@ -1,5 +1,6 @@
-//! What sockets of a VM exchange as a point of a capture: each step of a stream, each packet between two virtio-vsock guests and
-//! each datagram is a record, behind a header of Linux' `vsockmon` (`include/uapi/linux/vsockmon.h`, LINKTYPE_VSOCK).
+//! What sockets of a VM exchange as a point of a capture: each step of a stream, each packet between two
+//! virtio-vsock guests and each datagram is a record, behind a header of Linux' `vsockmon`
+//! (`include/uapi/linux/vsockmon.h`, LINKTYPE_VSOCK).
 
 use std::sync::Arc;
 
@@ -67,15 +68,15 @@ impl Payload<'_> {
 }
 
 impl Streams {
-    /// Point number `point` of the capture that `ring` belongs to: sockets of the VM `cid`. At most `snap` bytes of each
-    /// step, packet or datagram are recorded, those of the headers included.
+    /// Point number `point` of the capture that `ring` belongs to: sockets of the VM `cid`. At most `snap`
+    /// bytes of each step, packet or datagram are recorded, those of the headers included.
     pub fn new(ring: Arc<Ring>, point: u16, cid: u32, snap: usize, filter: Filter) -> Streams {
         ring.set_present(point, true);
         Streams { ring, point, cid, snap: snap.min(MAX_RECORD), filter }
     }
 
-    /// Of both ends of a stream between two VMs that are captured, and of the one end that a point has: each byte is recorded once
-    /// for each point.
+    /// Of both ends of a stream between two VMs that are captured, and of the one end that a point has: each
+    /// byte is recorded once for each point.
     fn concerns(&self, from: StreamAddress) -> bool {
         let ends = [(from.cid, from.port), (from.peer_cid, from.peer_port)];
         (from.cid == self.cid || from.peer_cid == self.cid) && self.filter.of_stream(ends)

@@ -19,8 +19,8 @@ pub struct Tap {
     filter: Filter,
     /// The VLAN of frames without a tag.
     untagged: AtomicU16,
-    /// The last frame that was sent, until it is known what became of it. The one worker that owns the port uses these; they
-    /// are atomics because it may be another one later.
+    /// The last frame that was sent, until it is known what became of it. The one worker that owns the port
+    /// uses these; they are atomics because it may be another one later.
     staged: Staged,
 }
 
@@ -37,13 +37,15 @@ struct Staged {
 }
 
 impl Tap {
-    /// Point number `point` of the capture that `ring` belongs to; at most `snap` bytes of each frame are recorded.
+    /// Point number `point` of the capture that `ring` belongs to; at most `snap` bytes of each frame are
+    /// recorded.
     pub fn new(ring: Arc<Ring>, point: u16, snap: usize, filter: Filter) -> Tap {
         let (untagged, staged) = (AtomicU16::new(0), Staged::default());
         Tap { ring, point, snap: snap.min(MAX_RECORD), filter, untagged, staged }
     }
 
-    /// Takes a place in the ring for a frame that the filter lets through, and writes what is to be kept of it.
+    /// Takes a place in the ring for a frame that the filter lets through, and writes what is to be kept of
+    /// it.
     #[inline]
     fn write(&self, frame: &Seen<'_>) -> Option<(Slot, usize)> {
         let wanted = self.filter.of_frame(frame, self.untagged.load(Ordering::Relaxed))?;

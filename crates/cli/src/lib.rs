@@ -37,8 +37,8 @@ fn command() -> Command {
     with_paragraphs(Cli::command())
 }
 
-/// The text after the options has line breaks where the source does; a terminal of another width would show single words
-/// on lines of their own. So the lines of a paragraph are joined, and clap breaks them anew.
+/// The text after the options has line breaks where the source does; a terminal of another width would show
+/// single words on lines of their own. So the lines of a paragraph are joined, and clap breaks them anew.
 fn with_paragraphs(command: Command) -> Command {
     let command = command.mut_subcommands(with_paragraphs);
     match command.get_after_help().map(|text| join_paragraphs(&text.to_string())) {
@@ -47,7 +47,8 @@ fn with_paragraphs(command: Command) -> Command {
     }
 }
 
-/// Joins lines that are prose. Those of lists and examples begin with a space, those above them end with a colon.
+/// Joins lines that are prose. Those of lists and examples begin with a space, those above them end with a
+/// colon.
 fn join_paragraphs(text: &str) -> String {
     let mut joined = String::new();
     let mut in_prose = false;

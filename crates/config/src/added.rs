@@ -1,7 +1,8 @@
-//! VMs that were added at run time: each is a file in a directory of the daemon's own, so that every next daemon serves it, too.
+//! VMs that were added at run time: each is a file in a directory of the daemon's own, so that every next
+//! daemon serves it, too.
 //!
-//! The directory is open before the daemon gives its rights up. A file appears, and goes, as a whole and for good: it is written
-//! under another name, synchronized and renamed.
+//! The directory is open before the daemon gives its rights up. A file appears, and goes, as a whole and for
+//! good: it is written under another name, synchronized and renamed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -34,8 +35,8 @@ pub const STATE_DIR: &str = "/var/lib/vmlane";
 /// The name of the directory of added VMs in there.
 const NAME: &str = "vms.d";
 
-/// The directory of the daemon's state: what `--state-dir` says; else the usual one, for the daemon of the usual runtime
-/// directory; else the runtime directory.
+/// The directory of the daemon's state: what `--state-dir` says; else the usual one, for the daemon of the
+/// usual runtime directory; else the runtime directory.
 pub fn state_dir(runtime: &Path, given: Option<&Path>) -> PathBuf {
     let usual = Path::new(STATE_DIR);
     match given {
@@ -59,7 +60,8 @@ pub struct AddedVms {
 }
 
 impl AddedVms {
-    /// The directory below `state`, as it is: for those who only read it. `owners`: users beside root and this process's own who may own it.
+    /// The directory below `state`, as it is: for those who only read it. `owners`: users beside root and
+    /// this process's own who may own it.
     pub fn look(state: &Path, owners: &[u32]) -> io::Result<Option<AddedVms>> {
         let path = directory(&std::path::absolute(state)?);
         match (Trust { owners, ..Trust::default() }).open(&path) {
@@ -69,8 +71,8 @@ impl AddedVms {
         }
     }
 
-    /// The directory below `state`, made if need be, for this daemon alone. Without it, a daemon serves what its
-    /// configuration says; that it is another daemon's is an error.
+    /// The directory below `state`, made if need be, for this daemon alone. Without it, a daemon serves what
+    /// its configuration says; that it is another daemon's is an error.
     pub fn open(state: &Path, owners: &[u32]) -> io::Result<AddedVms> {
         let path = directory(&std::path::absolute(state)?);
         let directory = make(state, &path, owners);
@@ -151,8 +153,8 @@ fn file_name(vm: &str) -> String {
     format!("{vm}.toml")
 }
 
-/// Opens the directory, made if need be. The one that it is in may belong to another user, who may have put a link there, or
-/// had something mounted: neither is used.
+/// Opens the directory, made if need be. The one that it is in may belong to another user, who may have put a
+/// link there, or had something mounted: neither is used.
 fn make(state: &Path, path: &Path, owners: &[u32]) -> io::Result<File> {
     let trust = Trust { owners, ..Trust::default() };
     let parent = trust.make(state, 0o755).map_err(|error| error.about(state))?;
@@ -167,7 +169,8 @@ fn make(state: &Path, path: &Path, owners: &[u32]) -> io::Result<File> {
     Ok(directory)
 }
 
-/// Until this process ends. One that another daemon holds may be about to be free: it ends, or is about to start a program.
+/// Until this process ends. One that another daemon holds may be about to be free: it ends, or is about to
+/// start a program.
 fn lock(directory: &File, path: &Path) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,4 +1,5 @@
-//! The configuration as a whole: its sections in the order in which they are checked, and what others ask of it.
+//! The configuration as a whole: its sections in the order in which they are checked, and what others ask of
+//! it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,8 @@ pub struct Config {
     pub route: Option<RouteConfig>,
     /// Where each VM is described, by its name.
     pub places: BTreeMap<String, VmPlace>,
-    /// Where what warnings may be about is described, file and line: `daemon: user`, `uplink NAME`, `host N`, `control N`.
+    /// Where what warnings may be about is described, file and line: `daemon: user`, `uplink NAME`, `host N`,
+    /// `control N`.
     pub marks: BTreeMap<String, (PathBuf, usize)>,
 }
 
@@ -88,8 +90,8 @@ impl Config {
         check(sources, uplinks)
     }
 
-    /// Bytes of guest memory that each device of a VM may map: what the configuration says, or as much as the host
-    /// has, as far as the address space goes.
+    /// Bytes of guest memory that each device of a VM may map: what the configuration says, or as much as the
+    /// host has, as far as the address space goes.
     pub fn memory_limit(&self, vm: &VmConfig) -> u64 {
         vm.memory.unwrap_or_else(|| address_space(&self.vms, vm).min(host_memory()))
     }
@@ -99,7 +101,8 @@ impl Config {
         Ports { vms: &self.vms, uplinks: &self.uplinks, port_groups: &self.port_groups }
     }
 
-    /// A VM's forwards with the CIDs of their targets. Targets that the configuration lacks lead nowhere; a checked one has none.
+    /// A VM's forwards with the CIDs of their targets. Targets that the configuration lacks lead nowhere; a
+    /// checked one has none.
     pub fn forwards(&self, vm: &VmConfig) -> Vec<Forward> {
         let forward = |forward: &ForwardConfig| {
             let to_cid = match &forward.to_vm {
@@ -147,8 +150,8 @@ fn check<T>(sources: &Sources, make: impl FnOnce(&RawConfig, &mut Notes<'_>) -> 
     checked.map_err(|problems: Vec<Problem>| ConfigError::Invalid { problems })
 }
 
-/// All sections. What belongs to several is checked once each of them is known by itself: what does not fit together is no mistake
-/// of its own where one of them has one.
+/// All sections. What belongs to several is checked once each of them is known by itself: what does not fit
+/// together is no mistake of its own where one of them has one.
 fn judge(raw: &RawConfig, sources: &Sources, notes: &mut Notes<'_>) -> Config {
     let defaults = limits::judge("limits", &raw.limits, (Limits::default(), None), notes);
     let daemon = daemon::judge(&raw.daemon, notes);

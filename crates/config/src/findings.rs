@@ -23,8 +23,8 @@ pub struct Findings {
     pub uplinks: usize,
 }
 
-/// Judges the configuration `main` with what belongs to it, for a daemon that serves in `runtime` and keeps its state in
-/// `state`. `owners`: users beside root and this process's own who may own its directories.
+/// Judges the configuration `main` with what belongs to it, for a daemon that serves in `runtime` and keeps
+/// its state in `state`. `owners`: users beside root and this process's own who may own its directories.
 pub fn check(main: &Path, runtime: &Path, state: &Path, owners: impl Fn(&Sources) -> Vec<u32>) -> Findings {
     let mut findings = Findings::default();
     let sources = match Sources::read(main) {

@@ -36,7 +36,8 @@ pub fn judge(vm: &VmConfig, raw: &RawVm, notes: &mut Notes<'_>) {
         );
         notes.conflict(on.span(), &devices(), text);
     }
-    // QEMU has no way to migrate a vfio-user device: an administrator has to know that before the VM is started.
+    // QEMU has no way to migrate a vfio-user device: an administrator has to know that before the VM is
+    // started.
     let Some(on) = raw.movable.as_ref().filter(|_| vm.movable) else { return };
     let (device, instead) = match vmxnet3 {
         _ if vm.vsock.is_vmci() => ("its VMCI device".to_owned(), "vsock = \"virtio\" or \"none\""),

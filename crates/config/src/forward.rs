@@ -12,8 +12,8 @@ const PORTS: RangeInclusive<i64> = 0..=0xffff_fffe;
 /// What a forward is led to instead of a VM and its port: the host's programs at the same port.
 const HOST_PROGRAMS: &str = "host";
 
-/// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`, which may be the CID of another
-/// host's; None: of the host.
+/// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`, which may
+/// be the CID of another host's; None: of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardConfig {
     pub port: u32,

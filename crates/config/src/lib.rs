@@ -1,9 +1,11 @@
-//! The configuration: what its files may say, checked as a whole before any of it takes effect. Nothing else sees text from the files.
+//! The configuration: what its files may say, checked as a whole before any of it takes effect. Nothing else
+//! sees text from the files.
 //!
-//! [`Sources`] are the files, as they were read. [`Config::check`] makes one document of them (`merge.rs`), with the place of every value
-//! (`raw.rs`), and has each section checked: a file here for each, whose `judge` makes its part of the [`Config`] and leaves mistakes
-//! in the notes (`notes.rs`). The result is a configuration, or everything that is wrong with it, each with its line. [`plan::plan`] says
-//! what of a new one a daemon can apply while VMs run.
+//! [`Sources`] are the files, as they were read. [`Config::check`] makes one document of them (`merge.rs`),
+//! with the place of every value (`raw.rs`), and has each section checked: a file here for each, whose
+//! `judge` makes its part of the [`Config`] and leaves mistakes in the notes (`notes.rs`). The result is a
+//! configuration, or everything that is wrong with it, each with its line. [`plan::plan`] says what of a new
+//! one a daemon can apply while VMs run.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -88,8 +90,8 @@ pub use vlan::Vlan;
 pub use vm::{VmConfig, VmPlace};
 pub use vsock::Vsock;
 
-/// Exit code of a process whose configuration is wrong: `EX_CONFIG` of sysexits.h. A service manager need not try again
-/// (`RestartPreventExitStatus=` in packaging/systemd/vmlane.service).
+/// Exit code of a process whose configuration is wrong: `EX_CONFIG` of sysexits.h. A service manager need not
+/// try again (`RestartPreventExitStatus=` in packaging/systemd/vmlane.service).
 pub const EXIT_CODE: u8 = 78;
 /// Where the configuration is unless another file is named.
 pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";

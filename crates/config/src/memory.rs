@@ -10,8 +10,8 @@ use crate::vm::VmConfig;
 /// Bytes of memory that a device must be able to map.
 const SMALLEST_SHARE: u64 = 1 << 30;
 
-/// Bytes of the host's memory. A VM's memory file can be sparse and of any size; pages that the daemon is the first to touch are charged to
-/// the daemon, so it maps no more than a VM can have.
+/// Bytes of the host's memory. A VM's memory file can be sparse and of any size; pages that the daemon is the
+/// first to touch are charged to the daemon, so it maps no more than a VM can have.
 pub fn host_memory() -> u64 {
     let system = rustix::system::sysinfo();
     system.totalram.saturating_mul(system.mem_unit.max(1).into())

@@ -1,4 +1,5 @@
-//! Several files as one document: lists add up, in the order of the files; anything else may stand in one of them only.
+//! Several files as one document: lists add up, in the order of the files; anything else may stand in one of
+//! them only.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -132,7 +133,8 @@ fn moved_by<T, U>(spanned: Spanned<T>, by: usize, inner: impl FnOnce(T) -> U) ->
 /// What the parser says of a key or a table that is there twice.
 const DUPLICATE: &str = "duplicate key";
 
-/// The first table of a file that is one of several and has single brackets: a second one is a duplicate then.
+/// The first table of a file that is one of several and has single brackets: a second one is a duplicate
+/// then.
 fn single_brackets(sources: &Sources, shape: &Shape, start: usize, source: &Source) -> Option<Problem> {
     let mut place = start;
     for line in source.text.split_inclusive('\n') {

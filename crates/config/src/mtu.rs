@@ -1,5 +1,5 @@
-//! NICs whose guests would send packets that are longer than the network behind their uplink carries, as an overlay's headers take
-//! some room.
+//! NICs whose guests would send packets that are longer than the network behind their uplink carries, as an
+//! overlay's headers take some room.
 
 use std::fs;
 use std::path::Path;

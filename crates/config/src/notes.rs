@@ -1,4 +1,5 @@
-//! What the checks of all sections find: mistakes with their places; and the rules by which they read names, numbers and words.
+//! What the checks of all sections find: mistakes with their places; and the rules by which they read names,
+//! numbers and words.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Display;
@@ -63,8 +64,8 @@ impl<'t> Notes<'t> {
         self.problems.push((span.start, self.sources.problem(span.start, text)));
     }
 
-    /// A mistake that several values make together. It is not reported if one of them is wrong by itself: what it was meant
-    /// to be is not known.
+    /// A mistake that several values make together. It is not reported if one of them is wrong by itself:
+    /// what it was meant to be is not known.
     pub fn conflict(&mut self, span: Range<usize>, of: &[Range<usize>], text: String) {
         let is_wrong = |span: &Range<usize>| self.problems.iter().any(|(place, _)| span.contains(place));
         if !of.iter().any(is_wrong) {

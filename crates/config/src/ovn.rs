@@ -1,5 +1,5 @@
-//! NICs that are logical ports of OVN: `ovn` of a NIC, and the table `[ovn]`. Each has an uplink of its own, a TAP interface that
-//! the helper makes a port of the integration bridge.
+//! NICs that are logical ports of OVN: `ovn` of a NIC, and the table `[ovn]`. Each has an uplink of its own,
+//! a TAP interface that the helper makes a port of the integration bridge.
 
 use std::path::PathBuf;
 

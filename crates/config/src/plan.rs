@@ -254,7 +254,8 @@ fn conflict(config: &Config) -> Option<String> {
     None
 }
 
-/// VMs that stay and whose record in the table of VMs changes: their own keys changed, or their targets' CIDs.
+/// VMs that stay and whose record in the table of VMs changes: their own keys changed, or their targets'
+/// CIDs.
 fn changed_in_place(old: &Config, plan: &Plan) -> Vec<String> {
     let stays = |vm: &&VmConfig| !plan.add.contains(&vm.name);
     let differs = |vm: &&VmConfig| {

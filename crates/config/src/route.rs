@@ -52,7 +52,8 @@ pub struct PeerConfig {
     pub cids: Vec<CidRange>,
     pub groups: Vec<String>,
     pub trusted: bool,
-    /// SHA-256 of each certificate that it may have, 64 hexadecimal digits; empty: any that proves its name will do.
+    /// SHA-256 of each certificate that it may have, 64 hexadecimal digits; empty: any that proves its name
+    /// will do.
     pub fingerprints: Vec<String>,
 }
 

@@ -1,4 +1,5 @@
-//! What kind of value each key takes, as data: for messages about keys and values that do not fit, and for the JSON schema.
+//! What kind of value each key takes, as data: for messages about keys and values that do not fit, and for
+//! the JSON schema.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! The files that a configuration is made of: the main one, then those of `conf.d` beside it in the order of their names,
-//! then the VMs that were added at run time.
+//! The files that a configuration is made of: the main one, then those of `conf.d` beside it in the order of
+//! their names, then the VMs that were added at run time.
 //!
 //! A place in them is one number: an offset in all texts, one after the other, each with a newline behind it.
 
@@ -47,8 +47,8 @@ pub fn directory(main: &Path) -> PathBuf {
     main.parent().unwrap_or(Path::new("")).join("conf.d")
 }
 
-/// The main file, and those of `conf.d` that count: `*.toml`, by name. Hidden ones do not, nor what editors and packages
-/// leave (`x.toml~`, `#x.toml#`, `x.toml.dpkg-old`). `trust`: whose the directory may be.
+/// The main file, and those of `conf.d` that count: `*.toml`, by name. Hidden ones do not, nor what editors
+/// and packages leave (`x.toml~`, `#x.toml#`, `x.toml.dpkg-old`). `trust`: whose the directory may be.
 pub fn files(main: &Path, trust: &Trust<'_>) -> Result<Vec<PathBuf>, ConfigError> {
     let directory = directory(main);
     let unreadable = |cause: io::Error| ConfigError::File { path: directory.clone(), cause };
@@ -73,7 +73,8 @@ pub fn files(main: &Path, trust: &Trust<'_>) -> Result<Vec<PathBuf>, ConfigError
     Ok(std::iter::once(main.to_owned()).chain(names.iter().map(|name| directory.join(name))).collect())
 }
 
-/// The main file, and its owner: whoever names the file trusts its owner. It must be a file (a pipe would be waited for).
+/// The main file, and its owner: whoever names the file trusts its owner. It must be a file (a pipe would be
+/// waited for).
 fn open_main(path: &Path) -> io::Result<(File, u32)> {
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -108,8 +109,8 @@ impl Sources {
         self.0.iter().filter(|source| source.text.contains("daemon")).find_map(user)
     }
 
-    /// Reads the main file, and those of `conf.d`, which no others than root, this process's user and the main file's owner can have
-    /// put there.
+    /// Reads the main file, and those of `conf.d`, which no others than root, this process's user and the
+    /// main file's owner can have put there.
     pub fn read(main: &Path) -> Result<Sources, ConfigError> {
         // The main one first: if it is missing, that is what has to be said.
         let unreadable = |cause| ConfigError::Unreadable { path: main.to_owned(), cause };
@@ -157,7 +158,8 @@ impl Sources {
         Problem { path, line: Some(line), text }
     }
 
-    /// A place, as an operator reads it; `near` is the place of what it is said about: a line of the same file needs no name.
+    /// A place, as an operator reads it; `near` is the place of what it is said about: a line of the same
+    /// file needs no name.
     pub fn shown(&self, place: usize, near: usize) -> String {
         match (self.at(place), self.at(near)) {
             (Some((file, line)), Some((same, _))) if std::ptr::eq(file, same) => format!("line {line}"),

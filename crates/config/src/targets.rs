@@ -19,7 +19,8 @@ pub struct Targets<'c> {
     pub hosts_are_known: bool,
 }
 
-/// Every forward leads to another VM of the same group, or to a CID of another host that the group may reach, and no port leads to two.
+/// Every forward leads to another VM of the same group, or to a CID of another host that the group may reach,
+/// and no port leads to two.
 pub fn judge(index: usize, targets: &Targets<'_>, notes: &mut Notes<'_>) {
     let (all, raws) = (targets.vms, targets.raws);
     let (Some(vm), Some(raw)) = (all.get(index), raws.get(index).map(Spanned::get_ref)) else { return };
@@ -70,7 +71,8 @@ impl Targets<'_> {
         self.raws.iter().map(Spanned::get_ref).find(is_its)
     }
 
-    /// Is it a CID of another host that the VM may reach? Without the other hosts, every CID may be one of theirs.
+    /// Is it a CID of another host that the VM may reach? Without the other hosts, every CID may be one of
+    /// theirs.
     fn is_elsewhere(&self, cid: u32, vm: &VmConfig) -> bool {
         !self.hosts_are_known || self.route.is_some_and(|route| route.reaches(cid, &vm.group))
     }

@@ -1,5 +1,6 @@
-//! The files of the configuration as helpers with rights read them: only if no other user can have written them. So a daemon that was
-//! taken over cannot change what they do. VMs that were added at run time are not read: the daemon writes them.
+//! The files of the configuration as helpers with rights read them: only if no other user can have written
+//! them. So a daemon that was taken over cannot change what they do. VMs that were added at run time are not
+//! read: the daemon writes them.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

@@ -13,7 +13,8 @@ use crate::role::{self, Role};
 /// kept free for contexts that are no VMs.
 pub const CIDS: RangeInclusive<i64> = 3..=0x7fff_ffff;
 
-/// By what a VM takes part in the CID space: the key `vsock`, with the keys that go with one of its values only.
+/// By what a VM takes part in the CID space: the key `vsock`, with the keys that go with one of its values
+/// only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vsock {
     /// A VMCI device.

@@ -111,8 +111,8 @@ const WORKER: &[c_long] = &[
 /// Raises the event fds of VMMs (`transport/event_fd.rs`).
 const EVENTS: &[c_long] = &[libc::SYS_io_getevents, libc::SYS_io_submit];
 
-/// Memory files: guests', rings of a connection, state that outlives the daemon; and the keeper's socket that they are sent
-/// to.
+/// Memory files: guests', rings of a connection, state that outlives the daemon; and the keeper's socket that
+/// they are sent to.
 const HOLDING: &[c_long] = &[
     libc::SYS_fallocate,
     libc::SYS_fcntl,

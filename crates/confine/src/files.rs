@@ -31,10 +31,11 @@ pub enum Enforced {
     Not,
 }
 
-/// Confines this thread, and the threads it starts, to the runtime directory (everything but execution), those of the
-/// configuration (reading: editors replace files, and more come), that of added VMs (files in it), those of hybrid sockets (sockets
-/// in them), `program` (reading and starting it again) and the lists of users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
-/// process signalled but those that the daemon starts.
+/// Confines this thread, and the threads it starts, to the runtime directory (everything but execution),
+/// those of the configuration (reading: editors replace files, and more come), that of added VMs (files in
+/// it), those of hybrid sockets (sockets in them), `program` (reading and starting it again) and the lists of
+/// users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another
+/// program connected to, and no process signalled but those that the daemon starts.
 pub fn confine(directories: &Directories<'_>, program: &Path) -> Result<Enforced, FilesError> {
     let all = AccessFs::from_all(KNOWN);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;

@@ -8,8 +8,8 @@
 //! | `calls.rs` | seccomp: an allow-list for the process, a shorter one for each kind of thread |
 //! | `violation.rs` | what happens when a thread tries more |
 //!
-//! [`confine`] is called once, by the only thread there is: what is given up then, is given up for all later threads. Which
-//! directories a daemon has, its caller knows ([`Directories`]).
+//! [`confine`] is called once, by the only thread there is: what is given up then, is given up for all later
+//! threads. Which directories a daemon has, its caller knows ([`Directories`]).
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
@@ -51,7 +51,8 @@ pub fn is_confined() -> bool {
     STATE.get().is_some()
 }
 
-/// What keeps the daemon's own number of a user from being given to others, to be held as long as a process has it.
+/// What keeps the daemon's own number of a user from being given to others, to be held as long as a process
+/// has it.
 static USER_LOCK: OnceLock<File> = OnceLock::new();
 
 /// That lock, if this process has taken it.
@@ -64,8 +65,9 @@ pub fn keep_user_lock(lock: File) {
     let _ = USER_LOCK.set(lock);
 }
 
-/// Users beside root and this process's own who may own directories of the daemon that serves in `runtime`: whom such daemons
-/// become. `configured`: the user that the configuration names; `state`: its other directories.
+/// Users beside root and this process's own who may own directories of the daemon that serves in `runtime`:
+/// whom such daemons become. `configured`: the user that the configuration names; `state`: its other
+/// directories.
 pub fn users(configured: Option<&str>, runtime: &Path, state: &[&Path]) -> Vec<u32> {
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let state: Vec<PathBuf> = state.iter().map(|path| absolute(path)).collect();
@@ -149,8 +151,8 @@ pub fn no_core_dumps() -> io::Result<()> {
     Ok(())
 }
 
-/// For the uplink helper: of all capabilities, only what interfaces need is left. TAP needs the first one; AF_XDP needs the
-/// others, too, for sockets, their program, and frames that stay in RAM.
+/// For the uplink helper: of all capabilities, only what interfaces need is left. TAP needs the first one;
+/// AF_XDP needs the others, too, for sockets, their program, and frames that stay in RAM.
 pub fn keep_network_rights() -> io::Result<()> {
     let needed =
         [CapabilitySet::NET_ADMIN, CapabilitySet::NET_RAW, CapabilitySet::BPF, CapabilitySet::IPC_LOCK];

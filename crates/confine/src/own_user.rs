@@ -1,10 +1,11 @@
-//! A user of the daemon's own where the host has none for it: a number that no account, service or process has.
+//! A user of the daemon's own where the host has none for it: a number that no account, service or process
+//! has.
 //!
-//! The number is from systemd's range for dynamic users, as far as Debian's policy leaves that free of accounts, too.
-//! It is not given to others while it is in use: its file in systemd's directory of such numbers (or, where
-//! there is no systemd, in one of vmlane's) is locked as systemd locks it. The lock is held by the daemon and, for the
-//! next one, by its keeper. The record of the number is the runtime directory itself, which the user owns: the next
-//! daemon takes the same one.
+//! The number is from systemd's range for dynamic users, as far as Debian's policy leaves that free of
+//! accounts, too. It is not given to others while it is in use: its file in systemd's directory of such
+//! numbers (or, where there is no systemd, in one of vmlane's) is locked as systemd locks it. The lock is
+//! held by the daemon and, for the next one, by its keeper. The record of the number is the runtime directory
+//! itself, which the user owns: the next daemon takes the same one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -44,8 +45,8 @@ pub fn take(runtime: &Path, owner: u32, accounts: &Accounts) -> io::Result<OwnUs
     take_in(directory, runtime, owner, accounts, has_process)
 }
 
-/// Is it the number of a previous daemon's user? No account has it, and no lock says that it is a service's, or that it is the
-/// daemon's of another directory than `runtime`. None: of any.
+/// Is it the number of a previous daemon's user? No account has it, and no lock says that it is a service's,
+/// or that it is the daemon's of another directory than `runtime`. None: of any.
 pub fn is_previous(uid: u32, runtime: Option<&Path>, accounts: &Accounts) -> bool {
     is_previous_in(&[SYSTEMD, OTHERWISE].map(Path::new), uid, runtime, accounts)
 }

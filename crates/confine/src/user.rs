@@ -88,9 +88,9 @@ pub fn choose(configured: Option<&str>, runtime: &Path, directory: &File) -> Res
     own_user::take(runtime, owner, &accounts).map(Become::Own).map_err(ConfineError::NoUser)
 }
 
-/// Users whom daemons of the directory `runtime` become that are started as root: the one that the configuration names, the
-/// host's usual one, and of numbers without an account the ones of daemons that own `runtime` (of this very directory) or one of
-/// `state` (which daemons of several ones may have had in turn).
+/// Users whom daemons of the directory `runtime` become that are started as root: the one that the
+/// configuration names, the host's usual one, and of numbers without an account the ones of daemons that own
+/// `runtime` (of this very directory) or one of `state` (which daemons of several ones may have had in turn).
 pub fn of_daemons(configured: Option<&str>, runtime: &Path, state: &[PathBuf]) -> Vec<u32> {
     let accounts = Accounts::host();
     let listed = configured.into_iter().chain([DEFAULT]).filter_map(|name| accounts.user(name));
@@ -117,13 +117,14 @@ fn blocked(path: &Path, user: &User) -> Option<String> {
     })
 }
 
-/// Names of the sockets that a previous daemon may have left in the runtime directory, and of the VMs' directory.
+/// Names of the sockets that a previous daemon may have left in the runtime directory, and of the VMs'
+/// directory.
 const SOCKETS: [&str; 3] = ["control.sock", "host.sock", "keeper.sock"];
 const VMS: &str = "vm";
 
-/// Gives the runtime directory, and the sockets that a previous daemon left in it, to the user. Another user owned the
-/// directory until now, and may have put anything there: no link is followed, and nothing else changes hands than
-/// directories, and sockets that have no second name.
+/// Gives the runtime directory, and the sockets that a previous daemon left in it, to the user. Another user
+/// owned the directory until now, and may have put anything there: no link is followed, and nothing else
+/// changes hands than directories, and sockets that have no second name.
 pub fn hand_over(directory: &File, user: &User) -> io::Result<()> {
     let give =
         Give { device: fstat(directory)?.st_dev, uid: Uid::from_raw(user.uid), gid: Gid::from_raw(user.gid) };
@@ -138,15 +139,15 @@ pub fn hand_over(directory: &File, user: &User) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives an open directory of the daemon's own to the user. The files in it stay whose they are: who owns the directory can
-/// read and replace them.
+/// Gives an open directory of the daemon's own to the user. The files in it stay whose they are: who owns the
+/// directory can read and replace them.
 pub fn give(directory: Option<BorrowedFd<'_>>, user: &User) -> io::Result<()> {
     let Some(directory) = directory else { return Ok(()) };
     Ok(fchown(directory, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?)
 }
 
-/// Who takes an open directory back, in a daemon that stays root: a previous daemon may have become another user. The group that an
-/// operator gave it stays.
+/// Who takes an open directory back, in a daemon that stays root: a previous daemon may have become another
+/// user. The group that an operator gave it stays.
 pub fn root_of(directory: BorrowedFd<'_>) -> io::Result<Option<User>> {
     let gid = fstat(directory)?.st_gid;
     Ok(geteuid().is_root().then(|| User { name: "root".into(), uid: 0, gid }))

@@ -1,6 +1,6 @@
 //! What happens when a thread makes a system call that its filter does not let through: the call is not
-//! carried out, one line reports it, and the process ends. No code of ours makes such a call, so the thread runs
-//! foreign code; there is nothing to save in this process.
+//! carried out, one line reports it, and the process ends. No code of ours makes such a call, so the thread
+//! runs foreign code; there is nothing to save in this process.
 #![allow(unsafe_code)] // a signal handler
 
 use std::io;

@@ -1,7 +1,8 @@
 //! Who may ask the daemon what at the control socket.
 //!
-//! Root and the daemon's own user may ask everything. Others may what the configuration's `[[control]]` grants to
-//! their user or group: to see everything (`observe`), to see their own VMs (`own`), or everything (`admin`).
+//! Root and the daemon's own user may ask everything. Others may what the configuration's `[[control]]`
+//! grants to their user or group: to see everything (`observe`), to see their own VMs (`own`), or everything
+//! (`admin`).
 
 use vmlane_access::{Owner, Peer};
 pub use vmlane_api::May;

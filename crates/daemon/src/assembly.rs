@@ -70,7 +70,8 @@ pub struct Daemon {
     started: Instant,
 }
 
-/// What a daemon is built of: who it is, what a previous one left in `store`, and the uplinks that it has opened.
+/// What a daemon is built of: who it is, what a previous one left in `store`, and the uplinks that it has
+/// opened.
 pub struct Builder {
     pub paths: Paths,
     pub files: Files,

@@ -1,5 +1,5 @@
-//! Captures: which points there are, how many captures there may be, what they recorded and lost, and what ends with the
-//! client's connection.
+//! Captures: which points there are, how many captures there may be, what they recorded and lost, and what
+//! ends with the client's connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,6 @@
-//! Changes of what is served while the daemon runs: a reload of the configuration, VMs that are added and removed, links that are
-//! set. All but the last make a configuration, and what differs from the one in force is carried out.
+//! Changes of what is served while the daemon runs: a reload of the configuration, VMs that are added and
+//! removed, links that are set. All but the last make a configuration, and what differs from the one in force
+//! is carried out.
 
 use std::path::Path;
 
@@ -38,8 +39,8 @@ pub fn reload(served: &mut Served, host: &Host) -> Result<Reloaded, Failure> {
     Ok(carry_out(served, host, plan))
 }
 
-/// Serves a VM more, now and after every restart. Nothing else changes, also if the configuration's files have changed
-/// since they were read.
+/// Serves a VM more, now and after every restart. Nothing else changes, also if the configuration's files
+/// have changed since they were read.
 pub fn add_vm(served: &mut Served, host: &Host, text: &str) -> Result<VmAdded, Failure> {
     if text.len() as u64 > MOST_BYTES {
         let length = text.len();
@@ -94,7 +95,8 @@ pub fn add_vm(served: &mut Served, host: &Host, text: &str) -> Result<VmAdded, F
     Ok(done)
 }
 
-/// Ends a VM that was added: it is served no more, and by no later daemon. With `force` also if a VMM is attached.
+/// Ends a VM that was added: it is served no more, and by no later daemon. With `force` also if a VMM is
+/// attached.
 pub fn remove_vm(served: &mut Served, host: &Host, name: &str, force: bool) -> Result<VmRemoved, Failure> {
     let Some(place) = served.config.places.get(name) else {
         let message = format!("there is no VM {name:?}; known are {}", served.config.names());
@@ -238,7 +240,8 @@ pub fn provoke(served: &Served, host: &Host, name: &str, at: &str, what: Provoke
     faults.provoke(&served.vm(name)?.target(host), at, what)
 }
 
-/// What leads from the configuration in force to `new`. `forced`: a VM that may be removed though it is attached.
+/// What leads from the configuration in force to `new`. `forced`: a VM that may be removed though it is
+/// attached.
 fn planned(served: &Served, new: &Config, forced: Option<&str>) -> Result<Plan, Conflict> {
     plan(&served.config, new, |name| forced != Some(name) && served.has_session(name))
 }

@@ -1,5 +1,5 @@
-//! What the daemon does about faults: it counts those of its own threads, watches its workers, takes a VM whose devices fail too
-//! often out of service, and takes it back on request.
+//! What the daemon does about faults: it counts those of its own threads, watches its workers, takes a VM
+//! whose devices fail too often out of service, and takes it back on request.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +40,8 @@ impl Health {
         Health { watchdog: Mutex::new(dog), counts, poisonings }
     }
 
-    /// Puts VMs into quarantine whose devices fail too often. True if every worker is well. To be called several
-    /// times a second, by a thread that may wait for sessions and workers.
+    /// Puts VMs into quarantine whose devices fail too often. True if every worker is well. To be called
+    /// several times a second, by a thread that may wait for sessions and workers.
     pub fn check(&self, host: &Host, served: &Mutex<Served>) -> bool {
         let now = Instant::now();
         // VMMs whose memory is lost may never say anything again, and their ports would stay.

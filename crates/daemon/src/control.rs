@@ -1,9 +1,9 @@
 //! The control socket: a thread per client, a bound on everything.
 //!
-//! Clients are the operator's programs, but a hung one must not keep another from asking, nor the
-//! daemon from working: there are so many at once, a request must arrive and an answer be taken
-//! within a time, and a fault while answering ends in an error answer. Users who may not change anything get a part of
-//! the places, each of them a few: they keep no administrator out.
+//! Clients are the operator's programs, but a hung one must not keep another from asking, nor the daemon from
+//! working: there are so many at once, a request must arrive and an answer be taken within a time, and a
+//! fault while answering ends in an error answer. Users who may not change anything get a part of the places,
+//! each of them a few: they keep no administrator out.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -234,7 +234,8 @@ impl Server {
     }
 }
 
-/// Answers a client, whatever it asks, why it is not served; that fits the socket's buffer, so nothing waits here.
+/// Answers a client, whatever it asks, why it is not served; that fits the socket's buffer, so nothing waits
+/// here.
 fn turn_away(stream: &UnixStream, why: Failure) {
     let _ = message::write(stream, &varlink::failed(&why), Duration::from_secs(1));
 }
@@ -268,7 +269,8 @@ pub fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bo
     }
 }
 
-/// Sends what lasts, and waits for its end. However many a client began, each has its place among the clients.
+/// Sends what lasts, and waits for its end. However many a client began, each has its place among the
+/// clients.
 fn hold(mut stream: &UnixStream, json: &str, Lasting { file, holds }: Lasting, bounds: Bounds) {
     let answer = varlink::succeeded(json, true);
     let sent = message::write_with_file(stream, &answer, file.as_fd(), bounds.answer);

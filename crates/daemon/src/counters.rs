@@ -1,8 +1,9 @@
 //! Counters that the next daemon continues.
 //!
-//! Each set is a page of a file of its own, which the keeper holds. Counting is a store into that page, so there is nothing to be done
-//! when the daemon dies. The page says by name what it counts: a version that counts more, or less, takes over what both know. What
-//! it says is checked for what could do harm, and nothing depends on it.
+//! Each set is a page of a file of its own, which the keeper holds. Counting is a store into that page, so
+//! there is nothing to be done when the daemon dies. The page says by name what it counts: a version that
+//! counts more, or less, takes over what both know. What it says is checked for what could do harm, and
+//! nothing depends on it.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,13 +30,15 @@ mod at {
     pub const NAMES: usize = 2048;
 }
 
-/// The set `name` of the device whose names begin with `scope`. They are dropped with the others of the device.
+/// The set `name` of the device whose names begin with `scope`. They are dropped with the others of the
+/// device.
 pub fn of_device<C: Atomics + Counters>(host: &Host, found: &mut Found, scope: &str, name: &str) -> Kept<C> {
     let name = format!("{scope}/counters.{name}");
     kept(&*host.store, found.take(&name), &name)
 }
 
-/// Counters that are held by `name`, and continue those that a previous daemon has `left`. If its page is of no use, they begin now.
+/// Counters that are held by `name`, and continue those that a previous daemon has `left`. If its page is of
+/// no use, they begin now.
 pub fn kept<C: Atomics + Counters>(store: &dyn Store, left: Option<OwnedFd>, name: &str) -> Kept<C> {
     let new = Kept::<C>::default();
     let (since, left) = left.and_then(|file| read(&file)).unwrap_or((new.since(), HashMap::new()));

@@ -1,5 +1,5 @@
-//! Where a program that is built of the daemon may add what the installed one has not. `vmlane-labdaemon` does
-//! (docs/decisions/0029-labdaemon.md). Nothing here is called while bytes move.
+//! Where a program that is built of the daemon may add what the installed one has not. `vmlane-labdaemon`
+//! does (docs/decisions/0029-labdaemon.md). Nothing here is called while bytes move.
 
 use std::io;
 use std::sync::Arc;

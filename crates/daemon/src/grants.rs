@@ -1,10 +1,11 @@
-//! Who beside the daemon's user may use its directories and sockets: access control lists that follow from the
-//! configuration. They are set when all sockets exist, and again by every reload.
+//! Who beside the daemon's user may use its directories and sockets: access control lists that follow from
+//! the configuration. They are set when all sockets exist, and again by every reload.
 //!
-//! The daemon keeps the ownership of all of them. Owners of VMs may search the way to their VM's directory and
-//! connect to the sockets in it, and do nothing else there. Where their VMMs make a hybrid socket, they have a directory for it, in
-//! which the sockets of the daemon have their own lists. Owners of uplinks' sockets may search the runtime directory; the
-//! sockets have their own lists (`host/src/uplink/vhost_user/listening.rs`).
+//! The daemon keeps the ownership of all of them. Owners of VMs may search the way to their VM's directory
+//! and connect to the sockets in it, and do nothing else there. Where their VMMs make a hybrid socket, they
+//! have a directory for it, in which the sockets of the daemon have their own lists. Owners of uplinks'
+//! sockets may search the runtime directory; the sockets have their own lists
+//! (`host/src/uplink/vhost_user/listening.rs`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ struct Grant {
     to: Vec<Owner>,
 }
 
-/// Gives access to the owners that `config` names, and takes it from all others. Goes on where something fails; returns what did.
+/// Gives access to the owners that `config` names, and takes it from all others. Goes on where something
+/// fails; returns what did.
 pub fn apply(config: &Config, paths: &Paths) -> Vec<AclError> {
     let set = |grant: Grant| acl::set(&grant.path, grant.mode, grant.right, &grant.to);
     all(config, paths)

@@ -1,5 +1,6 @@
-//! What VMs are served with, one of each for the whole life of a daemon: the workers that move bytes, the router of the CID
-//! space, the hypervisor of the VMCI guests, the switch, the socket for programs of the host, the store that outlives it.
+//! What VMs are served with, one of each for the whole life of a daemon: the workers that move bytes, the
+//! router of the CID space, the hypervisor of the VMCI guests, the switch, the socket for programs of the
+//! host, the store that outlives it.
 //!
 //! All of it may be used from any thread; nothing here knows which VMs are served.
 
@@ -49,8 +50,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts the workers and opens the socket for programs of the host. Also returns what a previous daemon's hypervisor left
-    /// in `store`.
+    /// Starts the workers and opens the socket for programs of the host. Also returns what a previous
+    /// daemon's hypervisor left in `store`.
     pub fn start(
         paths: Paths,
         config: &Config,
@@ -121,8 +122,8 @@ fn host_rules(config: &Config) -> HostRules {
 
 /// Kind and bytes of a half of the hypervisor's journal.
 const HYPERVISOR_KIND: u32 = 2;
-/// Room for 128 VMs that each keep as much as their default limits allow (some 23 MiB: unread data of closed streams, pages of
-/// queue pairs); the file is sparse. Below 4 GiB, as a commit counts bytes in 32 bits.
+/// Room for 128 VMs that each keep as much as their default limits allow (some 23 MiB: unread data of closed
+/// streams, pages of queue pairs); the file is sparse. Below 4 GiB, as a commit counts bytes in 32 bits.
 const HYPERVISOR_HALF: usize = 3 << 30;
 
 /// The hypervisor's journal, a previous daemon's if that is of use, and its records.

@@ -18,7 +18,8 @@ use crate::host::Host;
 use crate::serve::VmError;
 use vmlane_config::{HybridConfig, VmConfig};
 
-/// Who may write to the directory is for `grants.rs`. Files in it are their makers', who alone may remove them beside the daemon.
+/// Who may write to the directory is for `grants.rs`. Files in it are their makers', who alone may remove
+/// them beside the daemon.
 pub const MODE: u32 = 0o1700;
 
 /// See the module's text.
@@ -30,8 +31,8 @@ pub struct ServedHybrid {
 }
 
 impl ServedHybrid {
-    /// Answers for a VM that is in the table of VMs. Sockets of its forwards that cannot be made are tried again later: its
-    /// VMM may be why, and must not keep the daemon from serving others.
+    /// Answers for a VM that is in the table of VMs. Sockets of its forwards that cannot be made are tried
+    /// again later: its VMM may be why, and must not keep the daemon from serving others.
     pub fn offer(
         host: &Host,
         vm: &VmConfig,

@@ -1,10 +1,11 @@
-//! The log: lines on stderr, as text or as JSON, with priorities where the journal reads them, and a limit on what guests can make the daemon write.
+//! The log: lines on stderr, as text or as JSON, with priorities where the journal reads them, and a limit on
+//! what guests can make the daemon write.
 //!
-//! Threads that serve guests (sessions, acceptors, workers) get a number of lines per window each,
-//! whatever code runs on them; on a worker, each port, stream or guest that it serves gets as many. All other threads, of the daemon
-//! and of its helpers, get many more, so that no process fills a disk, whoever causes its lines. The rest is
-//! counted and reported in one line. A guest that provokes warnings can so neither fill a disk nor
-//! hide what happens to another.
+//! Threads that serve guests (sessions, acceptors, workers) get a number of lines per window each, whatever
+//! code runs on them; on a worker, each port, stream or guest that it serves gets as many. All other threads,
+//! of the daemon and of its helpers, get many more, so that no process fills a disk, whoever causes its
+//! lines. The rest is counted and reported in one line. A guest that provokes warnings can so neither fill a
+//! disk nor hide what happens to another.
 
 mod journal;
 
@@ -26,7 +27,8 @@ use vmlane_config::LogFormat;
 const GUEST_THREADS: [&str; 7] = ["vfu-", "vhu-", "acc-", "worker-", "switch", "vsock", "host"];
 /// Lines that one source may write in a window.
 const LINES: u32 = 20;
-/// Lines that all other threads together may write in a window: of the daemon, which may start with thousands of VMs, and of a helper.
+/// Lines that all other threads together may write in a window: of the daemon, which may start with thousands
+/// of VMs, and of a helper.
 const OWN_LINES: u32 = 20_000;
 const HELPERS_LINES: u32 = 500;
 /// What these threads are called.
@@ -120,7 +122,8 @@ pub fn lines(thread: &str) -> (u64, u64, u64) {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Source {
     thread: String,
-    /// On a worker, and where host sockets are served: the guest that the line names, or the port or stream whose turn it is.
+    /// On a worker, and where host sockets are served: the guest that the line names, or the port or stream
+    /// whose turn it is.
     served: Option<u64>,
 }
 

@@ -6,7 +6,8 @@ use vmlane_port::MAX_FRAME;
 use vmlane_stats::Counters;
 use vmlane_switch::{MirrorDirection, MirrorSpec, Switch};
 
-/// All mirrors. Those of the configuration come and go with reloads; others last until they are removed or the daemon ends.
+/// All mirrors. Those of the configuration come and go with reloads; others last until they are removed or
+/// the daemon ends.
 #[derive(Default)]
 pub struct Mirrors {
     configured: Vec<MirrorConfig>,
@@ -37,7 +38,8 @@ impl Mirrors {
         self.configured.iter().chain(&self.added).cloned().collect()
     }
 
-    /// Makes the mirrors those of a configuration, and finds the ports of all anew. Returns what was done, and what was not.
+    /// Makes the mirrors those of a configuration, and finds the ports of all anew. Returns what was done,
+    /// and what was not.
     pub fn change(&mut self, switch: &Switch, config: &Config) -> (Vec<String>, Vec<String>) {
         let (mut done, mut refused) = (Vec::new(), Vec::new());
         let before = std::mem::take(&mut self.configured);

@@ -1,5 +1,5 @@
-//! NICs that are ports of OVN's integration bridge, in the daemon. What they are called there and where, only the helper knows
-//! (`vmlane ovn run`): it asks here which are to be up, and tells what it has found out.
+//! NICs that are ports of OVN's integration bridge, in the daemon. What they are called there and where, only
+//! the helper knows (`vmlane ovn run`): it asks here which are to be up, and tells what it has found out.
 
 pub mod exchange;
 
@@ -38,8 +38,8 @@ impl OvnPorts {
         OvnStatus { port: port.to_owned(), state, problem, whole }
     }
 
-    /// Takes in what the helper says; `is_served` says of a VM and its NIC whether there are such. The configuration of the helper
-    /// may be older or newer than the daemon's.
+    /// Takes in what the helper says; `is_served` says of a VM and its NIC whether there are such. The
+    /// configuration of the helper may be older or newer than the daemon's.
     pub fn take(
         &mut self,
         reports: Vec<OvnReport>,

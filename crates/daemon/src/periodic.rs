@@ -1,7 +1,7 @@
-//! Threads that do something again and again: the watchdog's, which several times a second looks for stuck workers and for VMs
-//! whose devices fail too often, the one that moves ports to other workers, the one that puts VMs' memory into huge pages, and the one
-//! that logs which VMs and drivers come and go. All
-//! may wait for sessions, workers or the kernel, so neither of these may wait for them.
+//! Threads that do something again and again: the watchdog's, which several times a second looks for stuck
+//! workers and for VMs whose devices fail too often, the one that moves ports to other workers, the one that
+//! puts VMs' memory into huge pages, and the one that logs which VMs and drivers come and go. All may wait
+//! for sessions, workers or the kernel, so neither of these may wait for them.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,8 @@ pub struct PeriodicThread {
 }
 
 impl PeriodicThread {
-    /// Calls `work` at once, and then `interval` after the end of each call. It is never ended by a fault of its own.
+    /// Calls `work` at once, and then `interval` after the end of each call. It is never ended by a fault of
+    /// its own.
     fn start(
         name: &str,
         interval: Duration,
@@ -73,8 +74,8 @@ pub fn watchdog(daemon: Arc<Daemon>) -> io::Result<PeriodicThread> {
     })
 }
 
-/// Has NICs go to other workers of the switch where that helps. None: there is one worker, or they are to stay where
-/// they are.
+/// Has NICs go to other workers of the switch where that helps. None: there is one worker, or they are to
+/// stay where they are.
 pub fn balance(daemon: Arc<Daemon>) -> io::Result<Option<PeriodicThread>> {
     if !daemon.served.lock().config.daemon.balance || daemon.host.switch.heartbeats().len() < 2 {
         return Ok(None);

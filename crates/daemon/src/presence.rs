@@ -60,7 +60,8 @@ impl Presence {
     }
 }
 
-/// VMs that have a VMM, and devices whose drivers are up. Asks the workers of virtio-vsock devices, if there are any.
+/// VMs that have a VMM, and devices whose drivers are up. Asks the workers of virtio-vsock devices, if there
+/// are any.
 fn present(host: &Host, served: &Mutex<Served>) -> BTreeSet<String> {
     let has_virtio = served.lock().vms.iter().any(|vm| vm.vsock_kind() == "virtio");
     let mut ready: HashSet<u32> =

@@ -76,7 +76,8 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The configuration or the command line is wrong: until one of them is changed, another start ends in the same way.
+    /// The configuration or the command line is wrong: until one of them is changed, another start ends in
+    /// the same way.
     pub fn is_configuration(&self) -> bool {
         use ConfineError::{NotRoot, UnknownUser, Unreachable};
         match self {

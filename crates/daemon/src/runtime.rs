@@ -16,7 +16,8 @@ use vmlane_access::{Trust, TrustError};
 use vmlane_api::{Client, call};
 use vmlane_config::paths::Paths;
 
-/// How long a process that does not answer may hold the directory: on a busy machine, one that was killed does for a moment.
+/// How long a process that does not answer may hold the directory: on a busy machine, one that was killed
+/// does for a moment.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
 /// Why this process cannot serve in a directory.
@@ -48,7 +49,8 @@ pub struct Claim {
     directory: File,
 }
 
-/// Opens the runtime directory, if it is there: no other user than these, root and this process's own can have put anything into it.
+/// Opens the runtime directory, if it is there: no other user than these, root and this process's own can
+/// have put anything into it.
 pub fn open(paths: &Paths, owners: &[u32]) -> Result<Option<File>, RuntimeError> {
     match (Trust { owners, ..Trust::default() }).open(paths.runtime()) {
         Ok(directory) => Ok(Some(directory)),
@@ -64,8 +66,9 @@ impl Claim {
     }
 }
 
-/// Makes the directory if need be and claims it. Two daemons that start at once cannot both win,
-/// because the kernel grants the lock on the directory once. `owners`: users beside root and this process's own who may own it.
+/// Makes the directory if need be and claims it. Two daemons that start at once cannot both win, because the
+/// kernel grants the lock on the directory once. `owners`: users beside root and this process's own who may
+/// own it.
 pub fn claim(paths: &Paths, owners: &[u32]) -> Result<Claim, RuntimeError> {
     let path = paths.runtime();
     let host = |what| move |cause: io::Error| RuntimeError::Host { path: path.to_owned(), what, cause };
@@ -123,7 +126,8 @@ pub fn clear(paths: &Paths) {
     let _ = fs::remove_dir(paths.vms());
 }
 
-/// Removes the sockets of a directory that no process listens at, and the directory if nothing else is there: VMMs that run stay.
+/// Removes the sockets of a directory that no process listens at, and the directory if nothing else is there:
+/// VMMs that run stay.
 fn remove_dead(directory: &Path) {
     for file in fs::read_dir(directory).into_iter().flatten().flatten() {
         let is_socket = file.file_type().is_ok_and(|kind| kind.is_socket());

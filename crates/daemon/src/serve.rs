@@ -61,7 +61,8 @@ pub fn device_name(vm: &str, device: impl std::fmt::Display) -> String {
     format!("{vm}/{device}")
 }
 
-/// What an operator is shown of a device, in a word. `has_run`: see [`SessionStats::has_run`]; None where that is not known.
+/// What an operator is shown of a device, in a word. `has_run`: see [`SessionStats::has_run`]; None where
+/// that is not known.
 pub fn device_state(attached: bool, ready: bool, has_run: Option<bool>) -> &'static str {
     match (attached, ready, has_run) {
         (false, ..) => "absent",
@@ -145,7 +146,8 @@ fn listen(
     Ok((listener, scope, prepared))
 }
 
-/// The same of a vhost-user device that survives: its end, where it is held, and what a previous daemon had of its session.
+/// The same of a vhost-user device that survives: its end, where it is held, and what a previous daemon had
+/// of its session.
 pub fn held_vhost_end(
     host: &Host,
     role: Role,

@@ -1,4 +1,5 @@
-//! What is served at this moment: the configuration in force, a served VM for each of its VMs, uplinks and mirrors.
+//! What is served at this moment: the configuration in force, a served VM for each of its VMs, uplinks and
+//! mirrors.
 //!
 //! One lock is around all of it. It orders the operator's requests; no session and no worker ever takes it.
 
@@ -52,14 +53,16 @@ impl Served {
         Ok(Served { found, files, config, vms, uplinks, mirrors, ovn, is_stopped: false })
     }
 
-    /// Serves the VMs. Resumes what a previous daemon left, and ends what is left of VMs that are no longer configured.
+    /// Serves the VMs. Resumes what a previous daemon left, and ends what is left of VMs that are no longer
+    /// configured.
     pub fn begin(&mut self, host: &Host, checkpoint: HypervisorCheckpoint) -> Result<(), VmError> {
         let mut maps = HashMap::new();
         let config = self.config.clone();
         for vm in &config.vms {
             maps.extend(self.offer(host, &config, &vm.name)?);
         }
-        // All devices know their guests' memory: first the streams between them can continue, then the guests.
+        // All devices know their guests' memory: first the streams between them can continue, then the
+        // guests.
         host.hypervisor.resume(checkpoint, maps);
         host.router.end_restored();
         self.vms.iter().for_each(ServedVm::go);

@@ -105,7 +105,8 @@ pub struct Uplinks {
     known: Vec<Uplink>,
     /// Opened while the daemon might still do that, or held for it since the previous one ended.
     ready: Vec<(UplinkConfig, Opened)>,
-    /// In use when this daemon began, with their MTU and why they could not be opened: the previous daemon's files may be held.
+    /// In use when this daemon began, with their MTU and why they could not be opened: the previous daemon's
+    /// files may be held.
     busy: Vec<(UplinkConfig, Option<usize>, UplinkError)>,
     /// Holds the interfaces for the next daemon, so that they keep addresses and bridges.
     store: Option<Arc<dyn Store>>,
@@ -154,8 +155,8 @@ impl Uplinks {
         Ok(uplinks)
     }
 
-    /// Takes the interfaces that a previous daemon left, and leaves its own to the next one from now on. An error: one is in use
-    /// by another program.
+    /// Takes the interfaces that a previous daemon left, and leaves its own to the next one from now on. An
+    /// error: one is in use by another program.
     pub fn resume(&mut self, store: Arc<dyn Store>, found: &mut Found) -> Result<(), UplinkError> {
         for (uplink, mtu, busy) in std::mem::take(&mut self.busy) {
             let opened = kind::resume(&uplink.kind, found, mtu).ok_or(busy)?;
@@ -167,7 +168,8 @@ impl Uplinks {
         Ok(())
     }
 
-    /// Starts the helper, for a daemon that is about to be confined to `runtime`. `config`: the file that names uplinks.
+    /// Starts the helper, for a daemon that is about to be confined to `runtime`. `config`: the file that
+    /// names uplinks.
     pub fn keep_rights(&mut self, config: &Path, runtime: &Path) {
         runtime.clone_into(&mut self.runtime);
         match Helper::start(config) {
@@ -179,7 +181,8 @@ impl Uplinks {
         }
     }
 
-    /// What uplink number `index` of the configuration leads to, opened now unless it was before. `make` it if there is none.
+    /// What uplink number `index` of the configuration leads to, opened now unless it was before. `make` it
+    /// if there is none.
     fn take(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Opened, UplinkError> {
         let opened = match self.ready.iter().position(|(ready, _)| ready == uplink) {
             Some(ready) => self.ready.swap_remove(ready).1,
@@ -200,7 +203,8 @@ impl Uplinks {
         names.into_iter().for_each(|(store, names)| names.iter().for_each(|name| store.remove(name)));
     }
 
-    /// Makes the uplinks those of `wanted`. Returns what was done, and what was not; an error leaves the others alone.
+    /// Makes the uplinks those of `wanted`. Returns what was done, and what was not; an error leaves the
+    /// others alone.
     pub fn change(
         &mut self,
         switch: &Arc<Switch>,
@@ -282,7 +286,8 @@ impl Uplinks {
         Ok(added)
     }
 
-    /// Sees to interfaces that have gone, have come back, or have another MTU. `configured`: those of the file, in its order.
+    /// Sees to interfaces that have gone, have come back, or have another MTU. `configured`: those of the
+    /// file, in its order.
     pub fn look(&mut self, switch: &Arc<Switch>, configured: &[UplinkConfig]) {
         self.helper.collect();
         for number in 0..self.known.len() {
@@ -362,7 +367,8 @@ impl Uplinks {
         self.known.iter().filter(attached).map(|known| known.config.name.as_str()).collect()
     }
 
-    /// Says of those that are one NIC's only whether what is behind them takes super-frames; `whole` says it of a name.
+    /// Says of those that are one NIC's only whether what is behind them takes super-frames; `whole` says it
+    /// of a name.
     pub fn set_whole(&self, switch: &Switch, whole: impl Fn(&str) -> bool) {
         for known in self.known.iter().filter(|known| known.config.kind.is_direct()) {
             let Some(of_port) = known.attached.as_ref().and_then(Attached::whole) else { continue };

@@ -34,8 +34,8 @@ pub struct Views<'d> {
 }
 
 impl Views<'_> {
-    /// Shows the state together with what the devices for sockets tell. These are asked before the state is locked: a worker that
-    /// is stuck keeps an operator waiting, and no one else.
+    /// Shows the state together with what the devices for sockets tell. These are asked before the state is
+    /// locked: a worker that is stuck keeps an operator waiting, and no one else.
     fn with_sockets<T>(&self, show: impl FnOnce(&Served, &VsockViews) -> T) -> T {
         let all = VsockViews::of(self.host);
         show(&self.served.lock(), &all)

@@ -100,7 +100,8 @@ impl ServedVm {
     pub fn withdraw(self, host: &Host) {
         self.vsock.withdraw(host, &self.name);
         self.cid.into_iter().for_each(|cid| host.router.vms().remove(cid));
-        // The last one may be a NIC that could not be offered. Each by its whole name: a VM may be called `web.nicX`.
+        // The last one may be a NIC that could not be offered. Each by its whole name: a VM may be called
+        // `web.nicX`.
         let nics = 0..=self.nics.len();
         self.nics.into_iter().for_each(|nic| nic.withdraw(&host.switch));
         nics.for_each(|number| host.store.remove_all(&format!("{}.nic{number}/", self.name)));
@@ -146,7 +147,8 @@ impl ServedVm {
         Target { name: &self.name, streams, virtio: self.vsock.virtio() }
     }
 
-    /// When its counters were 0, in seconds since 1970: those that began last, if a previous daemon's could not be continued.
+    /// When its counters were 0, in seconds since 1970: those that began last, if a previous daemon's could
+    /// not be continued.
     pub fn since(&self) -> Option<u64> {
         self.vsock.since().into_iter().chain(self.nics.iter().map(ServedNic::since)).max()
     }
@@ -163,14 +165,15 @@ impl ServedVm {
         self.has_session() || self.has_hybrid_socket()
     }
 
-    /// A VMM is connected to one of its devices: it would lose that for good. With a hybrid socket it loses connections, and can make
-    /// others.
+    /// A VMM is connected to one of its devices: it would lose that for good. With a hybrid socket it loses
+    /// connections, and can make others.
     pub fn has_session(&self) -> bool {
         self.device().is_some_and(|vsock| vsock.server.connected())
             || self.nics.iter().any(ServedNic::attached)
     }
 
-    /// The process that is connected as its VMM. If its devices are connected by several, none speaks for the VM.
+    /// The process that is connected as its VMM. If its devices are connected by several, none speaks for the
+    /// VM.
     pub fn vmm_pid(&self) -> Option<u32> {
         let vsock = self.device().map(|vsock| vsock.server.peer_pid());
         let nics = self.nics.iter().map(ServedNic::vmm_pid);

@@ -85,8 +85,8 @@ impl ServedVsock {
         }
     }
 
-    /// Opens the socket of a VM that is in the table of VMs. Also returns the memory that a previous daemon's VMCI device had,
-    /// by context id.
+    /// Opens the socket of a VM that is in the table of VMs. Also returns the memory that a previous daemon's
+    /// VMCI device had, by context id.
     pub fn offer(
         host: &Host,
         config: &Config,
@@ -288,7 +288,8 @@ fn offer_virtio(
     served
 }
 
-/// Has the worker of a VM's group serve its virtio-vsock device. Returns what that counts: in `counts` if it is new.
+/// Has the worker of a VM's group serve its virtio-vsock device. Returns what that counts: in `counts` if it
+/// is new.
 fn serve_virtio(
     host: &Host,
     config: &Config,

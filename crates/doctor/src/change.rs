@@ -1,4 +1,5 @@
-//! A change of one run-time setting, typed: what a remedy shows as a command, and what a proof does without one.
+//! A change of one run-time setting, typed: what a remedy shows as a command, and what a proof does without
+//! one.
 
 use std::collections::BTreeMap;
 

@@ -89,8 +89,8 @@ impl Run {
         self.tcp().map_or(0, |tcp| tcp.retransmits)
     }
 
-    /// Segments that were sent again because they were lost. What the receiver then has twice, as its duplicate SACKs say
-    /// (RFC 2883), had only been overtaken, for example by frames of another queue.
+    /// Segments that were sent again because they were lost. What the receiver then has twice, as its
+    /// duplicate SACKs say (RFC 2883), had only been overtaken, for example by frames of another queue.
     pub fn lost_segments(&self) -> u64 {
         let twice = self.counters(self.from).stack("TcpExt.TCPDSACKRecvSegs");
         self.sent_again().saturating_sub(twice)

@@ -1,8 +1,8 @@
 //! An examination: asks both ends, measures between them, and keeps what was seen.
 //!
-//! Everything runs over `vmlane bench`'s own connections; tests are abandoned when their time is up, so that a broken
-//! path costs no more time than a healthy one. The examination as a whole has a [`Budget`]: what does not fit is left out,
-//! and the report says so.
+//! Everything runs over `vmlane bench`'s own connections; tests are abandoned when their time is up, so that
+//! a broken path costs no more time than a healthy one. The examination as a whole has a [`Budget`]: what
+//! does not fit is left out, and the report says so.
 
 mod budget;
 mod prepared;
@@ -90,8 +90,8 @@ const SUSPICIOUS: f64 = 0.002;
 /// Many segments at once lose as many, if each super-frame of them is lost.
 const OFTEN: f64 = 0.05;
 
-/// Examines the way to the server at `to`. An error is only what makes an examination impossible: a machine that cannot be
-/// reached is evidence too.
+/// Examines the way to the server at `to`. An error is only what makes an examination impossible: a machine
+/// that cannot be reached is evidence too.
 pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) -> Result<Evidence, Error> {
     let budget = Budget::begin(plan.all);
     let options = &Options { until: Some(budget.until), ..options.clone() };
@@ -221,8 +221,8 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         self.loopbacks();
     }
 
-    /// Where only many segments at once lose some: is it their rate, or that they come as one frame? Far below the rate at
-    /// which a transfer gets through, one and two at a time.
+    /// Where only many segments at once lose some: is it their rate, or that they come as one frame? Far
+    /// below the rate at which a transfer gets through, one and two at a time.
     fn slowly(&mut self, from: End) {
         let Some(seconds) = self.plan.slow else { return };
         let run = |kind| self.evidence.run(kind, from);
@@ -388,8 +388,8 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         ends.filter_map(prepare).collect()
     }
 
-    /// In both directions at the same time: so few datagrams do not disturb each other. What was counted meanwhile goes to
-    /// the first of them.
+    /// In both directions at the same time: so few datagrams do not disturb each other. What was counted
+    /// meanwhile goes to the first of them.
     fn probe_both(&mut self, probes: Vec<(End, u32, Prepared<'scope>)>) {
         if probes.is_empty() {
             return;

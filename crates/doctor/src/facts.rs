@@ -1,7 +1,7 @@
 //! What one end says of itself: settings, devices and counters of a Linux machine, read and never written.
 //!
-//! The same structure is read here and told by a `vmlane bench server --doctor` at the other end. What comes from
-//! there is bounded and escaped by [`Facts::from_answer`] before anything looks at it.
+//! The same structure is read here and told by a `vmlane bench server --doctor` at the other end. What comes
+//! from there is bounded and escaped by [`Facts::from_answer`] before anything looks at it.
 
 mod cpu;
 mod files;

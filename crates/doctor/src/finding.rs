@@ -42,7 +42,8 @@ pub enum Basis {
 pub struct Cost {
     pub basis: Basis,
     pub text: String,
-    /// Which part of the throughput or of the time is lost, from 0 to 1: findings of one severity are sorted by it.
+    /// Which part of the throughput or of the time is lost, from 0 to 1: findings of one severity are sorted
+    /// by it.
     pub share: f64,
 }
 

@@ -1,4 +1,5 @@
-//! VMs that report their settings while they are examined from their host, through a `vmlane bench server --doctor` on their CID.
+//! VMs that report their settings while they are examined from their host, through a `vmlane bench server
+//! --doctor` on their CID.
 
 use std::time::Duration;
 
@@ -50,7 +51,8 @@ fn ask(vm: &Vm, options: &Options) -> Result<Facts, String> {
     Facts::from_answer(told.map_err(|error| error.to_string())?.answer)
 }
 
-/// Over vsock nothing says which card leads to the other VM: it is the one that the switch has in the other's port group.
+/// Over vsock nothing says which card leads to the other VM: it is the one that the switch has in the other's
+/// port group.
 fn lead(evidence: &mut Evidence) {
     let Some(host) = &evidence.host else { return };
     let [one, other] = host.vms.as_slice() else { return };

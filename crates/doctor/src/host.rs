@@ -1,4 +1,5 @@
-//! What a host knows of its VMs without asking them: what the daemon counts, how their VMMs were started, and the host's CPUs.
+//! What a host knows of its VMs without asking them: what the daemon counts, how their VMMs were started, and
+//! the host's CPUs.
 
 mod vmm;
 
@@ -256,7 +257,8 @@ fn workers(told: &Told) -> Vec<Worker> {
     threads.map(|(name, cpus)| Worker { name: name.clone(), cpus: cpus.clone() }).collect()
 }
 
-/// The same address, configured or in use, on a card of one of these VMs and on another card of its port group.
+/// The same address, configured or in use, on a card of one of these VMs and on another card of its port
+/// group.
 fn duplicates(status: &Status, names: &[String]) -> Vec<(String, String, String)> {
     let cards: Vec<(&str, String, &vmlane_api::NicStatus)> = status
         .vms

@@ -1,14 +1,14 @@
 //! `vmlane doctor`: finds what makes the network between two machines slow or broken.
 //!
-//! The order of the calls: [`examine()`] reads the [`facts`] of both ends and measures between them, which makes the
-//! [`evidence`]; each of the [`checks`] looks at that and returns [`finding`]s; a [`report`] shows them, the most important
-//! first. The machine at the other end answers [`question`]s through `vmlane bench server --doctor`. docs/guide/slow-network.md
-//! explains the checks. Evidence can be a [`capture`], too: then no machine is asked; or what a
-//! [`host`] knows of its VMs.
+//! The order of the calls: [`examine()`] reads the [`facts`] of both ends and measures between them, which
+//! makes the [`evidence`]; each of the [`checks`] looks at that and returns [`finding`]s; a [`report`] shows
+//! them, the most important first. The machine at the other end answers [`question`]s through `vmlane bench
+//! server --doctor`. docs/guide/slow-network.md explains the checks. Evidence can be a [`capture`], too: then
+//! no machine is asked; or what a [`host`] knows of its VMs.
 //!
-//! An examination changes nothing: remedies are commands as argument vectors, which are shown. Only a [`proof`] changes
-//! settings of this machine, for as long as it measures; see there. What comes from the other end is bounded and escaped
-//! when it arrives.
+//! An examination changes nothing: remedies are commands as argument vectors, which are shown. Only a
+//! [`proof`] changes settings of this machine, for as long as it measures; see there. What comes from the
+//! other end is bounded and escaped when it arrives.
 
 #![cfg_attr(
     not(test),

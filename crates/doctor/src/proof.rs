@@ -1,11 +1,13 @@
 //! A proof: applies the remedy of each finding for as long as it measures, and says what that does.
 //!
-//! Only run-time settings of the machine that the doctor runs on are changed ([`setting`]): never a file that lasts, the VMM or
-//! the other machine. A [`guardian`] makes the changes and takes them back, and keeps a [`record`] of them on disk. The remedies
-//! are tried one at a time, and in the end all that helped together, because one fault may hide another.
+//! Only run-time settings of the machine that the doctor runs on are changed ([`setting`]): never a file that
+//! lasts, the VMM or the other machine. A [`guardian`] makes the changes and takes them back, and keeps a
+//! [`record`] of them on disk. The remedies are tried one at a time, and in the end all that helped together,
+//! because one fault may hide another.
 //!
-//! Each remedy is measured in rounds: without it and with it, every second round the other way round, so that what drifts
-//! on its own meets both alike. A remedy helps if nearly all measurements with it are better than those without it.
+//! Each remedy is measured in rounds: without it and with it, every second round the other way round, so that
+//! what drifts on its own meets both alike. A remedy helps if nearly all measurements with it are better than
+//! those without it.
 
 mod gauge;
 pub mod guardian;

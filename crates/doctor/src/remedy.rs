@@ -1,5 +1,5 @@
-//! How a finding is mended: commands for now, as argument vectors, and the same for good, as text for each system that
-//! configures networks.
+//! How a finding is mended: commands for now, as argument vectors, and the same for good, as text for each
+//! system that configures networks.
 
 use serde::Serialize;
 

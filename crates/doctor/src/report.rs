@@ -33,7 +33,8 @@ impl Diagnosis {
         Diagnosis { evidence, findings, own, seconds }
     }
 
-    /// 0: nothing found; 1: findings; 3: the other end, or a capture, could not be examined, and nothing here says why.
+    /// 0: nothing found; 1: findings; 3: the other end, or a capture, could not be examined, and nothing here
+    /// says why.
     pub fn exit_code(&self) -> u8 {
         match (self.findings.is_empty(), self.is_examined()) {
             (false, _) => 1,

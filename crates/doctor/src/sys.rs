@@ -1,8 +1,10 @@
-//! The calls that no safe crate offers: ethtool's questions about an interface, and what the kernel believes of a path.
+//! The calls that no safe crate offers: ethtool's questions about an interface, and what the kernel believes
+//! of a path.
 //!
-//! The ioctl and not netlink, because only it has the drivers' own statistics, and because it is the same on all
-//! kernels. Nothing in this file changes a setting; [`set`] does. `unsafe` is opened because the kernel writes through pointers: each buffer
-//! has room for the most that the kernel may write for its command, which the functions below see to.
+//! The ioctl and not netlink, because only it has the drivers' own statistics, and because it is the same on
+//! all kernels. Nothing in this file changes a setting; [`set`] does. `unsafe` is opened because the kernel
+//! writes through pointers: each buffer has room for the most that the kernel may write for its command,
+//! which the functions below see to.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
@@ -35,8 +37,8 @@ const NAME: usize = 16;
 const STRING: usize = 32;
 /// More strings or statistics than this are not asked for.
 const MOST: usize = 2048;
-/// Room for them, in units of eight bytes: the kernel takes its own count at the time of the call, which may be larger than
-/// the one that it told before, after a change of the number of queues.
+/// Room for them, in units of eight bytes: the kernel takes its own count at the time of the call, which may
+/// be larger than the one that it told before, after a change of the number of queues.
 const ROOM: usize = 4 * MOST * STRING / 8;
 
 /// `ETHTOOL_G*` of linux/ethtool.h.
@@ -91,9 +93,10 @@ impl Ethtool {
         set(buffer, 0, command)?;
         let mut request =
             Request { name: name_of(interface)?, data: buffer.as_mut_ptr().cast(), _rest: [0; 16] };
-        // SAFETY: `request` has the layout of struct ifreq and names a buffer that outlives the call. The kernel writes the
-        // structure of the command, and behind it at most what the caller announced (features) or what the interface has
-        // (strings, statistics, the table of queues), for which `ROOM` was allocated.
+        // SAFETY: `request` has the layout of struct ifreq and names a buffer that outlives the call. The
+        // kernel writes the structure of the command, and behind it at most what the caller announced
+        // (features) or what the interface has (strings, statistics, the table of queues), for which `ROOM`
+        // was allocated.
         let result = unsafe {
             libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, (&raw mut request).cast::<c_void>())
         };
@@ -128,7 +131,8 @@ impl Ethtool {
         self.words(interface, Get::Channels)
     }
 
-    /// The queue of each entry of the table by which frames are spread (`struct ethtool_rxfh_indir`); empty without one.
+    /// The queue of each entry of the table by which frames are spread (`struct ethtool_rxfh_indir`); empty
+    /// without one.
     pub fn indirection(&self, interface: &str) -> io::Result<Vec<u32>> {
         let mut buffer = vec![0; ROOM];
         // Asked with no room, the kernel tells only how large the table is.
@@ -146,7 +150,8 @@ impl Ethtool {
 
     fn count(&self, interface: &str, names: Names) -> io::Result<usize> {
         let mut buffer = [0; 32];
-        // struct ethtool_sset_info: command, reserved, a mask of 64 bits, then a count for each set of the mask.
+        // struct ethtool_sset_info: command, reserved, a mask of 64 bits, then a count for each set of the
+        // mask.
         buffer[1] = 1 << names as u64;
         self.get(interface, Get::StringSetInfo, &mut buffer)?;
         let count = if buffer[1] == 0 { 0 } else { word(&buffer, 4) as usize };

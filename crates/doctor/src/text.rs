@@ -7,8 +7,8 @@ const LONGEST: usize = 256;
 /// Entries of a list or table that are kept.
 const MOST: usize = 2048;
 
-/// Cuts strings, lists and tables to size and escapes control characters, at every depth. (`serde_json` itself bounds the
-/// depth.)
+/// Cuts strings, lists and tables to size and escapes control characters, at every depth. (`serde_json`
+/// itself bounds the depth.)
 pub fn tame(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(printable(&text)),
@@ -20,8 +20,8 @@ pub fn tame(value: Value) -> Value {
     }
 }
 
-/// The text as one line that no terminal takes for a command: control characters, and those that change the direction of
-/// writing, become escapes.
+/// The text as one line that no terminal takes for a command: control characters, and those that change the
+/// direction of writing, become escapes.
 pub fn printable(text: &str) -> String {
     let mut shown = String::new();
     for c in text.chars().take(LONGEST) {

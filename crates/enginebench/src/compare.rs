@@ -1,8 +1,9 @@
 //! `make bench AGAINST=BINARY`: this build beside another one, in pairs of fresh processes.
 //!
-//! A process keeps the memory layout and the placement that it got at its start, and both change a figure by tens
-//! of per cent; the machine changes its speed by phases. So each pair starts both builds anew, one right after the
-//! other, and a row's result is the median of the pairs' ratios. The order within a pair alternates.
+//! A process keeps the memory layout and the placement that it got at its start, and both change a figure by
+//! tens of per cent; the machine changes its speed by phases. So each pair starts both builds anew, one right
+//! after the other, and a row's result is the median of the pairs' ratios. The order within a pair
+//! alternates.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

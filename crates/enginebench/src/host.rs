@@ -96,7 +96,8 @@ impl Drop for Bench {
     }
 }
 
-/// Sends `block` bytes at a time by `send` until the time is up, then `finish`; `receive` returns 0 at the end.
+/// Sends `block` bytes at a time by `send` until the time is up, then `finish`; `receive` returns 0 at the
+/// end.
 pub fn one_way(
     length: Duration,
     block: usize,

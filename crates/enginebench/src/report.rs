@@ -99,8 +99,8 @@ impl Registry {
         self.benches.push(Bench { name: name.to_owned(), unit, beside, run: Box::new(run) });
     }
 
-    /// Runs what `options` choose; what cannot be measured leaves the other rows as they are. `progress` is called with
-    /// each benchmark's name before it runs.
+    /// Runs what `options` choose; what cannot be measured leaves the other rows as they are. `progress` is
+    /// called with each benchmark's name before it runs.
     pub fn run(mut self, options: &Options, mut progress: impl FnMut(usize, &str)) -> io::Result<Report> {
         self.check(options)?;
         let needed: BTreeSet<String> = self

@@ -43,9 +43,9 @@ fn other<T>(result: anyhow::Result<T>) -> io::Result<T> {
     result.map_err(|error| io::Error::other(format!("{error:#}")))
 }
 
-/// The engine's own speed: one thread is the worker, and between its rounds it moves the guests'
-/// indices by a block, so every round has one block to move. Nothing else runs. No notification announces these
-/// blocks, so the worker never sleeps.
+/// The engine's own speed: one thread is the worker, and between its rounds it moves the guests' indices by a
+/// block, so every round has one block to move. Nothing else runs. No notification announces these blocks, so
+/// the worker never sleeps.
 fn engine(block: u64, length: Duration) -> anyhow::Result<Sample> {
     let (workers, mut worker) =
         Workers::unstarted(Settings { poll: true, ..Settings::default() }).expect("an event fd");

@@ -125,8 +125,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Sets the test hosts' ends of the uplinks: offloads, and a rate for what the hosts send. What guests send they shape
-    /// themselves (see the boot's script): a kernel without policing can do no more.
+    /// Sets the test hosts' ends of the uplinks: offloads, and a rate for what the hosts send. What guests
+    /// send they shape themselves (see the boot's script): a kernel without policing can do no more.
     fn set_hosts(&self) -> Result<()> {
         let Factors { to, uplinks, rate, host_offloads, .. } = &self.like;
         if *to != Peer::Host || rate.is_none() && host_offloads.is_empty() {

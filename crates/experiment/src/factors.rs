@@ -47,8 +47,8 @@ pub enum Moderation {
     Rate(u32),
 }
 
-/// Makes of one line for each factor the struct with its value, the names, and what reads and shows the values. A line
-/// has type, default, the value of a text and the text of a value.
+/// Makes of one line for each factor the struct with its value, the names, and what reads and shows the
+/// values. A line has type, default, the value of a text and the text of a value.
 macro_rules! factors {
     ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $default:expr, |$text:ident| $read:expr, |$value:ident| $show:expr;)*) => {
         /// Names of factors, as plans and rows write them.
@@ -99,7 +99,8 @@ factors! {
     cpus: u32 = 1, |text| whole(text, 1, 64)?, |it| it.to_string();
     /// MiB a guest.
     memory: u32 = 512, |text| whole(text, 256, 1 << 20)?, |it| it.to_string();
-    /// Only tells labs apart: what is measured in a lab of its own for each number shows what a boot does to it.
+    /// Only tells labs apart: what is measured in a lab of its own for each number shows what a boot does to
+    /// it.
     boot: u32 = 1, |text| whole(text, 1, 1000)?, |it| it.to_string();
     /// Threads that move streams and frames; None leaves that to the daemon.
     workers: Option<u32> = None, |text| optional(text, |text| whole(text, 1, MOST_WORKERS))?, |it| shown(it.as_ref());

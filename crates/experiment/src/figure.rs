@@ -1,8 +1,8 @@
 //! Charts as SVG, written by hand: the same data always gives the same bytes, and nothing is loaded.
 //!
-//! Ink is `currentColor`, so that a chart follows the page into dark mode and is black on paper. A device has one colour
-//! in every chart; markers, patterns and dashes say the same without colours. Bars stand on zero; a logarithmic axis has
-//! dots. Each picture says at its foot where and how its numbers were measured.
+//! Ink is `currentColor`, so that a chart follows the page into dark mode and is black on paper. A device has
+//! one colour in every chart; markers, patterns and dashes say the same without colours. Bars stand on zero;
+//! a logarithmic axis has dots. Each picture says at its foot where and how its numbers were measured.
 
 mod axis;
 mod chart;
@@ -115,7 +115,8 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
     svg + "</svg>\n"
 }
 
-/// The patterns of bars, the title, what all marks have in common, and the legend where it is above the picture.
+/// The patterns of bars, the title, what all marks have in common, and the legend where it is above the
+/// picture.
 fn head(svg: &mut String, chart: &Chart, bars: bool) {
     if bars {
         svg.push_str("<defs>\n");

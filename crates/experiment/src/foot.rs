@@ -1,5 +1,5 @@
-//! What stands at the foot of every picture: the machine, the runs, what a mark and its whisker are, when, and by which
-//! version. A picture that was cut out of its page still says it.
+//! What stands at the foot of every picture: the machine, the runs, what a mark and its whisker are, when,
+//! and by which version. A picture that was cut out of its page still says it.
 
 use crate::figure::{Series, Value};
 use crate::plan::Statistic;
@@ -135,7 +135,8 @@ fn machine(rows: &[&Row]) -> String {
     text + "."
 }
 
-/// By what guests' instructions are run. User Mode Linux, which needs nothing for it, is named with its kernel.
+/// By what guests' instructions are run. User Mode Linux, which needs nothing for it, is named with its
+/// kernel.
 fn emulation(row: &Row) -> String {
     if row.accelerator == NATIVE { "no emulation".into() } else { accelerator(&row.accelerator).to_owned() }
 }

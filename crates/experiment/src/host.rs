@@ -29,8 +29,8 @@ impl Used {
 }
 
 impl Cpu {
-    /// Their children count as they do: a guest's programs are processes of their own under User Mode Linux. None when one of
-    /// them is gone, or /proc does not say.
+    /// Their children count as they do: a guest's programs are processes of their own under User Mode Linux.
+    /// None when one of them is gone, or /proc does not say.
     pub fn sample(processes: &[(String, u32)]) -> Option<Cpu> {
         let seconds = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
         let all = Processes::look()?;
@@ -112,8 +112,9 @@ pub fn cpu_model() -> String {
     cpu_name(&text).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// The processor's name of a `/proc/cpuinfo`. Hypervisors give names that are those of all of a maker's processors ("AMD
-/// EPYC"): one without a number gets family and model, by which results of two machines can be told apart.
+/// The processor's name of a `/proc/cpuinfo`. Hypervisors give names that are those of all of a maker's
+/// processors ("AMD EPYC"): one without a number gets family and model, by which results of two machines can
+/// be told apart.
 fn cpu_name(cpuinfo: &str) -> Option<String> {
     let name = value_of(cpuinfo, "model name")?;
     let numbers = value_of(cpuinfo, "cpu family").zip(value_of(cpuinfo, "model"));
@@ -145,8 +146,8 @@ fn value_of(text: &str, key: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// The commit of the source tree that `program` lies in, with `-dirty` when files differ from it; of a program that was
-/// installed elsewhere, the one that `make package` made it of.
+/// The commit of the source tree that `program` lies in, with `-dirty` when files differ from it; of a
+/// program that was installed elsewhere, the one that `make package` made it of.
 pub fn commit(program: &Path) -> Option<String> {
     let packaged = || option_env!("VMLANE_COMMIT").filter(|commit| !commit.is_empty());
     commit_of_tree(program).or_else(|| packaged().map(str::to_owned))

@@ -1,7 +1,7 @@
 //! How often a combination is measured: so often, and on, until its mean is known well enough.
 //!
-//! What takes turns is repeated as one: where one device's results spread, all get another round, so that ratios are of runs
-//! that stood beside each other.
+//! What takes turns is repeated as one: where one device's results spread, all get another round, so that
+//! ratios are of runs that stood beside each other.
 
 use std::collections::BTreeMap;
 
@@ -48,8 +48,8 @@ impl Made {
 }
 
 impl Plan {
-    /// The runs of a lab that are still to be made, as far as is known: a round of all after the other, then one more of
-    /// those that have theirs and need it.
+    /// The runs of a lab that are still to be made, as far as is known: a round of all after the other, then
+    /// one more of those that have theirs and need it.
     pub fn next_rounds(&self, groups: &[Group], made: &Made) -> Vec<Step> {
         let all = (1..=self.runs).flat_map(|run| round_of_all(groups, run));
         let mut steps: Vec<Step> = all.filter(|step| !made.has(step)).collect();
@@ -60,7 +60,8 @@ impl Plan {
         steps
     }
 
-    /// The runs of a group that are still to be made: what is left of the plan's, or one more round. Empty if there is enough.
+    /// The runs of a group that are still to be made: what is left of the plan's, or one more round. Empty if
+    /// there is enough.
     pub fn next_round(&self, group: &Group, made: &Made) -> Vec<Step> {
         let left: Vec<Step> =
             (1..=self.runs).flat_map(|run| group.round(run)).filter(|step| !made.has(step)).collect();

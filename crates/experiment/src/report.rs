@@ -1,8 +1,8 @@
 //! An experiment as one page that needs nothing else: what the paper says, what was measured, where; charts,
 //! numbers, what failed and what is missing.
 //!
-//! Drawn from the raw rows alone (the plan is in them, unless a later one lies beside them), so the same rows always
-//! give the same bytes, and an old result can be drawn again.
+//! Drawn from the raw rows alone (the plan is in them, unless a later one lies beside them), so the same rows
+//! always give the same bytes, and an old result can be drawn again.
 
 pub(crate) mod readme;
 pub(crate) mod tables;
@@ -29,8 +29,8 @@ pub const FILE: &str = "report.html";
 /// Its directory of pictures.
 pub const FIGURES: &str = "figures";
 
-/// Draws `DIR/report.html`, `DIR/figures/*.svg`, and the tables of `DIR/README.md` that stand between comments,
-/// from `DIR/results.jsonl`; returns the page's path.
+/// Draws `DIR/report.html`, `DIR/figures/*.svg`, and the tables of `DIR/README.md` that stand between
+/// comments, from `DIR/results.jsonl`; returns the page's path.
 ///
 /// # Errors
 /// There are no rows, or a file cannot be read or written.
@@ -240,8 +240,8 @@ fn lead(rows: &[Row], plan: Option<&Plan>, missing: usize) -> String {
     html + ".</p>\n"
 }
 
-/// The title of the claims' section and the head of its column: where no paper stands behind an experiment, claims are
-/// what its plan expects.
+/// The title of the claims' section and the head of its column: where no paper stands behind an experiment,
+/// claims are what its plan expects.
 pub(crate) fn said_by(plan: &Plan) -> (&'static str, &'static str) {
     match plan.paper {
         Some(_) => ("What was published, and what was measured", "published"),

@@ -1,5 +1,5 @@
-//! What several machines measured, on one page: each figure with a series for each machine, the papers' claims and
-//! all combinations with a column for each.
+//! What several machines measured, on one page: each figure with a series for each machine, the papers'
+//! claims and all combinations with a column for each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

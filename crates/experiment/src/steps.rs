@@ -1,8 +1,9 @@
 //! The runs of a plan in their order, and the labs that they need.
 //!
-//! Combinations that need the same lab share it and take turns: a run of each, then the next round, every second one
-//! backwards. Devices that differ in nothing else are neighbours in a round. What changes slowly on the host (its clock,
-//! its other work) then meets all of them alike and cannot be mistaken for a difference between them.
+//! Combinations that need the same lab share it and take turns: a run of each, then the next round, every
+//! second one backwards. Devices that differ in nothing else are neighbours in a round. What changes slowly
+//! on the host (its clock, its other work) then meets all of them alike and cannot be mistaken for a
+//! difference between them.
 
 use crate::factors::{Factors, Peer};
 use crate::plan::Plan;
@@ -12,7 +13,8 @@ use vmlane_lab::{Device, LabSpec};
 /// Cards that one guest gets at most when devices share a lab.
 const SHARED_CARDS: usize = 6;
 
-/// Factors whose values one lab serves, those in the device's name included. The others need a lab for each value.
+/// Factors whose values one lab serves, those in the device's name included. The others need a lab for each
+/// value.
 pub const IN_ONE_LAB: [&str; 11] = [
     "device",
     "profile",

@@ -73,8 +73,8 @@ pub fn medians(rows: &[Row]) -> String {
     )
 }
 
-/// Whether the sweep may be relied on: no run of ours failed, and of what failed of another device a repeat did not. A
-/// single lost run of another device is recorded and shown; its other runs still count.
+/// Whether the sweep may be relied on: no run of ours failed, and of what failed of another device a repeat
+/// did not. A single lost run of another device is recorded and shown; its other runs still count.
 pub fn is_sound(rows: &[Row]) -> bool {
     let worked = |id: &str| rows.iter().any(|row| row.id == id && row.failed.is_none());
     rows.iter().all(|row| row.failed.is_none() || row.device != OURS && worked(&row.id))

@@ -1,11 +1,12 @@
 //! Commands in many guests that start at the same moment, and their outputs.
 //!
-//! `vmlane bench --barrier` connects first, then waits, tells its clock when asked, and starts at the time that it is
-//! given: every client gets the same moment, each on its own clock. Its report says when it started.
+//! `vmlane bench --barrier` connects first, then waits, tells its clock when asked, and starts at the time
+//! that it is given: every client gets the same moment, each on its own clock. Its report says when it
+//! started.
 //!
-//! Other tools are started by a shell script: it prints that it is ready, waits for a line, prints that it continues,
-//! and executes the command. All scripts get that line at once; when each continued is measured by this machine's
-//! clock. What the command does between its start and its first byte is not measured.
+//! Other tools are started by a shell script: it prints that it is ready, waits for a line, prints that it
+//! continues, and executes the command. All scripts get that line at once; when each continued is measured by
+//! this machine's clock. What the command does between its start and its first byte is not measured.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,8 +64,8 @@ pub struct Ends {
 pub enum Starts {
     /// Measured here: the time between the first start and the last.
     Measured(Duration),
-    /// All were given the same moment: what each one's clock then shows (nanoseconds since 1970), and how far that may
-    /// be off.
+    /// All were given the same moment: what each one's clock then shows (nanoseconds since 1970), and how far
+    /// that may be off.
     Given { moments: Vec<u64>, uncertainty: Duration },
 }
 

@@ -1,5 +1,5 @@
-//! What factors, their values and what is measured are called in figures, tables and claims: one name a thing, and in
-//! plain words where plans write short ones.
+//! What factors, their values and what is measured are called in figures, tables and claims: one name a
+//! thing, and in plain words where plans write short ones.
 
 use vmlane_lab::setup::{UML_KERNELS, UML_PCI_KERNEL};
 
@@ -30,7 +30,8 @@ pub fn title(factor: &str) -> &str {
     }
 }
 
-/// How a factor is called along the axis of these rows: all that streams differ in by their test is the direction.
+/// How a factor is called along the axis of these rows: all that streams differ in by their test is the
+/// direction.
 pub fn axis_title<'f>(factor: &'f str, rows: &[&Row]) -> &'f str {
     if factor == "test" && !rows.iter().any(|row| is_transactional(row)) {
         "direction"
@@ -214,7 +215,8 @@ fn direction(rows: &[&Row]) -> &'static str {
     }
 }
 
-/// What sessions are counted by, and what a result is the sum of, where that is not one pair with a card each.
+/// What sessions are counted by, and what a result is the sum of, where that is not one pair with a card
+/// each.
 fn shares(rows: &[&Row]) -> Option<(&'static str, &'static str)> {
     let to_host = rows.iter().any(|row| row.factor("to") == "host");
     match () {
@@ -233,15 +235,16 @@ pub fn sum(rows: &[&Row], measure: Measure) -> String {
     of.map_or_else(String::new, |(_, all)| format!(" {all}"))
 }
 
-/// What all rows of a chart have in common, in words: the devices first. `shown` are the factors that the chart shows
-/// itself, `named` those that the plan names.
+/// What all rows of a chart have in common, in words: the devices first. `shown` are the factors that the
+/// chart shows itself, `named` those that the plan names.
 pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let mut words: Vec<String> = Vec::new();
     if !shown.contains(&"device") {
         let mut devices: Vec<&str> = Vec::new();
         for row in rows {
-            // The name carries the profile, which is a factor of its own, and the card's own goes without saying.
+            // The name carries the profile, which is a factor of its own, and the card's own goes without
+            // saying.
             let whole = row.device.as_str();
             let device = match shown.contains(&"profile") {
                 true => whole.split(':').next().unwrap_or(whole),

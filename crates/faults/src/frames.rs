@@ -58,8 +58,8 @@ impl FaultyFrames {
         attached
     }
 
-    /// What happens from here on to frames on their way to the port, now and whenever one is attached. The default
-    /// ends it. Fails if there is no memory for frames that are held.
+    /// What happens from here on to frames on their way to the port, now and whenever one is attached. The
+    /// default ends it. Fails if there is no memory for frames that are held.
     pub fn impair(&self, impairment: Impairment) -> io::Result<()> {
         let line = line(impairment)?;
         let mut state = self.state.lock();

@@ -1,5 +1,5 @@
-//! What wraps a part that serves a guest, and has it go wrong on request: for laboratories (`vmlane-labdaemon`) and for tests of
-//! containment. Never part of the installed program.
+//! What wraps a part that serves a guest, and has it go wrong on request: for laboratories
+//! (`vmlane-labdaemon`) and for tests of containment. Never part of the installed program.
 //!
 //! | what | wraps | adds |
 //! | --- | --- | --- |

@@ -1,9 +1,9 @@
 //! A bad line: frames on their way to a port are lost, late, or overtaken by later ones.
 //!
-//! The order of what is held is the order in which it will be delivered. A frame that is to be overtaken counts how
-//! many later frames may still be put in front of it. A held frame is a copy in memory of the line's own, so its
-//! sender has its frame back at once; when the line is full, frames are refused as by a guest without buffers, and wait
-//! in the switch.
+//! The order of what is held is the order in which it will be delivered. A frame that is to be overtaken
+//! counts how many later frames may still be put in front of it. A held frame is a copy in memory of the
+//! line's own, so its sender has its frame back at once; when the line is full, frames are refused as by a
+//! guest without buffers, and wait in the switch.
 
 use std::collections::VecDeque;
 use std::io;
@@ -57,8 +57,8 @@ enum Verdict {
     },
 }
 
-/// Numbers that depend on the seed only: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-/// generators", 2014).
+/// Numbers that depend on the seed only: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+/// number generators", 2014).
 struct Dice(u64);
 
 impl Dice {
@@ -143,8 +143,8 @@ impl Line {
         Ok(Line { impairment, dice, held, free, verdict: None })
     }
 
-    /// Takes or refuses a frame of the switch. [`DropReason::NoBuffers`]: it is to be offered again. One that is lost was
-    /// taken, as a sender sees it.
+    /// Takes or refuses a frame of the switch. [`DropReason::NoBuffers`]: it is to be offered again. One that
+    /// is lost was taken, as a sender sees it.
     pub fn offer(
         &mut self,
         port: &mut dyn FramePort,
@@ -191,8 +191,8 @@ impl Line {
         self.held.iter().rposition(|held| held.behind == 0).map_or(0, |last| last + 1)
     }
 
-    /// A frame went in front of those from `first` on. One that may be overtaken no more holds up none: those in front
-    /// of it go on as well.
+    /// A frame went in front of those from `first` on. One that may be overtaken no more holds up none: those
+    /// in front of it go on as well.
     fn overtake(&mut self, first: usize) {
         self.held.iter_mut().skip(first).for_each(|held| held.behind = held.behind.saturating_sub(1));
         let place = self.place();

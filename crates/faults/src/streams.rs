@@ -8,7 +8,8 @@ use vmlane_port::{Budget, PortFault, Resumed, Shutdown, Side, StreamEnd, StreamI
 
 use crate::trigger::Trigger;
 
-/// The workers as devices see them: each end that is joined is wrapped on its way. Whose it is, its [`Budget`] tells.
+/// The workers as devices see them: each end that is joined is wrapped on its way. Whose it is, its
+/// [`Budget`] tells.
 pub struct FaultyStreams {
     inner: Arc<dyn Streams>,
     owners: Mutex<Vec<Owner>>,

@@ -1,5 +1,5 @@
-//! Guests whose VMM is this process, attached to devices of another process: registers travel by vfio-user and interrupts
-//! by eventfd.
+//! Guests whose VMM is this process, attached to devices of another process: registers travel by vfio-user
+//! and interrupts by eventfd.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -51,8 +51,8 @@ impl Registers for Remote {
     }
 }
 
-/// A driver of the device behind `socket`, for a guest with so many bytes of RAM. Its thread for interrupts ends with the
-/// process.
+/// A driver of the device behind `socket`, for a guest with so many bytes of RAM. Its thread for interrupts
+/// ends with the process.
 pub fn attach(socket: &std::path::Path, ram: u64) -> Result<Driver, AttachError> {
     let (client, ram, vectors) = connect(socket, ram)?;
     let lines = Lines::msix();
@@ -73,7 +73,8 @@ fn connect(socket: &std::path::Path, ram: u64) -> Result<(Client, Arc<Ram>, Vec<
     Ok((client, ram, vectors))
 }
 
-/// The registers of a VMXNET3 card behind a socket. Its interrupts are not delivered: the driver looks by itself.
+/// The registers of a VMXNET3 card behind a socket. Its interrupts are not delivered: the driver looks by
+/// itself.
 pub struct AttachedNic {
     client: Mutex<Client>,
     ram: Arc<Ram>,

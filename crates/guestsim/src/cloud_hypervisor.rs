@@ -1,5 +1,6 @@
-//! A VMM that treats a vhost-user device as Cloud Hypervisor's sources do (`--generic-vhost-user`; `virtio-devices/src/vhost_user/`
-//! at ae44c297, after version 53): which requests it sends, in which order, and what it does when its connection is closed.
+//! A VMM that treats a vhost-user device as Cloud Hypervisor's sources do (`--generic-vhost-user`;
+//! `virtio-devices/src/vhost_user/` at ae44c297, after version 53): which requests it sends, in which order,
+//! and what it does when its connection is closed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -72,7 +73,8 @@ impl CloudHypervisor {
         Ok(answer.get(size_of::<ConfigSpace>()..).unwrap_or_default().to_vec())
     }
 
-    /// A driver takes these features and says that it is ready, with these rings. Returns the event fds of each.
+    /// A driver takes these features and says that it is ready, with these rings. Returns the event fds of
+    /// each.
     pub fn activate(&mut self, features: u64, rings: &[&DriverRing]) -> io::Result<Vec<RingEvents>> {
         assert_eq!(features & !self.features, 0, "features that are not on offer");
         self.features = features;

@@ -1,5 +1,5 @@
-//! Synthetic guests: small drivers that do what Linux does over shared memory, and the VMM's side of vfio-user
-//! and vhost-user. For tests, fuzzing and benchmarks; nothing of it is in the product.
+//! Synthetic guests: small drivers that do what Linux does over shared memory, and the VMM's side of
+//! vfio-user and vhost-user. For tests, fuzzing and benchmarks; nothing of it is in the product.
 //!
 //! | file | what |
 //! | --- | --- |

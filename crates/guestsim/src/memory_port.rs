@@ -169,7 +169,8 @@ impl Wire {
         self.0.lock().refuse = reason;
     }
 
-    /// From here on the port says that checksums of what it sends were verified, as an uplink does for the host's kernel.
+    /// From here on the port says that checksums of what it sends were verified, as an uplink does for the
+    /// host's kernel.
     pub fn verify(&self) {
         self.0.lock().verifies = true;
     }

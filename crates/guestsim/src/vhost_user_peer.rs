@@ -1,5 +1,5 @@
-//! The other end of an uplink that is a vhost-user front end: a back end whose every answer and every word in the rings is
-//! chosen.
+//! The other end of an uplink that is a vhost-user front end: a back end whose every answer and every word in
+//! the rings is chosen.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;

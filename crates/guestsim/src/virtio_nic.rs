@@ -1,4 +1,5 @@
-//! A virtio-net card of a synthetic VM, attached to a daemon's socket, that sends and receives numbered frames.
+//! A virtio-net card of a synthetic VM, attached to a daemon's socket, that sends and receives numbered
+//! frames.
 
 use std::collections::VecDeque;
 use std::path::Path;

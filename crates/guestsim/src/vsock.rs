@@ -204,13 +204,15 @@ pub struct Remains {
 }
 
 impl Remains {
-    /// The daemon that follows has these guests, and goes on where the last one was, or begins anew if the log is damaged.
+    /// The daemon that follows has these guests, and goes on where the last one was, or begins anew if the
+    /// log is damaged.
     pub fn take_over(self, guests: [&mut Guest; 2]) -> Bench {
         let streams = self.streams.clone();
         self.take_over_with(guests, streams, |_| ())
     }
 
-    /// The same with other workers for its streams; `restore` is called when all guests' devices are restored and none runs yet.
+    /// The same with other workers for its streams; `restore` is called when all guests' devices are restored
+    /// and none runs yet.
     pub fn take_over_with<const N: usize>(
         self,
         guests: [&mut Guest; N],

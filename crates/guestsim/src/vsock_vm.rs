@@ -1,4 +1,5 @@
-//! A virtio-vsock device of a synthetic VM, attached to a daemon's socket once, with streams whose every byte is checked.
+//! A virtio-vsock device of a synthetic VM, attached to a daemon's socket once, with streams whose every byte
+//! is checked.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;

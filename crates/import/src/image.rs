@@ -78,16 +78,16 @@ pub fn is_outside(name: &str) -> bool {
         || parts.any(|part| part == "..")
 }
 
-/// Bytes of an image's beginning that are read: qcow2's largest cluster, in which extensions of its header end,
-/// and more than QEMU reads of a VMDK's descriptor.
+/// Bytes of an image's beginning that are read: qcow2's largest cluster, in which extensions of its header
+/// end, and more than QEMU reads of a VMDK's descriptor.
 const HEAD: u64 = 2 << 20;
 /// Bytes of a name that are read: no file has a longer one.
 const LONGEST: u64 = 4096;
 const SECTOR: u64 = 512;
 
-/// The other files that QEMU opens with an image: extents and parents of VMDK, backing and data files of qcow2
-/// and QED. The format is the one that the file has, whatever its description has, and names are where QEMU
-/// finds them: that may be anywhere in the file.
+/// The other files that QEMU opens with an image: extents and parents of VMDK, backing and data files of
+/// qcow2 and QED. The format is the one that the file has, whatever its description has, and names are where
+/// QEMU finds them: that may be anywhere in the file.
 ///
 /// # Errors
 /// It cannot be read.

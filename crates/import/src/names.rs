@@ -1,5 +1,5 @@
-//! Names that vmlane takes: up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first; and strings as
-//! its configuration has them.
+//! Names that vmlane takes: up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first; and strings
+//! as its configuration has them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 
 use encoding_rs::{Encoding, UTF_8};
 
-/// The encoding of a name that VMware or XML uses for one. None: it is not known, or UTF-16, which a file is not
-/// whose own text has the name.
+/// The encoding of a name that VMware or XML uses for one. None: it is not known, or UTF-16, which a file is
+/// not whose own text has the name.
 pub fn encoding(label: &str) -> Option<&'static Encoding> {
     // Windows' numbers of code pages, where the web has other names for them.
     let label = label.trim().to_ascii_lowercase();

@@ -53,7 +53,8 @@ struct Inner {
 }
 
 impl Keeper {
-    /// The keeper at `path`, and what it holds. If there is none, it is started or waited for. `reached`: see [`reach`].
+    /// The keeper at `path`, and what it holds. If there is none, it is started or waited for. `reached`: see
+    /// [`reach`].
     pub fn connect(
         path: &Path,
         reached: Option<OwnedFd>,
@@ -260,7 +261,8 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// What a keeper holds, and each prefix whose names it has dropped, with the seconds that it had held them without a daemon.
+/// What a keeper holds, and each prefix whose names it has dropped, with the seconds that it had held them
+/// without a daemon.
 fn list(socket: &OwnedFd) -> io::Result<(Found, Vec<(String, u64)>)> {
     let (mut found, mut dropped) = (Found::default(), Vec::new());
     each(socket, |packet| match (packet.what, packet.fd) {

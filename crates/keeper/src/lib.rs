@@ -1,4 +1,5 @@
-//! What outlives a daemon: descriptors, held while none runs by a process of our own (why not by systemd: docs/decisions/0018-keeper-service.md).
+//! What outlives a daemon: descriptors, held while none runs by a process of our own (why not by systemd:
+//! docs/decisions/0018-keeper-service.md).
 //!
 //! | file | what |
 //! | --- | --- |
@@ -39,8 +40,8 @@ pub struct Held {
 }
 
 /// Connects to the process that holds descriptors for a daemon of this runtime directory. A daemon that finds
-/// none serves nevertheless, but its state ends with it. `reached`: the keeper that was there, if one was. `origin`: who
-/// starts another one.
+/// none serves nevertheless, but its state ends with it. `reached`: the keeper that was there, if one was.
+/// `origin`: who starts another one.
 pub fn connect(runtime: &Path, reached: Option<OwnedFd>, origin: Origin) -> Held {
     match Keeper::connect(&socket(runtime), reached, origin) {
         Ok((keeper, found)) => Held { store: keeper.clone(), found, keeper: Some(keeper) },

@@ -28,7 +28,8 @@ struct Client {
     socket: OwnedFd,
     /// It has sent a packet: nothing is dropped while it is connected.
     has_asked: bool,
-    /// It has changed what is held, as only daemons do. Others come to see what is there, which must not prolong anything.
+    /// It has changed what is held, as only daemons do. Others come to see what is there, which must not
+    /// prolong anything.
     is_daemon: bool,
 }
 
@@ -48,9 +49,9 @@ struct Holdings {
     left_at: Instant,
 }
 
-/// Serves in the directory `runtime` until a daemon says that no other follows it. `starter`: the daemon that started the keeper; the first
-/// connection must come from that process. Of later daemons no more is known than their user: root, or the daemon's own. `ready` is
-/// called once it can be connected to.
+/// Serves in the directory `runtime` until a daemon says that no other follows it. `starter`: the daemon that
+/// started the keeper; the first connection must come from that process. Of later daemons no more is known
+/// than their user: root, or the daemon's own. `ready` is called once it can be connected to.
 pub fn serve(runtime: &Path, mut starter: Option<i32>, ready: impl FnOnce()) -> io::Result<()> {
     let path = &crate::socket(runtime);
     let owners = vmlane_confine::users(None, runtime, &[]);
@@ -139,8 +140,8 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A daemon: of the same user or root, and the one that is expected, if one is. Others are refused before they have said
-/// anything.
+/// A daemon: of the same user or root, and the one that is expected, if one is. Others are refused before
+/// they have said anything.
 fn accept(listener: &OwnedFd, expected: Option<i32>) -> Option<OwnedFd> {
     let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).ok()?;
     let peer = Peer::of(&socket).ok()?;
@@ -194,7 +195,8 @@ impl Holdings {
     fn drop_overdue(&mut self) {
         let without = self.left_at.elapsed();
         let by_name = &mut self.by_name;
-        // Of what was dropped the next daemon is notified; it says again how long it wants the rest to be held.
+        // Of what was dropped the next daemon is notified; it says again how long it wants the rest to be
+        // held.
         self.holds.retain(|prefix, hold| {
             if hold.is_over || hold.at_most > without {
                 return true;

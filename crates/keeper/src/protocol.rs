@@ -9,8 +9,8 @@
 //! | `L` | list: a `P` each, an `H` for each prefix that was dropped so, then `.` |
 //! | `E` | end |
 //!
-//! Nothing is answered but `L`: a packet that was sent is carried out, whatever becomes of its sender. A letter that is not known is
-//! ignored, on either side: they may be of two versions.
+//! Nothing is answered but `L`: a packet that was sent is carried out, whatever becomes of its sender. A
+//! letter that is not known is ignored, on either side: they may be of two versions.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,5 +1,6 @@
-//! Whether this program can take over from the daemon of a runtime directory: asked before that one is restarted, since a
-//! program that does not know the layout of its state would have to reset its VMs' devices.
+//! Whether this program can take over from the daemon of a runtime directory: asked before that one is
+//! restarted, since a program that does not know the layout of its state would have to reset its VMs'
+//! devices.
 
 use std::fmt;
 use std::io;
@@ -12,8 +13,8 @@ use vmlane_state::{Journal, LAYOUT, Unusable};
 
 use crate::Sessions;
 
-/// The name under which a daemon's keeper holds a half of the hypervisor's journal. It is older than the type's: a next daemon of
-/// another version looks for it.
+/// The name under which a daemon's keeper holds a half of the hypervisor's journal. It is older than the
+/// type's: a next daemon of another version looks for it.
 pub const HYPERVISOR_LOG: &str = "fabric.log";
 
 /// How long a daemon may take to answer.
@@ -93,8 +94,8 @@ fn check(user: Option<&str>, runtime_dir: &Path) -> Result<(), TrustError> {
     }
 }
 
-/// What a daemon of this program would take over in a runtime directory. An error: it could not. `user`: whom its configuration
-/// names.
+/// What a daemon of this program would take over in a runtime directory. An error: it could not. `user`: whom
+/// its configuration names.
 pub fn can_replace(user: Option<&str>, runtime_dir: &Path) -> Result<Predecessor, TakeoverError> {
     let runtime_dir = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
     match check(user, &runtime_dir) {

@@ -33,8 +33,8 @@ pub struct DeviceFor {
     pub device: Device,
 }
 
-/// A card of vmlane's: the keys of `MODEL:key=value,...`, and what reads and shows them. What is not given is the daemon's
-/// default.
+/// A card of vmlane's: the keys of `MODEL:key=value,...`, and what reads and shows them. What is not given is
+/// the daemon's default.
 macro_rules! card {
     ($name:ident, $model:literal, { $($(#[doc = $doc:literal])* $key:ident: $type:ty,)* }) => {
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,7 +168,8 @@ impl Device {
         matches!(self, Device::Vmci | Device::Vmxnet3(_))
     }
 
-    /// What joins a network card with the others of its network: vmlane's switch (none), or what the VMM joins by.
+    /// What joins a network card with the others of its network: vmlane's switch (none), or what the VMM
+    /// joins by.
     pub fn joined_by(&self) -> Option<Backend> {
         match self {
             Device::QemuNic { backend, .. } => Some(*backend),
@@ -240,8 +241,8 @@ impl From<Device> for DeviceFor {
 impl FromStr for DeviceFor {
     type Err = anyhow::Error;
 
-    /// `DEVICE` or `GUEST:DEVICE`. A guest's name is one or two letters, and no device has such a name, so the colon
-    /// of `vmxnet3:mtu=9000` is not taken for that of a guest.
+    /// `DEVICE` or `GUEST:DEVICE`. A guest's name is one or two letters, and no device has such a name, so
+    /// the colon of `vmxnet3:mtu=9000` is not taken for that of a guest.
     fn from_str(text: &str) -> Result<Self> {
         match text.split_once(':') {
             Some((guest, device)) if is_guest_name(guest) => {

@@ -73,7 +73,8 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the runtime directory, listed by this user alone (the daemon's user gets through), and refuses one that another user planted.
+/// Makes the runtime directory, listed by this user alone (the daemon's user gets through), and refuses one
+/// that another user planted.
 pub fn make_runtime() -> Result<PathBuf> {
     let dir = runtime();
     let made = Trust::default().make(&dir, 0o711).context("the directory of labs")?;

@@ -1,4 +1,5 @@
-//! Cuts an ELF file to what the kernel loads: the guests' copy needs no debug sections. And gives one another loader.
+//! Cuts an ELF file to what the kernel loads: the guests' copy needs no debug sections. And gives one another
+//! loader.
 
 use anyhow::{Context, Result, ensure};
 
@@ -13,8 +14,8 @@ pub fn loadable(mut elf: Vec<u8>) -> Vec<u8> {
     elf
 }
 
-/// The program with `loader` in the place of its own, whose name must not be shorter. A relative name is found
-/// from where the program is started.
+/// The program with `loader` in the place of its own, whose name must not be shorter. A relative name is
+/// found from where the program is started.
 pub fn with_loader(mut elf: Vec<u8>, loader: &str) -> Result<Vec<u8>> {
     let name = interpreter(&elf).context("no dynamic ELF program")?;
     ensure!(loader.len() < name.len(), "the loader's name {loader:?} is too long for the program");

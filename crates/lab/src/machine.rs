@@ -18,7 +18,8 @@ pub enum Machine {
     Q35,
     /// virtio-mmio devices, told by ACPI, and no PCI.
     Microvm,
-    /// User Mode Linux: no QEMU, one processor, vmlane's own devices over vhost-user and its own network card.
+    /// User Mode Linux: no QEMU, one processor, vmlane's own devices over vhost-user and its own network
+    /// card.
     Uml,
 }
 
@@ -46,8 +47,8 @@ impl Machine {
         self != Machine::Uml
     }
 
-    /// What stands for `device` in a guest of this machine beside guests of others: where Debian's User Mode Linux has
-    /// no PCI bus, the virtio device that joins the same switch and the same CIDs.
+    /// What stands for `device` in a guest of this machine beside guests of others: where Debian's User Mode
+    /// Linux has no PCI bus, the virtio device that joins the same switch and the same CIDs.
     pub fn counterpart(self, device: &Device) -> Device {
         match (self, device) {
             (Machine::Uml, Device::Vmci) => Device::VirtioVsock,

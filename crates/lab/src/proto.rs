@@ -26,9 +26,9 @@ pub const PORT: &str = "vmlane.agent";
 /// Where there is no such port, this word of the kernel's command line names a serial line.
 pub const PORT_WORD: &str = "vmlane.port=";
 
-/// The bytes under way to an agent on a serial line. Linux' line discipline holds 4096, and User Mode Linux never
-/// hears again of a line that it once throttled because 128 were left (arch/um/drivers/line.c: nothing puts the
-/// descriptor back). What was meant for an agent before this one may be there as well.
+/// The bytes under way to an agent on a serial line. Linux' line discipline holds 4096, and User Mode Linux
+/// never hears again of a line that it once throttled because 128 were left (arch/um/drivers/line.c: nothing
+/// puts the descriptor back). What was meant for an agent before this one may be there as well.
 pub const LINE_WINDOW: u32 = 1536;
 
 /// An agent on a serial line acknowledges this many bytes that it has read from it.

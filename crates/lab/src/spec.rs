@@ -37,8 +37,9 @@ pub struct LabSpec {
     /// Isolation groups: empty for the default, one for all, or one a guest.
     pub groups: Vec<String>,
     pub forwards: Vec<Forward>,
-    /// So many networks of vmlane's own, the first ones, reach test hosts in network namespaces, each through an uplink
-    /// of its own: 0 to [`MOST_UPLINKS`]. With two or more, the guests' cards are spread over these networks.
+    /// So many networks of vmlane's own, the first ones, reach test hosts in network namespaces, each through
+    /// an uplink of its own: 0 to [`MOST_UPLINKS`]. With two or more, the guests' cards are spread over these
+    /// networks.
     #[serde(default)]
     pub uplinks: u32,
     /// Whether the switch merges segments to super-frames (software LRO); none leaves that to the daemon.
@@ -218,8 +219,8 @@ impl LabSpec {
         self.devices.iter().any(|given| given.device.is_on_switch())
     }
 
-    /// The networks in which test host number `host` has an address: those of its uplinks and, in a lab with one
-    /// uplink, those of QEMU's cards that are on a bridge.
+    /// The networks in which test host number `host` has an address: those of its uplinks and, in a lab with
+    /// one uplink, those of QEMU's cards that are on a bridge.
     pub fn host_networks(&self, host: u32) -> Vec<u32> {
         let mut networks: Vec<u32> = Vec::new();
         if self.has_switch() {
@@ -277,8 +278,8 @@ impl LabSpec {
         Ok(())
     }
 
-    /// The networks of the lab, with their cards: what the guests have as their first card, their second, and so on;
-    /// with several uplinks, what shares one.
+    /// The networks of the lab, with their cards: what the guests have as their first card, their second, and
+    /// so on; with several uplinks, what shares one.
     pub fn networks(&self) -> Vec<Vec<Device>> {
         let mut networks: Vec<Vec<Device>> = Vec::new();
         if self.uplinks > 1 {
@@ -442,7 +443,8 @@ fn nic(net: u32, number: u32, machine: Machine, device: &Device) -> Nic {
         mac: format!("52:54:00:77:{net:02x}:{number:02x}"),
         ipv4: format!("10.{}.0.{number}/24", 77 + net),
         ipv6: format!("fd{}::{number}/64", 77 + net),
-        // Under User Mode Linux the guest reads the largest MTU that the card carries, which QEMU keeps to itself.
+        // Under User Mode Linux the guest reads the largest MTU that the card carries, which QEMU keeps to
+        // itself.
         mtu: mtu.or((machine == Machine::Uml).then_some(1500)),
     }
 }

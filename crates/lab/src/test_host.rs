@@ -1,7 +1,7 @@
 //! The test hosts of a lab, network namespaces behind the daemon's uplinks: their names and addresses.
 //!
-//! One uplink leads to one host. Several are shared out between two, as in the papers: the first half of them to the
-//! first host. Each uplink is a network of its own, with an address of its host in it.
+//! One uplink leads to one host. Several are shared out between two, as in the papers: the first half of them
+//! to the first host. Each uplink is a network of its own, with an address of its host in it.
 
 /// Test hosts at the most.
 pub(crate) const MOST: u32 = 2;

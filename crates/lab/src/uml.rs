@@ -69,8 +69,9 @@ fn sockets(plan: &Plan, guest: &GuestSpec) -> Vec<(PathBuf, u32)> {
     devices.map(|(socket, number)| (dir.join(socket), number)).collect()
 }
 
-/// Its own network cards. With the transport `tap` a bridge joins them, with checksums and TSO by vnet headers; `gro=1` makes
-/// room for whole super-frames. `depth` is how many frames a poll takes, which NAPI limits to 64.
+/// Its own network cards. With the transport `tap` a bridge joins them, with checksums and TSO by vnet
+/// headers; `gro=1` makes room for whole super-frames. `depth` is how many frames a poll takes, which NAPI
+/// limits to 64.
 fn vector_cards(lab: &str, guest: &GuestSpec) -> Vec<String> {
     let cards = guest.devices.iter().filter(|device| device.is_nic()).zip(&guest.nics);
     let vector = cards.filter(|(device, _)| **device == Device::UmlVector);

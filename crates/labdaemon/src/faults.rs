@@ -1,7 +1,7 @@
 //! Faults on request, for tests: parts of the daemon that serve a VM go wrong, and lines to NICs lose frames.
 //!
-//! Each part is wrapped when it is made, and found again by its name. What wraps it belongs to the device, so a name that leads to
-//! nothing any more is that of a device that is gone.
+//! Each part is wrapped when it is made, and found again by its name. What wraps it belongs to the device, so
+//! a name that leads to nothing any more is that of a device that is gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};

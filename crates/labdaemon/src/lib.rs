@@ -1,5 +1,6 @@
-//! What the daemon of a laboratory has beside the installed one's: faults on request, and a PCI bus for User Mode Linux. Both are
-//! [`Extras`] of the daemon, which a configuration has to ask for (`fault_injection`, `uml_pci`).
+//! What the daemon of a laboratory has beside the installed one's: faults on request, and a PCI bus for User
+//! Mode Linux. Both are [`Extras`] of the daemon, which a configuration has to ask for (`fault_injection`,
+//! `uml_pci`).
 //!
 //! | file | what |
 //! | --- | --- |

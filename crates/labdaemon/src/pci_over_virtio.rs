@@ -4,10 +4,10 @@
 //! guest's driver -> accesses (virtqueue 0) -> this thread -> PciDevice
 //! PciDevice, on any thread -> Messages -> interrupts (virtqueue 1) -> guest's driver
 //! ```
-//! Linux' `virtio_pcidev.c` is the other side. Reads are answered while its CPU spins. Writes are *posted*: the guest has gone on
-//! when they are carried out, in their order. So a driver that takes memory back after a write to a command register may find the
-//! device still at work in it, which no VMM of ours allows; decision 22 says why this is good enough for what it is for,
-//! and that the configuration has to ask for it.
+//! Linux' `virtio_pcidev.c` is the other side. Reads are answered while its CPU spins. Writes are *posted*:
+//! the guest has gone on when they are carried out, in their order. So a driver that takes memory back after
+//! a write to a command register may find the device still at work in it, which no VMM of ours allows;
+//! decision 22 says why this is good enough for what it is for, and that the configuration has to ask for it.
 //!
 //! Nothing of it outlives the daemon: the guest connects once, when it boots.
 
@@ -47,8 +47,8 @@ use self::ring::Ring;
 
 /// Accesses carried out before others may use the function.
 const TURN: usize = 256;
-/// Writes completed before the guest is called for them: Linux has 20 buffers for writes, and uses them again when it is called
-/// or reads.
+/// Writes completed before the guest is called for them: Linux has 20 buffers for writes, and uses them again
+/// when it is called or reads.
 const UNCALLED: u32 = 10;
 
 /// What the daemon attaches functions by.
@@ -108,7 +108,8 @@ struct Served {
 impl PciOverVirtio {
     pub const QUEUES: u16 = 2;
 
-    /// `device` raises its interrupts at `interrupts`, and both use `lines`. The thread is named after `name`.
+    /// `device` raises its interrupts at `interrupts`, and both use `lines`. The thread is named after
+    /// `name`.
     pub fn new(
         name: &str,
         device: Box<dyn PciDevice>,

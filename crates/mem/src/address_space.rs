@@ -1,4 +1,5 @@
-//! How much this process has mapped of files that hold guest memory, and how much it may: address space is one for all VMs.
+//! How much this process has mapped of files that hold guest memory, and how much it may: address space is
+//! one for all VMs.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

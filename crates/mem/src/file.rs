@@ -1,7 +1,7 @@
 //! Which files guest memory may be in. A file that another process hands over may be on a file system which
-//! that process serves itself, or on one whose server is gone: then an access to its pages, or a question about
-//! the file, may never be answered. So the kind of file is found out first, by questions that no file system is
-//! asked.
+//! that process serves itself, or on one whose server is gone: then an access to its pages, or a question
+//! about the file, may never be answered. So the kind of file is found out first, by questions that no file
+//! system is asked.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,8 +37,8 @@ pub struct Backing {
     /// Bytes of the pages that it is mapped by.
     pub page: u64,
     pub id: FileId,
-    /// `mincore` tells which of its pages are in memory. Of a file that the caller neither owns nor may write by its mode it
-    /// says that all are; memfds may be written by all.
+    /// `mincore` tells which of its pages are in memory. Of a file that the caller neither owns nor may write
+    /// by its mode it says that all are; memfds may be written by all.
     pub tells_pages: bool,
 }
 
@@ -79,8 +79,8 @@ fn on_block_device(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(regular && stat.stx_dev_major != 0)
 }
 
-/// Asks about a file that can be asked about. The first call of `rustix`' `statx` that fails finds out whether the
-/// kernel has it, by a call that a confined thread may not make.
+/// Asks about a file that can be asked about. The first call of `rustix`' `statx` that fails finds out
+/// whether the kernel has it, by a call that a confined thread may not make.
 pub fn prepare() {
     if let Ok(file) = memfd("vmlane-prepare", PAGE) {
         let _ = on_block_device(file.as_fd());

@@ -1,10 +1,11 @@
 //! Guest memory that this process uses much, in huge pages.
 //!
-//! A VMM hands over its memory in pages of 4 KiB unless it was told otherwise. Of hundreds of VMs hardly a page's address is
-//! in the CPU's cache of translations when its turn comes again. One huge page takes the place of 512 of these
-//! (`MADV_COLLAPSE`, Linux 6.1), at a price: the kernel copies 2 MiB, a guest that touches them meanwhile waits, and the
-//! new page is charged to the control group of the process that asked, no longer to the VMM's. So it is asked only for ranges that
-//! are there as a whole, since others would be filled with zeros, and that this process uses.
+//! A VMM hands over its memory in pages of 4 KiB unless it was told otherwise. Of hundreds of VMs hardly a
+//! page's address is in the CPU's cache of translations when its turn comes again. One huge page takes the
+//! place of 512 of these (`MADV_COLLAPSE`, Linux 6.1), at a price: the kernel copies 2 MiB, a guest that
+//! touches them meanwhile waits, and the new page is charged to the control group of the process that asked,
+//! no longer to the VMM's. So it is asked only for ranges that are there as a whole, since others would be
+//! filled with zeros, and that this process uses.
 #![allow(unsafe_code)] // madvise and mincore of mappings that are kept alive meanwhile
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -23,10 +24,12 @@ use crate::region::{self, Large, Mapping};
 const PAGES: usize = HUGE / PAGE as usize;
 /// `MADV_COLLAPSE` (linux/mman.h).
 const COLLAPSE: libc::c_int = 25;
-/// A range of which this process has so many pages in its tables was used at some time. Whether it still is shows when they are
-/// taken out: they come back as they are used (a read brings 16 at once), and so many until the next step are much.
+/// A range of which this process has so many pages in its tables was used at some time. Whether it still is
+/// shows when they are taken out: they come back as they are used (a read brings 16 at once), and so many
+/// until the next step are much.
 const USED: usize = PAGES / 8;
-/// Ranges that a step looks at, at most, and those whose pages it takes out: each page that comes back is a fault of a worker's.
+/// Ranges that a step looks at, at most, and those whose pages it takes out: each page that comes back is a
+/// fault of a worker's.
 const LOOKS: usize = 256;
 const WATCHED: usize = 16;
 /// Ranges that a step passes, those that are not to be looked at among them.
@@ -38,7 +41,8 @@ const MOST_DOUBLINGS: u32 = 6;
 const NONE_LEFT: u32 = 60;
 /// A mapping of which so many ranges were refused, and none was not, is left alone.
 const REFUSALS: u32 = 8;
-/// Steps for which memory that is mapped no longer counts: the VMM may have it still, on this process's account.
+/// Steps for which memory that is mapped no longer counts: the VMM may have it still, on this process's
+/// account.
 const REMEMBERED: u32 = 3600;
 /// An entry of `/proc/self/pagemap` has this bit if the page is in this process's tables.
 const PRESENT: u64 = 1 << 63;
@@ -86,8 +90,8 @@ type Place = (FileId, u64);
 #[derive(Debug)]
 struct Known {
     large: Large,
-    /// Those of which something is known: each was in memory as a whole at some time. A VMM may hand over files that are much
-    /// larger than what is in them.
+    /// Those of which something is known: each was in memory as a whole at some time. A VMM may hand over
+    /// files that are much larger than what is in them.
     ranges: HashMap<usize, Range>,
     /// The range that is passed next.
     next: usize,
@@ -141,8 +145,8 @@ impl HugePages {
         self.made
     }
 
-    /// A look at some ranges. To be called about once a second: ranges are judged by what is used of them from one step to
-    /// the next.
+    /// A look at some ranges. To be called about once a second: ranges are judged by what is used of them
+    /// from one step to the next.
     ///
     /// The error is the first one that this step met; the next one tries again.
     pub fn step(&mut self) -> Result<(), HugeError> {
@@ -217,7 +221,8 @@ impl HugePages {
                     return Err(HugeError::Unsupported(error));
                 }
             }
-            // Pages of it are in use by the kernel just now, a limit of the control group is reached, or it is not used.
+            // Pages of it are in use by the kernel just now, a limit of the control group is reached, or it
+            // is not used.
             Some(Err(_)) | None => {
                 let before = known.ranges.get(&number);
                 let before = if let Some(Range::Small { doublings, .. }) = before { *doublings } else { 0 };
@@ -257,7 +262,8 @@ impl HugePages {
             looks += 1;
             let range = alive.huge_range(number);
             if self.present(range)? >= USED && is_whole(range)? {
-                // SAFETY: a mapping of a shared file, which `alive` keeps: the bytes stay where they are, in the file.
+                // SAFETY: a mapping of a shared file, which `alive` keeps: the bytes stay where they are, in
+                // the file.
                 unsafe { madvise(range.cast(), HUGE, Advice::LinuxDontNeed) }.map_err(io::Error::from)?;
                 self.watched.push((mapping, number));
             }
@@ -345,7 +351,8 @@ mod tests {
         }
     }
 
-    /// Makes steps, with something between them, until enough is in huge pages. False: the kernel has none for us.
+    /// Makes steps, with something between them, until enough is in huge pages. False: the kernel has none
+    /// for us.
     fn until(pages: &mut HugePages, bytes: u64, mut mappings: impl FnMut() -> Vec<Large>) -> bool {
         for _ in 0..200 {
             match pages.step_among(mappings()) {

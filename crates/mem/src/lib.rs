@@ -32,8 +32,8 @@ pub use sum::Sum;
 pub use window::{Window, prefetch_value, prefetch_value_write};
 pub use word::Word;
 
-/// Installs the handler that survives memory files cut short, and asks about a file, which the first mappings would do
-/// otherwise. For programs that give up the system calls that this needs.
+/// Installs the handler that survives memory files cut short, and asks about a file, which the first mappings
+/// would do otherwise. For programs that give up the system calls that this needs.
 pub fn prepare() {
     sigbus::prepare();
     file::prepare();

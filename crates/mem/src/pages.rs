@@ -175,8 +175,8 @@ pub fn copy(to: &Pages, to_offset: usize, from: &Pages, from_offset: usize, len:
     let (Some(target), Some(source)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) else {
         return copy_runs(to, to_offset, from, from_offset, len);
     };
-    // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable. If they overlap, it is the guest's
-    // own doing, and what is written then does not matter.
+    // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable. If they overlap, it
+    // is the guest's own doing, and what is written then does not matter.
     unsafe { bulk::copy(target, source, len) };
 }
 

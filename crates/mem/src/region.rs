@@ -173,7 +173,8 @@ impl Mapping {
         self.guard.as_ref().is_some_and(sigbus::Guard::poisoned)
     }
 
-    /// Can a huge page of the file be mapped as one? Address and offset lie equally far behind a multiple of its size.
+    /// Can a huge page of the file be mapped as one? Address and offset lie equally far behind a multiple of
+    /// its size.
     fn is_aligned(&self) -> bool {
         beyond(self.start.as_ptr() as usize, self.offset) == 0
     }
@@ -193,7 +194,8 @@ impl Mapping {
     }
 }
 
-/// How far an address is behind one at which huge pages of a file, mapped from `offset` on, can be mapped as such.
+/// How far an address is behind one at which huge pages of a file, mapped from `offset` on, can be mapped as
+/// such.
 fn beyond(address: usize, offset: u64) -> usize {
     address.wrapping_sub(offset as usize) % HUGE
 }
@@ -201,10 +203,12 @@ fn beyond(address: usize, offset: u64) -> usize {
 /// How often such an address is looked for: other threads map, too.
 const TRIES: usize = 4;
 
-/// Maps a file (of small pages) where its huge pages can be mapped as such, if there is such a place to be had.
+/// Maps a file (of small pages) where its huge pages can be mapped as such, if there is such a place to be
+/// had.
 fn map_file(len: usize, prot: ProtFlags, fd: impl AsFd, offset: u64) -> io::Result<*mut c_void> {
     let map = |wish, len| {
-        // SAFETY: a fresh mapping replaces nothing: an address is a wish, and the kernel takes another one where it is in use.
+        // SAFETY: a fresh mapping replaces nothing: an address is a wish, and the kernel takes another one
+        // where it is in use.
         unsafe { mmap(wish, len, prot, MapFlags::SHARED, &fd, offset) }
     };
     let unmap = |start, len| {
@@ -217,7 +221,8 @@ fn map_file(len: usize, prot: ProtFlags, fd: impl AsFd, offset: u64) -> io::Resu
             break;
         }
         unmap(start, len)?;
-        // Where there is room for more there is room at one of its first addresses. A file may be mapped beyond its end.
+        // Where there is room for more there is room at one of its first addresses. A file may be mapped
+        // beyond its end.
         let wide = len.saturating_add(HUGE);
         let mut wish = std::ptr::null_mut();
         if let Ok(room) = map(wish, wide) {

@@ -9,10 +9,12 @@ use std::sync::Arc;
 /// What may lie in shared memory as it is.
 ///
 /// # Safety
-/// It is `repr(C)` and made of `AtomicU64`s alone: all bytes are a value of it, and it may change while it is borrowed.
+/// It is `repr(C)` and made of `AtomicU64`s alone: all bytes are a value of it, and it may change while it is
+/// borrowed.
 pub unsafe trait Atomics: Default + Send + Sync + 'static {}
 
-/// A value in a [`crate::Window`], or by default in memory of its own. It is found once, and then costs what a reference does.
+/// A value in a [`crate::Window`], or by default in memory of its own. It is found once, and then costs what
+/// a reference does.
 pub struct Shared<T> {
     at: NonNull<T>,
     /// Keeps the memory under `at` alive, where it is.
@@ -43,7 +45,8 @@ impl<T: Atomics> Deref for Shared<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: alive as long as `self`; all bytes are a value, which changes by atomic accesses alone (`Atomics`).
+        // SAFETY: alive as long as `self`; all bytes are a value, which changes by atomic accesses alone
+        // (`Atomics`).
         unsafe { self.at.as_ref() }
     }
 }

@@ -1,9 +1,9 @@
 //! Survives a memory file that its owner shrinks.
 //!
-//! Touching a page past the end of a mapped file raises SIGBUS, which would end the daemon because
-//! of one VMM. The handler looks the address up in a table of our mappings, puts anonymous
-//! zero memory over the whole mapping and marks it poisoned; the interrupted copy continues with
-//! zeros and the code that sees the mark ends the session afterwards. `replacement.rs` has where the zeros come from.
+//! Touching a page past the end of a mapped file raises SIGBUS, which would end the daemon because of one
+//! VMM. The handler looks the address up in a table of our mappings, puts anonymous zero memory over the
+//! whole mapping and marks it poisoned; the interrupted copy continues with zeros and the code that sees the
+//! mark ends the session afterwards. `replacement.rs` has where the zeros come from.
 #![allow(unsafe_code)] // signal handler: async-signal-safe calls only
 
 mod replacement;
@@ -18,12 +18,12 @@ use slot::Slot;
 /// Entries that are allocated at once.
 const SLOTS: usize = 512;
 
-/// A mapping that was replaced may fault again on other threads, which began before. More often than this, and the host has no pages for
-/// what replaced it.
+/// A mapping that was replaced may fault again on other threads, which began before. More often than this,
+/// and the host has no pages for what replaced it.
 const MOST_HITS: usize = 4096;
 
-/// A piece of the table. There are as many as mappings need, whose number each VM's limits bound; none is ever freed, so
-/// that a signal handler can walk them at any time.
+/// A piece of the table. There are as many as mappings need, whose number each VM's limits bound; none is
+/// ever freed, so that a signal handler can walk them at any time.
 struct Block {
     slots: [Slot; SLOTS],
     next: OnceLock<Box<Block>>,
@@ -106,8 +106,8 @@ fn install() {
 }
 
 extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: errno is this thread's, and code that was interrupted may be about to read it; the kernel passes a valid siginfo for a
-    // handler installed with SA_SIGINFO.
+    // SAFETY: errno is this thread's, and code that was interrupted may be about to read it; the kernel
+    // passes a valid siginfo for a handler installed with SA_SIGINFO.
     let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
     if !survives(address) {
         end();
@@ -116,7 +116,8 @@ extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Puts zeros where the mapping around `address` was. False: there is none of ours, or the host has no memory for zeros.
+/// Puts zeros where the mapping around `address` was. False: there is none of ours, or the host has no memory
+/// for zeros.
 fn survives(address: usize) -> bool {
     let found = blocks().flat_map(|block| &block.slots);
     let Some((slot, (start, len))) =
@@ -124,8 +125,8 @@ fn survives(address: usize) -> bool {
     else {
         return false;
     };
-    // SAFETY: the range is a mapping of ours (guards are dropped before their mappings are unmapped, and the thread that was interrupted
-    // holds the one that it touches), and from now on it is known to be poisoned.
+    // SAFETY: the range is a mapping of ours (guards are dropped before their mappings are unmapped, and the
+    // thread that was interrupted holds the one that it touches), and from now on it is known to be poisoned.
     if !unsafe { replacement::put(start, len) } {
         return false;
     }
@@ -134,12 +135,13 @@ fn survives(address: usize) -> bool {
     hits < MOST_HITS
 }
 
-/// The end of the process: a touch of memory that is no VM's, or no memory to survive it. The signal's default action cannot be had, since a
-/// confined thread may not change what a signal does.
+/// The end of the process: a touch of memory that is no VM's, or no memory to survive it. The signal's
+/// default action cannot be had, since a confined thread may not change what a signal does.
 fn end() -> ! {
     const WHY: &[u8] =
         b"ERROR SIGBUS: memory that is no VM's is gone, or there is none to replace a VM's; the process ends\n";
-    // SAFETY: a buffer of this function, its length within it; the other calls take and return numbers. All are plain system calls.
+    // SAFETY: a buffer of this function, its length within it; the other calls take and return numbers. All
+    // are plain system calls.
     unsafe {
         libc::write(libc::STDERR_FILENO, WHY.as_ptr().cast(), WHY.len());
         libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGABRT);

@@ -15,9 +15,10 @@ use crate::window::Window;
 /// Bytes of a cache line.
 pub const CACHE_LINE: u64 = 64;
 
-/// Cache lines of `len` bytes at `addr` worth fetching before their turn comes: all of a frame of the usual MTU, which
-/// otherwise waits for memory line by line; of more only where headers are, since the CPU itself fetches ahead in
-/// long copies. And none beside them: each line is fetched from the CPU of the guest that wrote it.
+/// Cache lines of `len` bytes at `addr` worth fetching before their turn comes: all of a frame of the usual
+/// MTU, which otherwise waits for memory line by line; of more only where headers are, since the CPU itself
+/// fetches ahead in long copies. And none beside them: each line is fetched from the CPU of the guest that
+/// wrote it.
 #[inline]
 pub fn lines_ahead(addr: u64, len: usize) -> usize {
     const SHORT: usize = 2048;
@@ -143,8 +144,8 @@ impl Spans {
         self.writable = other.writable;
     }
 
-    /// Adds the pieces of `other`'s `[offset, offset + len)`. False, and nothing is added: they are of other memory than
-    /// this list's.
+    /// Adds the pieces of `other`'s `[offset, offset + len)`. False, and nothing is added: they are of other
+    /// memory than this list's.
     pub fn append(&mut self, other: &Spans, offset: usize, len: usize) -> bool {
         other.check(offset, len);
         if !self.map.is(&other.map) || self.writable && !other.writable {
@@ -169,9 +170,10 @@ impl Spans {
         });
     }
 
-    /// The twelve bytes at a guest address, little endian: the first eight, and the four behind them. Each word is loaded
-    /// once. None: not all of them are in the region that the last piece came from. There is no private copy: one that
-    /// is stored in parts and then loaded as a whole waits for all stores before it, to other guests' memory too.
+    /// The twelve bytes at a guest address, little endian: the first eight, and the four behind them. Each
+    /// word is loaded once. None: not all of them are in the region that the last piece came from. There is
+    /// no private copy: one that is stored in parts and then loaded as a whole waits for all stores before
+    /// it, to other guests' memory too.
     #[inline]
     pub fn near_words(&self, addr: u64) -> Option<(u64, u32)> {
         let offset = addr.wrapping_sub(self.near.guest);
@@ -187,8 +189,8 @@ impl Spans {
         }
     }
 
-    /// Writes the first `len` (at least eight) of such twelve bytes to the beginning. If `spare`, only if others are there: a
-    /// store takes the cache line away from the guest's CPU, which may have it still.
+    /// Writes the first `len` (at least eight) of such twelve bytes to the beginning. If `spare`, only if
+    /// others are there: a store takes the cache line away from the guest's CPU, which may have it still.
     #[inline]
     pub fn write_words(&self, (first, second): (u64, u32), len: usize, spare: bool) {
         assert!(self.writable);
@@ -200,8 +202,8 @@ impl Spans {
             bytes[8..].copy_from_slice(&second.to_ne_bytes());
             return self.write(0, &bytes[..len]);
         };
-        // SAFETY: `one_run` has all twelve bytes, of a live writable mapping. A guest that changes them meanwhile changes only
-        // what it is told.
+        // SAFETY: `one_run` has all twelve bytes, of a live writable mapping. A guest that changes them
+        // meanwhile changes only what it is told.
         unsafe {
             let (one, two) = (at.cast::<Anywhere<u64>>(), at.add(size_of::<u64>()).cast::<Anywhere<u32>>());
             if spare && one.read_volatile().0 == first && two.read_volatile().0 == second {
@@ -293,7 +295,8 @@ impl Spans {
         let to = window.bytes_mut(to, len);
         let mut done = 0;
         self.each_run(from, len, |source, len| {
-            // SAFETY: the run is valid for `len` bytes of a live mapping, and all runs together fit the range of the window.
+            // SAFETY: the run is valid for `len` bytes of a live mapping, and all runs together fit the range
+            // of the window.
             unsafe { bulk::copy(to.add(done), source, len) };
             done += len;
         });
@@ -494,8 +497,8 @@ pub fn copy_spans_summed(
     copy_runs((to, to_offset), (from, from_offset), len, copy);
 }
 
-/// Has `copy` copy every run of bytes that both lists have in one piece. It is given runs of as many bytes of live mappings as it
-/// is told, the target writable.
+/// Has `copy` copy every run of bytes that both lists have in one piece. It is given runs of as many bytes of
+/// live mappings as it is told, the target writable.
 #[inline]
 fn copy_runs(
     (to, to_offset): (&Spans, usize),

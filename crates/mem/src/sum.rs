@@ -66,8 +66,8 @@ impl Sum {
         #[cfg(target_arch = "x86_64")]
         if len >= 2 * LINE && std::arch::is_x86_feature_detected!("avx2") {
             let whole = len / (2 * LINE) * (2 * LINE);
-            // SAFETY: the CPU has AVX2; both are valid for `whole` bytes, and for the rest behind them. Without
-            // `STORE`, `to` is a number only.
+            // SAFETY: the CPU has AVX2; both are valid for `whole` bytes, and for the rest behind them.
+            // Without `STORE`, `to` is a number only.
             let words = unsafe {
                 take_avx2::<STORE>(to, from, whole)
                     + take_words::<STORE>(to.wrapping_add(whole), from.add(whole), len - whole)
@@ -153,8 +153,8 @@ unsafe fn take_words<const STORE: bool>(to: *mut u8, from: *const u8, len: usize
     sum
 }
 
-/// The sum of the 32-bit words of `len` bytes (a multiple of 64), which are copied if `STORE`. Every vector is loaded
-/// once.
+/// The sum of the 32-bit words of `len` bytes (a multiple of 64), which are copied if `STORE`. Every vector
+/// is loaded once.
 ///
 /// # Safety
 /// The CPU has AVX2; `from` is valid for reads of `len` bytes, and so is `to` for writes if `STORE`.

@@ -90,7 +90,8 @@ fn words_lie_where_bytes_do() {
     let words = (0x0807_0605_0403_0201, 0x0c0b_0a09);
     let mut spans = Spans::new(memory.clone(), true);
     assert_eq!(spans.near_words(0x101), None, "no region is near yet");
-    // In one piece, and in two; all twelve bytes, and ten of them; whether or not the same bytes are there already.
+    // In one piece, and in two; all twelve bytes, and ten of them; whether or not the same bytes are there
+    // already.
     for (pieces, len) in [(&[(0x101, 12)][..], 12), (&[(0x101, 10)], 10), (&[(0x101, 5), (0x700, 7)], 12)] {
         spans.clear();
         pieces.iter().for_each(|&(at, len)| spans.push(at, len).unwrap());
@@ -143,7 +144,8 @@ fn no_more_is_mapped_than_the_limit_allows() {
     assert_eq!(memory.map_within(map(0x10000, 1), 0x3000).unwrap().len(), 0x3000);
 }
 
-/// A file whose pages are larger is mapped by whole pages of its own, wherever in them a region begins and ends.
+/// A file whose pages are larger is mapped by whole pages of its own, wherever in them a region begins and
+/// ends.
 #[test]
 fn regions_of_huge_pages_are_unmapped_and_survive_being_cut_short() {
     use rustix::fs::MemfdFlags;

@@ -51,8 +51,8 @@ impl Window {
         Ok(Window::new(region.at(0), len as usize, true, region))
     }
 
-    /// `len` bytes (cut to a multiple of 8, at least 8) at `offset` (of a page) of a file that another process owns, if it
-    /// has them. It may lose them later: [`Self::poisoned`].
+    /// `len` bytes (cut to a multiple of 8, at least 8) at `offset` (of a page) of a file that another
+    /// process owns, if it has them. It may lose them later: [`Self::poisoned`].
     pub fn of_part(file: &OwnedFd, offset: u64, len: u64) -> io::Result<Window> {
         let len = len & !7;
         let Backing { len: have, page, .. } = Backing::of(file.as_fd()).map_err(io::Error::other)?;

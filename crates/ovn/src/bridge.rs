@@ -1,5 +1,5 @@
-//! What is to be done so that the integration bridge has the ports that it should have: operations on the database, made from its
-//! rows and from what is wanted. Nothing here acts.
+//! What is to be done so that the integration bridge has the ports that it should have: operations on the
+//! database, made from its rows and from what is wanted. Nothing here acts.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,8 @@ pub struct Entry {
 pub enum Want {
     /// A VM is there.
     Up,
-    /// No one can say, and someone could a moment ago: the logical port stays here, and is marked as inactive.
+    /// No one can say, and someone could a moment ago: the logical port stays here, and is marked as
+    /// inactive.
     Held,
     /// No VM is there.
     Down,
@@ -68,8 +69,8 @@ impl<'r> View<'r> {
         View { rows, name, bridge: rows.bridge(name), ports: ports.collect() }
     }
 
-    /// Does the bridge take super-frames, and frames without checksums? The kernel's datapath does, and the one in user space
-    /// reads interfaces by packet sockets, which cut what is longer than the MTU.
+    /// Does the bridge take super-frames, and frames without checksums? The kernel's datapath does, and the
+    /// one in user space reads interfaces by packet sockets, which cut what is longer than the MTU.
     pub fn is_whole(&self) -> bool {
         self.bridge.is_some_and(|(_, bridge)| bridge.datapath != "netdev")
     }

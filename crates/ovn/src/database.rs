@@ -13,7 +13,8 @@ use crate::framing::Framing;
 
 /// Bytes that may wait to be sent: the server reads no more.
 const MOST_UNSENT: usize = 4 << 20;
-/// Bytes that are read in one turn, so that a server that never stops talking does not keep the helper from all else.
+/// Bytes that are read in one turn, so that a server that never stops talking does not keep the helper from
+/// all else.
 const MOST_READ: usize = 1 << 20;
 /// After so long without a word the server is asked for one, and after twice as long the connection is ended.
 const SILENCE: Duration = Duration::from_secs(5);

@@ -1,5 +1,6 @@
-//! Messages of JSON-RPC in a stream: objects one after the other, with nothing between them (RFC 7047, section 4). The end of each
-//! is found before any of it is understood, so that its length and depth are bounded however it comes in.
+//! Messages of JSON-RPC in a stream: objects one after the other, with nothing between them (RFC 7047,
+//! section 4). The end of each is found before any of it is understood, so that its length and depth are
+//! bounded however it comes in.
 
 use serde_json::Value;
 

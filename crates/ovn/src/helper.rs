@@ -1,5 +1,5 @@
-//! The loop: asks the daemon which ports are to be up, and has the database and the interfaces follow; each of them may go and come
-//! back at any time.
+//! The loop: asks the daemon which ports are to be up, and has the database and the interfaces follow; each
+//! of them may go and come back at any time.
 
 use std::collections::HashMap;
 use std::io;
@@ -447,8 +447,8 @@ fn judge(slot: &Slot, interface: Option<&Interface>, port: &str) -> (&'static st
     }
 }
 
-/// An interface is up only while it is at the bridge: otherwise what its VM sends would reach the host's own network stack, and
-/// no ACL would see it. Returns what is wrong.
+/// An interface is up only while it is at the bridge: otherwise what its VM sends would reach the host's own
+/// network stack, and no ACL would see it. Returns what is wrong.
 fn follow_link(interfaces: &dyn Interfaces, slot: &Slot, interface: Option<&Interface>) -> Option<String> {
     let name = &slot.entry.interface;
     let wanted = interface.is_some_and(|interface| interface.number.is_some());

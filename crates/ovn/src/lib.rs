@@ -1,9 +1,9 @@
 //! Ports of OVN's integration bridge: what `vmlane ovn run` does.
 //!
-//! A NIC with `ovn = "LOGICAL-PORT"` is joined to a TAP interface of its own. This helper makes that interface a port of the
-//! bridge and tells OVN, in Open vSwitch's database, which logical port it is. It is the only process of vmlane's that opens the
-//! database. Which interface and which logical port belong to a NIC, it reads in the configuration; the daemon only says whether
-//! the NIC is up ([`vmlane_api::OvnEntry`]).
+//! A NIC with `ovn = "LOGICAL-PORT"` is joined to a TAP interface of its own. This helper makes that
+//! interface a port of the bridge and tells OVN, in Open vSwitch's database, which logical port it is. It is
+//! the only process of vmlane's that opens the database. Which interface and which logical port belong to a
+//! NIC, it reads in the configuration; the daemon only says whether the NIC is up ([`vmlane_api::OvnEntry`]).
 //!
 //! | file | what |
 //! | --- | --- |

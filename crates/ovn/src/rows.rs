@@ -1,4 +1,5 @@
-//! The rows of the database that are of interest, as the server tells them, and how values are written there (RFC 7047, section 5.1).
+//! The rows of the database that are of interest, as the server tells them, and how values are written there
+//! (RFC 7047, section 5.1).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! Queues that outlive a call. Each has a bound that whoever fills it meets, so none grows with what strangers do.
+//! Queues that outlive a call. Each has a bound that whoever fills it meets, so none grows with what
+//! strangers do.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;
@@ -72,8 +73,8 @@ impl<T> Bounded<T> {
     }
 }
 
-/// A queue that has each of its items once: numbers of entries of a table. It is as long as that, where entries that are removed
-/// from the table are removed here, too.
+/// A queue that has each of its items once: numbers of entries of a table. It is as long as that, where
+/// entries that are removed from the table are removed here, too.
 #[derive(Debug)]
 pub struct Distinct<T> {
     /// What waits, and items that were removed.

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// May one that has `own` of `total` places, of which `used` are taken, take another? As long as it has fewer than are
-/// free: n that take all they can get have 1/(n + 1) of the places each, and as many stay free for the others.
+/// May one that has `own` of `total` places, of which `used` are taken, take another? As long as it has fewer
+/// than are free: n that take all they can get have 1/(n + 1) of the places each, and as many stay free for
+/// the others.
 #[inline]
 pub fn may_take(own: usize, used: usize, total: usize) -> bool {
     own < total.saturating_sub(used)

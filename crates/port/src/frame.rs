@@ -67,7 +67,8 @@ pub struct TxFrame<'a> {
     pub offload: Offload,
     /// A tag to be inserted behind the addresses.
     pub tag: Option<Tci>,
-    /// The host's kernel has verified the TCP or UDP checksum. Never because a guest, or another switch, says so.
+    /// The host's kernel has verified the TCP or UDP checksum. Never because a guest, or another switch, says
+    /// so.
     pub verified: bool,
 }
 
@@ -200,8 +201,8 @@ impl RxFrame<'_> {
         self.len() == 0
     }
 
-    /// Writes the frame into `to` from its first byte on: the one copy. `to` has room for it (and for the tag, if
-    /// `in_band`, which inserts it). Returns the bytes written.
+    /// Writes the frame into `to` from its first byte on: the one copy. `to` has room for it (and for the
+    /// tag, if `in_band`, which inserts it). Returns the bytes written.
     #[inline]
     pub fn write(&self, to: &Spans, in_band: bool) -> usize {
         let tag = self.tag.filter(|_| in_band);
@@ -221,7 +222,8 @@ impl RxFrame<'_> {
             None => to.write(0, self.head),
             Some(tag) => write_tagged(to, self.head, tag),
         }
-        // In the guest's memory: in a private copy of the head the copy to the guest would have to wait for it.
+        // In the guest's memory: in a private copy of the head the copy to the guest would have to wait for
+        // it.
         if let Some((field, sum)) = checksum {
             to.write(field, &sum.to_be_bytes());
         }

@@ -15,15 +15,16 @@ use crate::reason::{DropReason, PortStats};
 /// What a port is known by as long as it is attached.
 #[derive(Clone, Debug, Default)]
 pub struct FramePortInfo {
-    /// How many frames it lends at once, at most: of the queue that lends the fewest. The switch does not let one slow
-    /// receiver hold so many of them that the guest could send nothing to others.
+    /// How many frames it lends at once, at most: of the queue that lends the fewest. The switch does not let
+    /// one slow receiver hold so many of them that the guest could send nothing to others.
     pub look_ahead: usize,
     /// What its guest is charged for beside its frames.
     pub overhead: Overhead,
 }
 
-/// Descriptors that a port has read in vain: of frames that were skipped, of pieces without bytes, of buffers far smaller
-/// than frames need. The port counts them, and the switch charges the guest whose rings they are in.
+/// Descriptors that a port has read in vain: of frames that were skipped, of pieces without bytes, of buffers
+/// far smaller than frames need. The port counts them, and the switch charges the guest whose rings they are
+/// in.
 #[derive(Clone, Debug, Default)]
 pub struct Overhead(Arc<AtomicUsize>);
 
@@ -46,8 +47,8 @@ impl Overhead {
 /// What a tick found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticked {
-    /// The guest may do something soon that it does not announce (a masked vector with an event pending), so that the
-    /// worker should poll again within microseconds, not milliseconds.
+    /// The guest may do something soon that it does not announce (a masked vector with an event pending), so
+    /// that the worker should poll again within microseconds, not milliseconds.
     pub soon: bool,
     /// Filter or capabilities are other ones now.
     pub changed: bool,
@@ -98,7 +99,8 @@ pub const BURST: usize = 32;
 /// A burst was not delivered to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Which frame of the burst was refused. Those before it were delivered, those behind it were not looked at.
+    /// Which frame of the burst was refused. Those before it were delivered, those behind it were not looked
+    /// at.
     pub at: usize,
     /// Why. [`DropReason::NoBuffers`]: not now, later perhaps. Anything else: never.
     pub reason: DropReason,
@@ -116,17 +118,17 @@ pub fn deliver_each(
     Ok(())
 }
 
-/// One end of a wire: a guest's NIC, an uplink. One worker owns it; the guest behind it changes its rings at any
-/// time. How a worker waits for a port is [`WakeUp`], apart from the calls that move frames.
+/// One end of a wire: a guest's NIC, an uplink. One worker owns it; the guest behind it changes its rings at
+/// any time. How a worker waits for a port is [`WakeUp`], apart from the calls that move frames.
 ///
-/// A port is a source and a sink. The source half lends frames: their bytes stay where the sender left them until
-/// each receiver has its copy. The sink half copies a frame or refuses it. Neither allocates, locks or makes a
-/// system call per frame (an uplink's system call apart).
+/// A port is a source and a sink. The source half lends frames: their bytes stay where the sender left them
+/// until each receiver has its copy. The sink half copies a frame or refuses it. Neither allocates, locks or
+/// makes a system call per frame (an uplink's system call apart).
 ///
 /// # Who calls what, and in which order
 ///
-/// A device makes a port when its driver has set up its rings, and hands it over with [`Frames::attach`]. From
-/// then on one worker calls, and no one else:
+/// A device makes a port when its driver has set up its rings, and hands it over with [`Frames::attach`].
+/// From then on one worker calls, and no one else:
 ///
 /// | when | calls |
 /// | --- | --- |
@@ -142,13 +144,13 @@ pub fn deliver_each(
 /// | a fault of ours ended the port | [`Self::fail`], then the drop |
 /// | [`Frames::detach`] | the drop |
 ///
-/// A token is good from the `fetch` that returned it until the `finish` that names it. Tokens may be finished in
-/// any order and long after others were fetched; the port completes frames towards its guest in ring order.
-/// A port that is dropped takes its tokens with it.
+/// A token is good from the `fetch` that returned it until the `finish` that names it. Tokens may be finished
+/// in any order and long after others were fetched; the port completes frames towards its guest in ring
+/// order. A port that is dropped takes its tokens with it.
 pub trait FramePort: WakeUp + Send + Any {
-    /// Lends the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A frame
-    /// that is not valid is counted, completed and skipped inside. Fewer than asked for: no more wait, or too
-    /// many are lent.
+    /// Lends the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A
+    /// frame that is not valid is counted, completed and skipped inside. Fewer than asked for: no more wait,
+    /// or too many are lent.
     fn fetch(&mut self, tokens: &mut [Token]) -> usize;
 
     /// The frame behind a token.
@@ -178,7 +180,8 @@ pub trait FramePort: WakeUp + Send + Any {
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
     fn refresh(&mut self);
 
-    /// A fault of ours ended this port: its guest is told, so that its driver starts anew. Only the drop follows.
+    /// A fault of ours ended this port: its guest is told, so that its driver starts anew. Only the drop
+    /// follows.
     fn fail(&mut self);
 
     /// Asked when the port is attached.
@@ -196,27 +199,27 @@ pub enum Glance {
     Turn,
 }
 
-/// How a worker learns that a port has something to send, while it does not look by itself. Control calls: none
-/// is made while frames flow.
+/// How a worker learns that a port has something to send, while it does not look by itself. Control calls:
+/// none is made while frames flow.
 ///
-/// No method has a default, here and in [`FramePort`]: a port that wraps another one ([`crate::wrap::FrameWrapper`]) would
-/// answer by it in place of that one.
+/// No method has a default, here and in [`FramePort`]: a port that wraps another one
+/// ([`crate::wrap::FrameWrapper`]) would answer by it in place of that one.
 pub trait WakeUp {
-    /// The worker is about to sleep: ask the guest to announce its next frame if it can. Returns true if a frame
-    /// waits already.
+    /// The worker is about to sleep: ask the guest to announce its next frame if it can. Returns true if a
+    /// frame waits already.
     fn arm(&mut self) -> bool;
 
     /// The worker is awake again and looks by itself.
     fn disarm(&mut self);
 
-    /// While it is armed and has announced nothing: what a glance tells, in place of a turn. It costs little, however
-    /// many ports there are.
+    /// While it is armed and has announced nothing: what a glance tells, in place of a turn. It costs little,
+    /// however many ports there are.
     fn glance(&self) -> Glance;
 
-    /// The same for one whose glance says [`Glance::Nothing`], to be looked at side by side with those of many others: as long
-    /// as none of these signs has changed, nor anything else happens to it, a glance would say the same. False: there are none.
-    /// Told with a delay of some 100 ms is what they leave out, such as an interrupt of the device's own that its guest lets
-    /// through now.
+    /// The same for one whose glance says [`Glance::Nothing`], to be looked at side by side with those of
+    /// many others: as long as none of these signs has changed, nor anything else happens to it, a glance
+    /// would say the same. False: there are none. Told with a delay of some 100 ms is what they leave out,
+    /// such as an interrupt of the device's own that its guest lets through now.
     fn signs(&self, into: &mut Vec<Sign>) -> bool;
 
     /// A file that becomes readable when the guest announces a frame, until [`Self::disarm`].
@@ -235,7 +238,8 @@ pub struct Sign {
 }
 
 impl Sign {
-    /// Of `word` only the bits of `mask` count; they are those of `quiet` for as long as nothing is to be done.
+    /// Of `word` only the bits of `mask` count; they are those of `quiet` for as long as nothing is to be
+    /// done.
     pub fn new(word: Word, mask: u64, quiet: u64) -> Sign {
         Sign { word, mask, quiet: quiet & mask }
     }
@@ -251,11 +255,11 @@ impl Sign {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u32);
 
-/// What devices ask of the switch. Each call returns when the worker has done it: after `detach` nothing of the
-/// port is in use any more.
+/// What devices ask of the switch. Each call returns when the worker has done it: after `detach` nothing of
+/// the port is in use any more.
 pub trait Frames: Send + Sync {
-    /// Connects `end` to a port of the switch; one that was attached before is detached first. It is dropped at
-    /// once if the port is unknown (removed by the operator).
+    /// Connects `end` to a port of the switch; one that was attached before is detached first. It is dropped
+    /// at once if the port is unknown (removed by the operator).
     fn attach(&self, port: PortId, end: Box<dyn FramePort>);
 
     /// Disconnects and drops what is attached. Frames that it lent or that wait for it are dropped.
@@ -267,7 +271,8 @@ pub trait Frames: Send + Sync {
     /// The guest behind the port announced something (a doorbell). Does not wait.
     fn kick(&self, port: PortId);
 
-    /// The network behind the port's uplinks is to hear where its address is: what is attached has come from elsewhere.
+    /// The network behind the port's uplinks is to hear where its address is: what is attached has come from
+    /// elsewhere.
     fn announce(&self, port: PortId);
 
     /// The port's counters; those of an unknown port are not shown anywhere.

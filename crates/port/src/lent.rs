@@ -29,8 +29,8 @@ impl LentFrame {
         LentFrame { head: [0; MAX_HEAD], head_len: 0, spans, offload, tag: None, verified: false }
     }
 
-    /// Takes the private copy of the first bytes, which it returns: [`HEAD`] of them, or as many as are `spoken_of`, up to
-    /// [`MAX_HEAD`]; all of a shorter frame.
+    /// Takes the private copy of the first bytes, which it returns: [`HEAD`] of them, or as many as are
+    /// `spoken_of`, up to [`MAX_HEAD`]; all of a shorter frame.
     #[inline]
     pub fn keep_head(&mut self, spoken_of: usize) -> &[u8] {
         self.head_len = self.spans.len().min(HEAD.max(spoken_of.min(MAX_HEAD)));
@@ -39,8 +39,9 @@ impl LentFrame {
         head
     }
 
-    /// Takes the private copy of the first bytes, and what `header` leaves to be done. Negotiated with its sender are
-    /// `checksum`: partial ones, and `whole`: super-frames of TCP over IPv4, of TCP over IPv6, of UDP.
+    /// Takes the private copy of the first bytes, and what `header` leaves to be done. Negotiated with its
+    /// sender are `checksum`: partial ones, and `whole`: super-frames of TCP over IPv4, of TCP over IPv6, of
+    /// UDP.
     #[inline]
     pub fn keep_offload(
         &mut self,
@@ -68,8 +69,8 @@ impl LentFrame {
     }
 }
 
-/// Slots of frames of one memory, each with what its port has to know of it. They are made when there is need of them, and
-/// the one that was last in use is used next: its memory is warm.
+/// Slots of frames of one memory, each with what its port has to know of it. They are made when there is need
+/// of them, and the one that was last in use is used next: its memory is warm.
 #[derive(Debug)]
 pub struct LentFrames<T = ()> {
     memory: MemoryMap,

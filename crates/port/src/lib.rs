@@ -1,13 +1,15 @@
 //! The seams between device models and what moves bytes between them.
 //!
-//! A [`StreamPort`] is one end of a byte stream: a VMCI queue pair, a virtio-vsock connection, a
-//! host program's socket. What joins two of them implements [`Streams`]. Neither side knows the other's
-//! kind: a device asks for a stream, which moves bytes between two ports ([`life_of_a_stream_port`]). The one over two byte
-//! rings is here, because guests' queue pairs ([`queue_pair`]) and rings that a process shares ([`shared_ring`]) are alike.
+//! A [`StreamPort`] is one end of a byte stream: a VMCI queue pair, a virtio-vsock connection, a host
+//! program's socket. What joins two of them implements [`Streams`]. Neither side knows the other's kind: a
+//! device asks for a stream, which moves bytes between two ports ([`life_of_a_stream_port`]). The one over
+//! two byte rings is here, because guests' queue pairs ([`queue_pair`]) and rings that a process shares
+//! ([`shared_ring`]) are alike.
 //!
-//! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. The switch between them implements [`Frames`].
-//! A source lends frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who calls what, and in which
-//! order, is told at [`FramePort`], and `tests/it/frame_port.rs` is a port over plain memory that is turned by hand.
+//! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. The switch between them implements
+//! [`Frames`]. A source lends frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who calls
+//! what, and in which order, is told at [`FramePort`], and `tests/it/frame_port.rs` is a port over plain
+//! memory that is turned by hand.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)

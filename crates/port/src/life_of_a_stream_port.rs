@@ -2,50 +2,52 @@
 //!
 //! # Calls
 //!
-//! A device makes a port over one end's rings and hands it to [`Streams::join`](crate::Streams::join) together with
-//! another end's. From then on one worker owns it, and makes all the calls below on one thread, until
-//! [`Streams::leave`](crate::Streams::leave) or a fault ends the stream and the port is dropped. The other side of
-//! the rings (a guest, a process) moves its own indices at any time, on its own.
+//! A device makes a port over one end's rings and hands it to [`Streams::join`](crate::Streams::join)
+//! together with another end's. From then on one worker owns it, and makes all the calls below on one thread,
+//! until [`Streams::leave`](crate::Streams::leave) or a fault ends the stream and the port is dropped. The
+//! other side of the rings (a guest, a process) moves its own indices at any time, on its own.
 //!
 //! **Data.** A turn of the stream, from port `a` to port `b`:
 //!
 //! 1. [`a.readable()`](crate::StreamPort::readable): how many bytes are there, from one load of the index.
-//! 2. [`b.writable()`](crate::StreamPort::writable): how much room is there, likewise; less [`b.keep_free()`](crate::StreamPort::keep_free)
-//!    if all of it would be filled.
-//! 3. [`b.fill(a.source(), len)`](crate::StreamPort::fill): the one copy; then the bytes are published, and the reader is
-//!    notified if it may sleep.
-//! 4. [`a.consume(len)`](crate::StreamPort::consume): the room is the writer's again; it may be shown to it later.
+//! 2. [`b.writable()`](crate::StreamPort::writable): how much room is there, likewise; less
+//!    [`b.keep_free()`](crate::StreamPort::keep_free) if all of it would be filled.
+//! 3. [`b.fill(a.source(), len)`](crate::StreamPort::fill): the one copy; then the bytes are published, and
+//!    the reader is notified if it may sleep.
+//! 4. [`a.consume(len)`](crate::StreamPort::consume): the room is the writer's again; it may be shown to it
+//!    later.
 //!
 //! **Wake-ups.** They are separate from data, and none is sent per byte:
 //!
-//! * While bytes move, once a millisecond or so: [`renotify_reader`](crate::StreamPort::renotify_reader), for a reader that waits for
-//!   more bytes than its last notification told it of.
+//! * While bytes move, once a millisecond or so: [`renotify_reader`](crate::StreamPort::renotify_reader), for
+//!   a reader that waits for more bytes than its last notification told it of.
 //! * Before the stream sleeps, in this order: one more turn to the last byte; `b.renotify_reader()`;
-//!   [`a.arm_readable()`](crate::StreamPort::arm_readable), which publishes all room, and, if that is not
-//!   enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move kicks the stream.
+//! [`a.arm_readable()`](crate::StreamPort::arm_readable), which publishes all room, and, if that is not
+//! enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move
+//! kicks the stream.
 //!
 //! **Parts that only some ports have.** A port whose other side sleeps has [`Notifications`](crate::Notifications):
 //!
-//! * Asleep: [`flush_deferred`](crate::Notifications::flush_deferred) on both ends sends what is due, of what the last turn
-//!   announced, too. While it returns true, the worker stays awake and asks again.
-//! * A millisecond later: [`notify_late`](crate::Notifications::notify_late), for a guest without fences, whose last store may have
-//!   become visible too late for all of these.
-//! * Then none, but for the safety net ([`requests`](crate::Notifications::requests), `readable`, `writable`), and
-//!   [`notify_both`](crate::Notifications::notify_both) should it find a lost notification.
+//! * Asleep: [`flush_deferred`](crate::Notifications::flush_deferred) on both ends sends what is due, of what
+//!   the last turn announced, too. While it returns true, the worker stays awake and asks again.
+//! * A millisecond later: [`notify_late`](crate::Notifications::notify_late), for a guest without fences,
+//!   whose last store may have become visible too late for all of these.
+//! * Then none, but for the safety net ([`requests`](crate::Notifications::requests), `readable`,
+//!   `writable`), and [`notify_both`](crate::Notifications::notify_both) should it find a lost notification.
 //!
-//! A port whose rings outlive the daemon has [`Survival`](crate::Survival): when the other end has left bytes for which there was
-//! no room, [`keep`](crate::Survival::keep) gets them for the next daemon's sake.
+//! A port whose rings outlive the daemon has [`Survival`](crate::Survival): when the other end has left bytes
+//! for which there was no room, [`keep`](crate::Survival::keep) gets them for the next daemon's sake.
 //!
 //! **The end.** [`end`](crate::StreamPort::end) tells how the stream ends, behind all bytes before it. When this end leaves, what its
 //! ring holds still moves on; then the port is dropped.
 //!
-//! Any call may return a [`PortFault`](crate::PortFault): the other side broke the rules of its ring. Then both ends are told that the stream
-//! is over, and the port is dropped.
+//! Any call may return a [`PortFault`](crate::PortFault): the other side broke the rules of its ring. Then
+//! both ends are told that the stream is over, and the port is dropped.
 //!
 //! # A port in memory
 //!
-//! The least there is: two rings over private pages. A real one checks indices that its other side may set to anything
-//! ([`crate::byte_ring`]).
+//! The least there is: two rings over private pages. A real one checks indices that its other side may set to
+//! anything ([`crate::byte_ring`]).
 //!
 //! ```
 //! use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};

@@ -1,4 +1,5 @@
-//! One end of a queue pair as a stream port: a VMCI guest's, or that of a process of the host ([`crate::shared_ring`]).
+//! One end of a queue pair as a stream port: a VMCI guest's, or that of a process of the host
+//! ([`crate::shared_ring`]).
 //!
 //! A queue pair is two byte rings. The guest writes *only* its produce header page (the tail of its
 //! produce ring, the head of its consume ring); the device writes *only* its consume header page (the
@@ -71,7 +72,8 @@ pub trait QueueMemory: OtherSide {
     fn wait_for(&self, _notice: Notice, _index: u64) {}
 }
 
-/// The guest or the process behind the memory, as far as the rules do not ask for it: what it does not have, it leaves out.
+/// The guest or the process behind the memory, as far as the rules do not ask for it: what it does not have,
+/// it leaves out.
 pub trait OtherSide: Send {
     /// See [`StreamPort::info`].
     fn info(&self) -> StreamInfo<'_> {
@@ -157,8 +159,8 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.memory.protocol() == Protocol::Pkt
     }
 
-    /// Bytes that wait, by one load of the guest's tail. M3, also for a guest without fences, whose tail became visible after
-    /// the head was published: it is notified of the room if its ring was full before.
+    /// Bytes that wait, by one load of the guest's tail. M3, also for a guest without fences, whose tail
+    /// became visible after the head was published: it is notified of the room if its ring was full before.
     #[inline]
     fn poll_tail(&mut self) -> Result<usize, PortFault> {
         let waiting = self.reading.poll(self.memory.load_tail()).inspect_err(|_| self.memory.broke())?;
@@ -168,8 +170,8 @@ impl<M: QueueMemory> QueuePairPort<M> {
         Ok(waiting)
     }
 
-    /// Bytes of room, by one load of the guest's head. M2, also for a guest without fences, whose head became visible after
-    /// the tail was published: it is notified of the bytes if its ring was empty before.
+    /// Bytes of room, by one load of the guest's head. M2, also for a guest without fences, whose head became
+    /// visible after the tail was published: it is notified of the bytes if its ring was empty before.
     #[inline]
     fn poll_head(&mut self) -> Result<usize, PortFault> {
         let head = self.memory.load_head();

@@ -31,8 +31,8 @@ pub trait RingProcess: Send + Sync {
         None
     }
 
-    /// It asks for a look. `asks` loads what it has in its ring: behind its signals, so that what it has published or said
-    /// before one of them counts. False: the file serves for that no more.
+    /// It asks for a look. `asks` loads what it has in its ring: behind its signals, so that what it has
+    /// published or said before one of them counts. False: the file serves for that no more.
     fn answer_doorbell(&self, _asks: &dyn Fn() -> Asks) -> bool {
         false
     }

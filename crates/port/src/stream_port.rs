@@ -46,8 +46,8 @@ pub struct StreamInfo<'a> {
     pub announces: bool,
     /// Between whom the stream is, if this end knows. For captures.
     pub address: Option<StreamAddress>,
-    /// A file that becomes readable whenever the other side announces something, if it does so by a file: the worker of the
-    /// stream watches it, until [`Notifications::answer_doorbell`] says otherwise.
+    /// A file that becomes readable whenever the other side announces something, if it does so by a file: the
+    /// worker of the stream watches it, until [`Notifications::answer_doorbell`] says otherwise.
     pub doorbell: Option<BorrowedFd<'a>>,
 }
 
@@ -64,8 +64,8 @@ impl Default for StreamInfo<'_> {
 /// Indices that the other side sees may lag behind what was really consumed while the stream is awake;
 /// the `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
 ///
-/// What only some ports can do is a part of its own, which the others do not have. No method has a default: a port that wraps
-/// another one ([`crate::wrap::StreamWrapper`]) would answer by it in place of that one.
+/// What only some ports can do is a part of its own, which the others do not have. No method has a default: a
+/// port that wraps another one ([`crate::wrap::StreamWrapper`]) would answer by it in place of that one.
 pub trait StreamPort: Send + Any {
     /// Bytes that the other side has written and that are not consumed yet, from a fresh load of its index.
     fn readable(&mut self) -> Result<usize, PortFault>;
@@ -76,8 +76,8 @@ pub trait StreamPort: Send + Any {
     /// The first `len` readable bytes are copied. The other side may not see (all of) the room yet.
     fn consume(&mut self, len: usize) -> Result<(), PortFault>;
 
-    /// Before sleeping: shows the other side all the room there is (rule M3 included), then polls once more. True if nothing
-    /// is readable and the other side's next byte will wake the stream.
+    /// Before sleeping: shows the other side all the room there is (rule M3 included), then polls once more.
+    /// True if nothing is readable and the other side's next byte will wake the stream.
     fn arm_readable(&mut self) -> Result<bool, PortFault>;
 
     /// Bytes of room in the other side's ring, from a fresh load of its index.
@@ -88,8 +88,8 @@ pub trait StreamPort: Send + Any {
     /// where all the room would be filled.
     fn keep_free(&self) -> usize;
 
-    /// Copies the first `len` of these bytes, for which there is room, into the ring, publishes them, and wakes the other
-    /// side if it may be asleep. Bytes first, then the index that announces them (rule M1).
+    /// Copies the first `len` of these bytes, for which there is room, into the ring, publishes them, and
+    /// wakes the other side if it may be asleep. Bytes first, then the index that announces them (rule M1).
     fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault>;
 
     /// A fresh look. True if the ring is exactly full and the other side's next read will wake the stream.
@@ -112,26 +112,27 @@ pub trait StreamPort: Send + Any {
     fn survival(&mut self) -> Option<&mut dyn Survival>;
 }
 
-/// How the other side of a port is notified, beside what [`StreamPort::fill`], [`StreamPort::consume`] and the `arm_*` calls see
-/// to. Asked for when a stream is about to sleep, while it sleeps, and every millisecond or so.
+/// How the other side of a port is notified, beside what [`StreamPort::fill`], [`StreamPort::consume`] and
+/// the `arm_*` calls see to. Asked for when a stream is about to sleep, while it sleeps, and every
+/// millisecond or so.
 pub trait Notifications {
-    /// Sends what is deferred, if its time has come. True while some of it is still pending: the stream's worker may not
-    /// sleep.
+    /// Sends what is deferred, if its time has come. True while some of it is still pending: the stream's
+    /// worker may not sleep.
     fn flush_deferred(&mut self) -> bool;
 
-    /// The stream has slept for a moment, so what the other side stored before it went to sleep is visible now: wakes it if it
-    /// may sleep for something that is there.
+    /// The stream has slept for a moment, so what the other side stored before it went to sleep is visible
+    /// now: wakes it if it may sleep for something that is there.
     fn notify_late(&mut self) -> Result<(), PortFault>;
 
     /// Wakes the other side on both halves: the safety net's repair.
     fn notify_both(&mut self);
 
-    /// The doorbell ([`StreamInfo::doorbell`]) has rung: takes what was announced. The stream gets a turn. False: the file
-    /// announces nothing from now on, and is not to be watched any more.
+    /// The doorbell ([`StreamInfo::doorbell`]) has rung: takes what was announced. The stream gets a turn.
+    /// False: the file announces nothing from now on, and is not to be watched any more.
     fn answer_doorbell(&mut self) -> bool;
 
-    /// Requests of any kind that the other side has made so far. One that makes some while its bytes lie there has
-    /// had the time to announce them. `None` if they are not counted: its time passes as clocks go.
+    /// Requests of any kind that the other side has made so far. One that makes some while its bytes lie
+    /// there has had the time to announce them. `None` if they are not counted: its time passes as clocks go.
     fn requests(&self) -> Option<u64>;
 }
 

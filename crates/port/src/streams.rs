@@ -108,7 +108,8 @@ pub struct Resumed {
 
 /// Joins stream ports. All calls return quickly; none copies.
 pub trait Streams: Send + Sync {
-    /// Joins two ends; bytes start to move at once. Ends that have to be with different workers hear of a reset.
+    /// Joins two ends; bytes start to move at once. Ends that have to be with different workers hear of a
+    /// reset.
     fn join(&self, ends: [StreamEnd; 2]) -> StreamId;
 
     /// Restores a stream of a previous daemon. Both ends are woken: what was on its way may be lost.

@@ -1,8 +1,9 @@
 //! Which connections may begin a handshake: places, and how soon one that was used in vain is free again.
 //!
-//! A handshake costs this host a signature, and whoever connects decides how many it asks for. So a place of a connection that
-//! proves no name stays taken for [`HOLD`]: places bound both the handshakes at a time and those of a second. Strangers share theirs
-//! by network ([`Network`]); a peer's address has some of its own, which no stranger takes.
+//! A handshake costs this host a signature, and whoever connects decides how many it asks for. So a place of
+//! a connection that proves no name stays taken for [`HOLD`]: places bound both the handshakes at a time and
+//! those of a second. Strangers share theirs by network ([`Network`]); a peer's address has some of its own,
+//! which no stranger takes.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};

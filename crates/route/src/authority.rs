@@ -1,5 +1,5 @@
-//! Certificates for those who have no authority of their own: one authority, a certificate for each host, and a list of those that
-//! were revoked.
+//! Certificates for those who have no authority of their own: one authority, a certificate for each host, and
+//! a list of those that were revoked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -107,8 +107,8 @@ impl Authority {
         Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// A list of what was revoked before, as `list` has it, and of those of `certificates` that name the host `name`; how many those
-    /// are.
+    /// A list of what was revoked before, as `list` has it, and of those of `certificates` that name the host
+    /// `name`; how many those are.
     pub fn revoke(
         &self,
         list: Option<&str>,

@@ -1,9 +1,10 @@
-//! How much one end of a stream may send: what the other has room for, and no more. So a stream whose reader is slow waits at its
-//! writer, and holds up no other.
+//! How much one end of a stream may send: what the other has room for, and no more. So a stream whose reader
+//! is slow waits at its writer, and holds up no other.
 //!
-//! Room is the stream's ring, and a window behind it: memory of the helper's for what comes while the ring is full. The ring alone
-//! would carry 256 KiB for each round trip of the network. So the window grows while a stream uses it up within a round trip and its
-//! reader keeps up; then the memory is only promised. It shrinks when the reader does not.
+//! Room is the stream's ring, and a window behind it: memory of the helper's for what comes while the ring is
+//! full. The ring alone would carry 256 KiB for each round trip of the network. So the window grows while a
+//! stream uses it up within a round trip and its reader keeps up; then the memory is only promised. It
+//! shrinks when the reader does not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +14,8 @@ use vmlane_wire::host::RING;
 
 /// Room that makes it worth telling the peer of, unless it waits for any.
 const WORTH: u64 = 64 << 10;
-/// A ring for each round trip that is no longer carries as much as a helper encrypts: a window would only take what the reader is
-/// late for, and copy it once more.
+/// A ring for each round trip that is no longer carries as much as a helper encrypts: a window would only
+/// take what the reader is late for, and copy it once more.
 const SHORT_WAY: Duration = Duration::from_micros(250);
 /// Behind a ring of a stream, at most.
 const MOST_WINDOW: usize = 8 << 20;
@@ -46,7 +47,8 @@ impl Window {
         self.target
     }
 
-    /// So many bytes have come. `kept`: so many wait behind the ring. `round`: a round trip of the network, if it is known.
+    /// So many bytes have come. `kept`: so many wait behind the ring. `round`: a round trip of the network,
+    /// if it is known.
     pub fn count(&mut self, len: usize, kept: usize, now: Instant, round: Option<Duration>) {
         self.came += len;
         let Some(round) = round.filter(|&round| now.saturating_duration_since(self.since) >= round) else {
@@ -77,7 +79,8 @@ impl Window {
         self.target = target;
     }
 
-    /// No more than `needed` beyond the ring can still come or is kept: what is reserved for more is given back.
+    /// No more than `needed` beyond the ring can still come or is kept: what is reserved for more is given
+    /// back.
     pub fn give_back_beyond(&mut self, needed: usize) {
         self.release(needed.max(self.target));
     }
@@ -162,7 +165,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A writer, a reader and a ring between them: nothing is sent that has no room, and nothing gets stuck.
+        /// A writer, a reader and a ring between them: nothing is sent that has no room, and nothing gets
+        /// stuck.
         #[test]
         fn a_ring_never_overflows_and_always_moves_on(steps in prop::collection::vec((0..200_000usize, 0..200_000usize), 1..200)) {
             let size = (256 << 10) - 1;

@@ -1,8 +1,9 @@
-//! The daemon's half of a program's ring, where the daemon has left it to the helper: a reader and a writer that trust the program no
-//! further than they can check (`vmlane_port::byte_ring`). The program notices no difference.
+//! The daemon's half of a program's ring, where the daemon has left it to the helper: a reader and a writer
+//! that trust the program no further than they can check (`vmlane_port::byte_ring`). The program notices no
+//! difference.
 //!
-//! A program announces bytes where its ring was empty, and room where the other was exactly full; beyond that it is looked at. A bit
-//! in its page says whether it waits, and for what: only then is it signalled.
+//! A program announces bytes where its ring was empty, and room where the other was exactly full; beyond that
+//! it is looked at. A bit in its page says whether it waits, and for what: only then is it signalled.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -178,7 +179,8 @@ mod tests {
         (Far::map(memory).unwrap(), out, incoming, page)
     }
 
-    /// A program that writes into its page what it likes is found out, and nothing outside its ring is touched.
+    /// A program that writes into its page what it likes is found out, and nothing outside its ring is
+    /// touched.
     #[test]
     fn indices_that_cannot_be_are_refused() {
         for index in [RING, RING + 1, u64::MAX, 1 << 63] {

@@ -1,4 +1,5 @@
-//! The fingerprint of a certificate, by which a peer's is pinned: SHA-256, as `openssl x509 -fingerprint -sha256` shows it.
+//! The fingerprint of a certificate, by which a peer's is pinned: SHA-256, as `openssl x509 -fingerprint
+//! -sha256` shows it.
 
 use std::fmt;
 use std::str::FromStr;

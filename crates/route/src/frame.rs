@@ -17,8 +17,8 @@
 //! 10 PING     8 bytes, for the answer
 //! 11 PONG     the same bytes
 //! ```
-//! Streams that the host that dialled opens have odd numbers, the other's even ones; each is used once. HELLO, PING and PONG have
-//! stream 0. A receiver that is told anything else closes the connection.
+//! Streams that the host that dialled opens have odd numbers, the other's even ones; each is used once.
+//! HELLO, PING and PONG have stream 0. A receiver that is told anything else closes the connection.
 
 use vmlane_wire::route::{Ends, MOST_TEXT, Refusal};
 

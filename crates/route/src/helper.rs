@@ -1,4 +1,5 @@
-//! The one thread of the helper: it waits for the daemon, for peers and for streams, and owns all that is known of them.
+//! The one thread of the helper: it waits for the daemon, for peers and for streams, and owns all that is
+//! known of them.
 //!
 //! Nothing in it waits for anything else than `epoll`. Each peer has its turn: so many bytes in, so many out.
 
@@ -33,7 +34,8 @@ use crate::tls::{FilesError, Identity};
 const TICK: Duration = Duration::from_millis(200);
 /// Events that are asked for at once.
 const EVENTS: usize = 256;
-/// How long the helper spins and yields, at most, before it sleeps: a round trip passes four waits of helpers.
+/// How long the helper spins and yields, at most, before it sleeps: a round trip passes four waits of
+/// helpers.
 const SPIN: Duration = Duration::from_micros(100);
 /// Stop.
 const STOP: u8 = b's';
@@ -144,7 +146,8 @@ impl Helper {
         }
     }
 
-    /// What has come. Where there is nothing to do without it, the helper spins and yields for a while, and then sleeps.
+    /// What has come. Where there is nothing to do without it, the helper spins and yields for a while, and
+    /// then sleeps.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         if !self.busy.is_empty() {
             return self.poll(events, Duration::ZERO);

@@ -4,10 +4,12 @@
 //!      VM --- daemon --ring-- helper ==TLS== helper --ring-- daemon --- VM
 //! program --------ring------- helper ==TLS== helper -------ring-------- program
 //! ```
-//! The daemon treats another host's CIDs like those of its own VMs, and the helper like the program at the other end: each stream is
-//! a ring in shared memory. A program of the host has a ring already, which the daemon lets the helper have. The helper encrypts what it finds in a ring into the connection of the peer that owns the CID, and puts
-//! what comes into the ring that its frame names. It holds no bytes of its own: a peer sends no more than the ring has room for
-//! (`credit.rs`), so a stream whose reader is slow waits at its writer, and no other stream notices.
+//! The daemon treats another host's CIDs like those of its own VMs, and the helper like the program at the
+//! other end: each stream is a ring in shared memory. A program of the host has a ring already, which the
+//! daemon lets the helper have. The helper encrypts what it finds in a ring into the connection of the peer
+//! that owns the CID, and puts what comes into the ring that its frame names. It holds no bytes of its own: a
+//! peer sends no more than the ring has room for (`credit.rs`), so a stream whose reader is slow waits at its
+//! writer, and no other stream notices.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -25,8 +27,8 @@
 //! | `authority.rs` | certificates for those who have no authority of their own |
 //! | `settings.rs` | what the configuration says |
 //!
-//! What the helper knows of a peer is the name that its certificate proves. Which CIDs that peer may speak for, and whom it may
-//! reach, the daemon checks for each stream.
+//! What the helper knows of a peer is the name that its certificate proves. Which CIDs that peer may speak
+//! for, and whom it may reach, the daemon checks for each stream.
 #![deny(clippy::disallowed_types)]
 #![cfg_attr(
     not(test),

@@ -215,7 +215,8 @@ impl Link {
 }
 
 impl Wire {
-    /// Has what is read go to `spare`, until [`Self::take_back`], unless something is left of what was read before.
+    /// Has what is read go to `spare`, until [`Self::take_back`], unless something is left of what was read
+    /// before.
     pub fn lend(&mut self, spare: &mut Buffer) {
         if self.incoming.is_empty() {
             std::mem::swap(&mut self.incoming, spare);
@@ -242,7 +243,8 @@ impl Wire {
         sockopt::socket_error(&self.socket)?.map_err(io::Error::from)
     }
 
-    /// Reads what is there, a turn's worth, and hands on its pieces. Ends early, with `Handshaking` or `Open`, where the phase changes.
+    /// Reads what is there, a turn's worth, and hands on its pieces. Ends early, with `Handshaking` or
+    /// `Open`, where the phase changes.
     pub fn receive(
         &mut self,
         lane: &mut Lane,

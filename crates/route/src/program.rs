@@ -1,7 +1,8 @@
-//! The socket of a program whose ring the daemon has left to the helper: signals there and back, as a worker of the daemon's has them
-//! with other programs.
+//! The socket of a program whose ring the daemon has left to the helper: signals there and back, as a worker
+//! of the daemon's has them with other programs.
 //!
-//! It is the daemon's end, of which the helper has a copy: its end says nothing here, the daemon says what it means.
+//! It is the daemon's end, of which the helper has a copy: its end says nothing here, the daemon says what it
+//! means.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use vmlane_wire::host::{SIGNAL, SWITCH};
 
 use crate::far::{Asks, Far};
 
-/// Reads at a time: more than a socket holds. A program that sends more meanwhile keeps no other stream waiting by it.
+/// Reads at a time: more than a socket holds. A program that sends more meanwhile keeps no other stream
+/// waiting by it.
 const READS: usize = 64;
 /// So many bytes are no signals: the program has filled its socket, so that it cannot be polled writable.
 const FILLED: usize = 64;
@@ -87,8 +89,8 @@ impl Program {
         heard
     }
 
-    /// The program has signalled. One that waits for room may have filled its socket, so that it cannot be polled writable: what is in
-    /// there is taken when there is room.
+    /// The program has signalled. One that waits for room may have filled its socket, so that it cannot be
+    /// polled writable: what is in there is taken when there is room.
     pub fn answer(&mut self, ring: &Far) -> Heard {
         if ring.asks().blocked && self.receive(&mut [0; FILLED], RecvFlags::PEEK) == FILLED {
             self.filled = true;
@@ -102,8 +104,8 @@ impl Program {
         Heard::Signals
     }
 
-    /// Tells a program that there is room, or how its stream has ended: it may be polled writable again. `Signals`: what was taken for
-    /// that has to be looked after.
+    /// Tells a program that there is room, or how its stream has ended: it may be polled writable again.
+    /// `Signals`: what was taken for that has to be looked after.
     pub fn announce(&mut self) -> Heard {
         self.signal();
         let heard = self.take();

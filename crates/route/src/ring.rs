@@ -1,5 +1,5 @@
-//! The ring of a stream, in whichever half the helper has it: as a process of the daemon's, or, where the daemon has left a program's
-//! ring to the helper, as the daemon would.
+//! The ring of a stream, in whichever half the helper has it: as a process of the daemon's, or, where the
+//! daemon has left a program's ring to the helper, as the daemon would.
 
 use std::io;
 use std::os::fd::OwnedFd;

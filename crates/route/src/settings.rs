@@ -50,8 +50,8 @@ pub struct PeerSettings {
 pub struct Bounds {
     /// Streams of one peer at once.
     pub streams: usize,
-    /// Connections that have not proved a name; of one address or IPv6 network, as many as stay free. Addresses of peers have some of
-    /// their own.
+    /// Connections that have not proved a name; of one address or IPv6 network, as many as stay free.
+    /// Addresses of peers have some of their own.
     pub handshakes: usize,
     /// How long that may take, up to the peer's first frame.
     pub handshake: Duration,

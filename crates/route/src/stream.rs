@@ -1,4 +1,5 @@
-//! One stream: its ring, which it shares with the daemon or with a program, and how far both directions have come.
+//! One stream: its ring, which it shares with the daemon or with a program, and how far both directions have
+//! come.
 //!
 //! What comes goes into the ring, and behind it, as far as the peer was given credit for more ([`Window`]).
 
@@ -95,8 +96,8 @@ impl Stream {
         }
     }
 
-    /// Puts what there is to say behind `plain`, as long as that is less than `most` bytes: bytes, as far as there is credit, then how
-    /// the stream ended.
+    /// Puts what there is to say behind `plain`, as long as that is less than `most` bytes: bytes, as far as
+    /// there is credit, then how the stream ended.
     pub fn turn(&mut self, plain: &mut Buffer, most: usize) -> io::Result<Turn> {
         let turn = self.turn_once(plain, most)?;
         if turn == Turn::Over {
@@ -181,7 +182,8 @@ impl Stream {
         Turn::Waits
     }
 
-    /// What waits behind the ring goes into it, as far as there is room; if there is not, the daemon signals once there is.
+    /// What waits behind the ring goes into it, as far as there is room; if there is not, the daemon signals
+    /// once there is.
     fn write_kept(&mut self) -> io::Result<()> {
         while !self.kept.is_empty() {
             if self.ring.is_refused() {
@@ -279,8 +281,8 @@ impl Stream {
         self.say(now);
     }
 
-    /// The peer is done, or the daemon's end: what was written still counts when this is dropped. False: some of it waits behind the
-    /// ring, and turns are still needed.
+    /// The peer is done, or the daemon's end: what was written still counts when this is dropped. False: some
+    /// of it waits behind the ring, and turns are still needed.
     pub fn close(&mut self) -> bool {
         self.heard |= SAID_CLOSE;
         let done = self.kept.is_empty();

@@ -1,7 +1,7 @@
 //! TLS without a socket: bytes of the network in, bytes of frames out, and the other way round.
 //!
-//! Version 1.3 only, both ends with certificates, no resumption. The library's interface without buffers is used: records are
-//! decrypted where they were received, and encrypted to where they are sent from.
+//! Version 1.3 only, both ends with certificates, no resumption. The library's interface without buffers is
+//! used: records are decrypted where they were received, and encrypted to where they are sent from.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,8 +55,9 @@ pub enum FilesError {
     Mismatch(String),
 }
 
-/// What both ends of a connection are set up with, and what judges certificates of others. Replaced as a whole when files are read
-/// again: connections keep what they were set up with, and their certificates are judged anew.
+/// What both ends of a connection are set up with, and what judges certificates of others. Replaced as a
+/// whole when files are read again: connections keep what they were set up with, and their certificates are
+/// judged anew.
 #[derive(Clone)]
 pub struct Identity {
     client: Arc<ClientConfig>,
@@ -118,8 +119,8 @@ impl Identity {
         Ok(Identity { client: Arc::new(client), server: Arc::new(server), clients, servers })
     }
 
-    /// The peer whose certificate the other end has: `expected`, if that is known. It is judged by the time, the authorities and the
-    /// lists of now, which may be others than those when the connection began.
+    /// The peer whose certificate the other end has: `expected`, if that is known. It is judged by the time,
+    /// the authorities and the lists of now, which may be others than those when the connection began.
     pub fn judge(
         &self,
         tls: &Tls,
@@ -300,7 +301,8 @@ enum Step {
 }
 
 impl Tls {
-    /// Takes what has come in `incoming`, hands on what it says to `sink`, and puts what is to be sent behind `outgoing`.
+    /// Takes what has come in `incoming`, hands on what it says to `sink`, and puts what is to be sent behind
+    /// `outgoing`.
     pub fn receive(
         &mut self,
         incoming: &mut Buffer,

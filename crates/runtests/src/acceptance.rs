@@ -1,4 +1,5 @@
-//! The long form: one module after another, what passed not repeated until what is built changes, a line a promise.
+//! The long form: one module after another, what passed not repeated until what is built changes, a line a
+//! promise.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -29,8 +29,8 @@ pub struct Built {
 }
 
 impl Built {
-    /// One call of cargo builds everything, so that each crate is compiled once, with the same features for all. What
-    /// has not changed is not built again.
+    /// One call of cargo builds everything, so that each crate is compiled once, with the same features for
+    /// all. What has not changed is not built again.
     pub fn workspace() -> Result<Built> {
         println!("==> building the tests");
         let mut cargo = Command::new("cargo");

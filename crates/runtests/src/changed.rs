@@ -57,8 +57,8 @@ fn workspace(metadata: &Value) -> Vec<Package> {
     metadata["packages"].as_array().into_iter().flatten().map(package).collect()
 }
 
-/// A file above all packages (`Cargo.lock`, `Cargo.toml`) concerns all of them; one of no package (docs) those that
-/// judge the tree.
+/// A file above all packages (`Cargo.lock`, `Cargo.toml`) concerns all of them; one of no package (docs)
+/// those that judge the tree.
 fn concerned(packages: &[Package], files: &[&str]) -> Vec<String> {
     let mut found: BTreeSet<&str> = BTreeSet::new();
     for file in files {

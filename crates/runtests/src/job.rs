@@ -42,7 +42,8 @@ impl Job {
         Ok(Job::new(logs, &binary.name, binary, Vec::new(), tests))
     }
 
-    /// The examples in documentation. Chosen together with the program, its dependencies are those that are built.
+    /// The examples in documentation. Chosen together with the program, its dependencies are those that are
+    /// built.
     pub fn documented(logs: &Path) -> Job {
         let words =
             ["test", "--doc", "--release", "--locked", "--quiet", "-p", WITH_EXAMPLES, "-p", "vmlane-cli"];
@@ -110,8 +111,9 @@ impl Job {
         command.args(only.into_iter().flat_map(|test| ["--exact", test]));
         command.current_dir(&self.directory).envs(self.environment.iter().map(|(key, value)| (key, value)));
         command.env("VMLANE_SKIPPED", &skipped);
-        // The same cases of the property tests each time, so that a change fails for what it changed, not for a rare
-        // case that is older. PROPTEST_RNG_SEED=7 (any number) tries others, as does `cargo test` by itself.
+        // The same cases of the property tests each time, so that a change fails for what it changed, not for
+        // a rare case that is older. PROPTEST_RNG_SEED=7 (any number) tries others, as does `cargo test` by
+        // itself.
         if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
             command.env("PROPTEST_RNG_SEED", "1");
         }
@@ -156,7 +158,8 @@ pub fn chosen(jobs: Vec<Job>, names: &[String]) -> Result<Vec<Job>> {
     Ok(jobs.into_iter().filter(|job| names.contains(&job.name)).collect())
 }
 
-/// What the output of a test binary says, with the lines of `testkit::skipped`, and the names of failed tests.
+/// What the output of a test binary says, with the lines of `testkit::skipped`, and the names of failed
+/// tests.
 fn read(output: &str, missing: &str) -> (Counts, Vec<String>) {
     let mut counts = Counts::default();
     let mut failures = Vec::new();
@@ -201,8 +204,8 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
 }
 
-/// Runs jobs, `lanes` at a time, and repeats failed tests once, alone: on a busy machine, emulated guests may miss
-/// their kernels' time limits. Both outcomes are reported, and the log of the first is kept.
+/// Runs jobs, `lanes` at a time, and repeats failed tests once, alone: on a busy machine, emulated guests may
+/// miss their kernels' time limits. Both outcomes are reported, and the log of the first is kept.
 pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize) -> Result<()> {
     jobs.sort_by_key(|job| report.times.rank(&job.name, job.tests));
     println!("==> {} jobs, {lanes} at a time", jobs.len());

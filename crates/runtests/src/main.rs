@@ -1,8 +1,8 @@
 //! `vmlane-runtests`: builds and runs the tests of this workspace, for the targets of the Makefile.
 //!
-//! A *job* is what runs in one process: a test binary, or the tests of one bed or module of `tests/promises`. Several
-//! run at a time, the longest of the last run first. At the end stand the minutes of each phase, the slowest jobs,
-//! what was skipped and why, and one line with all counts.
+//! A *job* is what runs in one process: a test binary, or the tests of one bed or module of `tests/promises`.
+//! Several run at a time, the longest of the last run first. At the end stand the minutes of each phase, the
+//! slowest jobs, what was skipped and why, and one line with all counts.
 
 mod acceptance;
 mod built;

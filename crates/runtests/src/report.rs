@@ -1,4 +1,5 @@
-//! What a run reports: a line a job as it ends, and at the end the phases, the slowest jobs, what was skipped, the counts.
+//! What a run reports: a line a job as it ends, and at the end the phases, the slowest jobs, what was
+//! skipped, the counts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use crate::times::{Seconds, Times};
 
 /// Slowest jobs that are listed.
 const SLOWEST: usize = 10;
-/// Lines of a log that are printed where a test failed twice, for a reader who has no access to this machine's files.
+/// Lines of a log that are printed where a test failed twice, for a reader who has no access to this
+/// machine's files.
 const TAIL: usize = 400;
 
 /// What a job did.

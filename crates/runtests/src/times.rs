@@ -33,7 +33,8 @@ impl Times {
         fs::write(directory.join("times.json"), format!("{text:#}\n"))
     }
 
-    /// The longest first. One that is new may be long: it is in front, and before others if it has more tests.
+    /// The longest first. One that is new may be long: it is in front, and before others if it has more
+    /// tests.
     pub fn rank(&self, job: &str, tests: usize) -> impl Ord + use<> {
         let known = self.jobs.get(job).map(|seconds| (seconds * 1000.0) as u64);
         std::cmp::Reverse((known.is_none(), known.unwrap_or(tests as u64)))

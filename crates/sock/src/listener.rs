@@ -19,8 +19,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `port` of the host, or [`ANY`], through the daemon of [`Host::default`]. EADDRINUSE: another program
-    /// listens there; EACCES: not allowed (ports below 1024 need a permission of their own).
+    /// Listens at `port` of the host, or [`ANY`], through the daemon of [`Host::default`]. EADDRINUSE:
+    /// another program listens there; EACCES: not allowed (ports below 1024 need a permission of their own).
     pub fn bind(port: u32) -> io::Result<Listener> {
         Listener::bind_by(&Host::default(), port)
     }

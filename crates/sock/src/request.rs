@@ -16,8 +16,8 @@ pub const RUNTIME_DIR_VARIABLE: &str = "VMLANE_RUNTIME_DIR";
 const RUNTIME_DIR: &str = "/run/vmlane";
 const HOST_SOCKET: &str = "host.sock";
 
-/// The runtime directory of the daemon to ask: the one of `VMLANE_RUNTIME_DIR`, else that of a daemon of the user's own, else
-/// `/run/vmlane`.
+/// The runtime directory of the daemon to ask: the one of `VMLANE_RUNTIME_DIR`, else that of a daemon of the
+/// user's own, else `/run/vmlane`.
 pub fn runtime_dir() -> PathBuf {
     named().unwrap_or_else(|| {
         let own = own().filter(|own| own.join(HOST_SOCKET).exists());
@@ -25,8 +25,8 @@ pub fn runtime_dir() -> PathBuf {
     })
 }
 
-/// The runtime directory of a daemon that this user starts: the one of `VMLANE_RUNTIME_DIR`, else of `$XDG_RUNTIME_DIR/vmlane` for
-/// who is not root, else `/run/vmlane`.
+/// The runtime directory of a daemon that this user starts: the one of `VMLANE_RUNTIME_DIR`, else of
+/// `$XDG_RUNTIME_DIR/vmlane` for who is not root, else `/run/vmlane`.
 pub fn new_runtime_dir() -> PathBuf {
     named().or_else(own).unwrap_or_else(|| PathBuf::from(RUNTIME_DIR))
 }

@@ -28,8 +28,8 @@ const YIELD_EVERY: u32 = 64;
 /// With this many CPUs or fewer, the daemon and the VM may need the very one that this thread looks on.
 const FEW_CPUS: usize = 3;
 
-/// A core that comes back so late was wanted by others, who would have it for a slice after each offer. So for a while threads
-/// sleep at once: who sleeps is scheduled as soon as it is woken.
+/// A core that comes back so late was wanted by others, who would have it for a slice after each offer. So
+/// for a while threads sleep at once: who sleeps is scheduled as soon as it is woken.
 const WANTED: Duration = Duration::from_micros(50);
 const POLITE: Duration = Duration::from_millis(50);
 
@@ -208,8 +208,8 @@ impl Stream {
         self.spin.lock().most = spin;
     }
 
-    /// Ends one direction or both. The peer reads what was written, then the end. `Both` wakes any thread that is
-    /// blocked on this stream in another thread.
+    /// Ends one direction or both. The peer reads what was written, then the end. `Both` wakes any thread
+    /// that is blocked on this stream in another thread.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let what = match how {
             Shutdown::Read => SAID_RECEIVE,

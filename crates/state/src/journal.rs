@@ -6,10 +6,10 @@
 //! half is full of replaced records the live ones are copied to the other half, and the same word
 //! changes over.
 //!
-//! Something may have scribbled on the file: every record says twice what it is about, in front of its
-//! bytes and behind them, so that damage is known by whom it hurts. Checksums are made with a key that is not in
-//! the file (`secret.rs`): bytes of a guest that are kept in a record are never taken for records, and who has the
-//! file alone cannot add one.
+//! Something may have scribbled on the file: every record says twice what it is about, in front of its bytes
+//! and behind them, so that damage is known by whom it hurts. Checksums are made with a key that is not in
+//! the file (`secret.rs`): bytes of a guest that are kept in a record are never taken for records, and who
+//! has the file alone cannot add one.
 
 mod entry;
 mod sums;
@@ -101,8 +101,8 @@ impl Journal {
         Ok(Journal { window, file, half, sums, inner: Mutex::default() })
     }
 
-    /// One that a previous daemon left, and its records. Nothing in it is believed. Its halves may be smaller than `half`:
-    /// an older daemon's were.
+    /// One that a previous daemon left, and its records. Nothing in it is believed. Its halves may be smaller
+    /// than `half`: an older daemon's were.
     pub fn open(file: OwnedFd, kind: u32, half: usize) -> Result<(Journal, Records), Unusable> {
         let (journal, records, damaged) = Journal::open_in_part(file, kind, half)?;
         match damaged.first() {
@@ -174,8 +174,8 @@ impl Journal {
         Ok((Journal { window, file, half, sums, inner: Mutex::new(inner) }, records, damaged))
     }
 
-    /// Scribbles on live records of a file, while it may be written to: for tests of what damage does. Returns how
-    /// many there were; `None` stands for the commit word.
+    /// Scribbles on live records of a file, while it may be written to: for tests of what damage does.
+    /// Returns how many there were; `None` stands for the commit word.
     #[doc(hidden)]
     pub fn spoil(file: OwnedFd, which: impl Fn(Option<Key>) -> bool) -> Result<usize, Unusable> {
         let head = Window::over_file(&file, HEAD as u64)?;

@@ -1,8 +1,8 @@
 //! The key of all journals' checksums: one for a daemon and its successors.
 //!
-//! It is in a file of its own, which the store holds like any other descriptor, and in the memory of the daemon,
-//! but in no journal. Guests never see it; a process that gets hold of a journal can neither write a record that
-//! the next daemon believes, nor put another file in its place.
+//! It is in a file of its own, which the store holds like any other descriptor, and in the memory of the
+//! daemon, but in no journal. Guests never see it; a process that gets hold of a journal can neither write a
+//! record that the next daemon believes, nor put another file in its place.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,8 +60,9 @@ impl Secret {
     }
 }
 
-/// Uses the key that a previous daemon left in `found`, and otherwise has this process's key held in `store`. To be
-/// called before any journal is opened. If the key that was left is of no use, neither are the journals.
+/// Uses the key that a previous daemon left in `found`, and otherwise has this process's key held in `store`.
+/// To be called before any journal is opened. If the key that was left is of no use, neither are the
+/// journals.
 pub fn share_secret(store: &dyn Store, found: &mut Found) -> Result<(), Unusable> {
     let left = found.take(NAME).map(|file| read(&file));
     if let Some(Ok(left)) = left

@@ -16,10 +16,12 @@ pub trait Store: Send + Sync {
     /// Removes every name that begins with `prefix`.
     fn remove_all(&self, prefix: &str);
 
-    /// From now on, names that begin with `prefix` are held without a daemon for at most so long; None: as long as it takes.
+    /// From now on, names that begin with `prefix` are held without a daemon for at most so long; None: as
+    /// long as it takes.
     fn hold(&self, _prefix: &str, _at_most: Option<Duration>) {}
 
-    /// Before this daemon none came in that time: names of a previous one that begin with `prefix` were dropped.
+    /// Before this daemon none came in that time: names of a previous one that begin with `prefix` were
+    /// dropped.
     fn was_dropped(&self, _prefix: &str) -> bool {
         false
     }

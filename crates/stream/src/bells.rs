@@ -9,7 +9,8 @@ use crate::joined::JoinedStream;
 
 /// How often they are polled while the worker is awake: that is a system call.
 const POLL: Duration = Duration::from_micros(20);
-/// The same for each that rang the last time: programs that ring all the time take a part of the worker, not all of it.
+/// The same for each that rang the last time: programs that ring all the time take a part of the worker, not
+/// all of it.
 const EACH: Duration = Duration::from_micros(4);
 
 /// Those that are watched. One is reported once for each time that it rings.

@@ -231,7 +231,8 @@ impl Direction {
         let kept = if rest > 0 && allow(rest) { rest } else { 0 };
         let mut bytes = vec![0; kept];
         from.source().read(0, &mut bytes);
-        // Noted before the source counts them as taken: a daemon that dies in between finds them twice, not nowhere.
+        // Noted before the source counts them as taken: a daemon that dies in between finds them twice, not
+        // nowhere.
         if kept > 0
             && let Some(survival) = to.survival()
         {

@@ -1,8 +1,8 @@
 //! A worker's streams: who has a turn, who sleeps, and the safety net.
 //!
-//! A worker is adaptive: a stream is turned while bytes move and polled for a while after, then it is armed by
-//! the rules and left alone. The worker sleeps when no stream is polled. A safety net inspects sleeping streams ten
-//! times a second; it counts what it finds and must find nothing.
+//! A worker is adaptive: a stream is turned while bytes move and polled for a while after, then it is armed
+//! by the rules and left alone. The worker sleeps when no stream is polled. A safety net inspects sleeping
+//! streams ten times a second; it counts what it finds and must find nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -39,7 +39,8 @@ impl PartialEq for Owner {
     }
 }
 
-/// The streams of one worker, by slot. Many fields: the worker's clocks and its lists of slots belong to all streams.
+/// The streams of one worker, by slot. Many fields: the worker's clocks and its lists of slots belong to all
+/// streams.
 pub struct StreamEngine {
     requests: Arc<Requests>,
     settings: Settings,

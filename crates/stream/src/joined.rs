@@ -17,7 +17,8 @@ use crate::direction::{Blame, Direction, Left, Sleep};
 const FIRST_INSPECTION: Duration = Duration::from_millis(1);
 const LAST_INSPECTION: Duration = Duration::from_millis(100);
 
-/// Bytes that went one way, and none the other, after which a stream is left alone for a nap before it is armed.
+/// Bytes that went one way, and none the other, after which a stream is left alone for a nap before it is
+/// armed.
 const WORTH_NAP: u64 = 4 << 10;
 
 /// Inspections of the safety net, a tenth of a second apart, after which a notice is lost, those not counted
@@ -248,8 +249,9 @@ impl JoinedStream {
         self.naps_until = None;
     }
 
-    /// Idle while the core is contended: is it left alone for `length`, to be polled then without having been armed? Once for so
-    /// many bytes one way ([`WORTH_NAP`]): more will come. What is answered is not kept waiting.
+    /// Idle while the core is contended: is it left alone for `length`, to be polled then without having been
+    /// armed? Once for so many bytes one way ([`WORTH_NAP`]): more will come. What is answered is not kept
+    /// waiting.
     pub fn naps(&mut self, now: Instant, length: Duration) -> bool {
         if self.naps_until.is_none() {
             let moved = [0, 1].map(|from: usize| self.directions[from].moved());
@@ -275,7 +277,8 @@ impl JoinedStream {
     }
 
     /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or
-    /// until [`JoinedStream::next_inspection`], once it has delivered what it withholds ([`JoinedStream::deliver_withheld`]).
+    /// until [`JoinedStream::next_inspection`], once it has delivered what it withholds
+    /// ([`JoinedStream::deliver_withheld`]).
     pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
         let mut asleep = true;
         for from in Side::BOTH {
@@ -288,16 +291,17 @@ impl JoinedStream {
         if asleep && std::mem::replace(&mut self.moved_at_sleep, moved) != moved {
             self.backoff = FIRST_INSPECTION;
         }
-        // A guest may announce nothing although it was in time: on one CPU, Linux' barriers order nothing for other CPUs, so its
-        // store of an index may become visible after it has looked whether the device sleeps. It is visible a moment later.
+        // A guest may announce nothing although it was in time: on one CPU, Linux' barriers order nothing for
+        // other CPUs, so its store of an index may become visible after it has looked whether the device
+        // sleeps. It is visible a moment later.
         self.again = asleep;
         let wait = if self.is_full() { self.backoff } else { FIRST_INSPECTION };
         self.next_inspection = asleep.then(|| now + wait);
         Ok(asleep)
     }
 
-    /// Both ends send what they deferred, as far as its time has come. True if none of it is left. Called after the
-    /// last bytes have moved: those may have been announced late, too.
+    /// Both ends send what they deferred, as far as its time has come. True if none of it is left. Called
+    /// after the last bytes have moved: those may have been announced late, too.
     pub fn deliver_withheld(&mut self) -> Result<bool, Broken> {
         let mut all = true;
         for end in self.ends.iter_mut().flatten() {
@@ -318,7 +322,8 @@ impl JoinedStream {
         self.directions.iter().any(|direction| direction.sleep() == Some(Sleep::Full))
     }
 
-    /// There was nothing to do: it is inspected again, but less soon; for bytes that became visible late, once is enough.
+    /// There was nothing to do: it is inspected again, but less soon; for bytes that became visible late,
+    /// once is enough.
     pub fn back_off(&mut self, now: Instant) {
         self.again = false;
         if !self.is_full() {
@@ -352,7 +357,8 @@ impl JoinedStream {
         }
     }
 
-    /// Has `taps`, and no others, look at what both ends send. Only streams whose addresses an end knows are looked at.
+    /// Has `taps`, and no others, look at what both ends send. Only streams whose addresses an end knows are
+    /// looked at.
     pub fn set_taps(&mut self, taps: &[Arc<dyn StreamTap>]) {
         let known = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.info().address));
         let addresses = [
@@ -416,9 +422,9 @@ impl JoinedStream {
         self.charged.iter_mut().for_each(refund);
     }
 
-    /// The safety net inspects a sleeping stream. See `docs/devices/vmci.md`: ten inspections (more for guests
-    /// that are slow to send) with work left undone, no progress between them and other requests of the
-    /// end that should have told of it mean a lost notice.
+    /// The safety net inspects a sleeping stream. See `docs/devices/vmci.md`: ten inspections (more for
+    /// guests that are slow to send) with work left undone, no progress between them and other requests of
+    /// the end that should have told of it mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
         if self.again {
             for side in Side::BOTH {
@@ -476,8 +482,8 @@ impl JoinedStream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspection {
     Quiet,
-    /// A slow reader has made some room, or a writer's bytes have become visible just after the stream fell asleep: moving them
-    /// now is useful, nothing was lost.
+    /// A slow reader has made some room, or a writer's bytes have become visible just after the stream fell
+    /// asleep: moving them now is useful, nothing was lost.
     Refill,
     /// Work was left undone although its sender went on: a notice got lost.
     LostNotice,

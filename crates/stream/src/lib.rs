@@ -5,8 +5,8 @@
 //! A *worker* owns streams whole and runs them to completion on one thread, so no lock is ever held
 //! across a copy. Why notifications are made here and never forwarded: `docs/devices/vmci.md`.
 //!
-//! A device asks [`Workers`] (as [`vmlane_port::Streams`]) to join two ends; from then on the worker turns the
-//! stream. [`Streams::kick`](vmlane_port::Streams::kick) announces a change of a ring,
+//! A device asks [`Workers`] (as [`vmlane_port::Streams`]) to join two ends; from then on the worker turns
+//! the stream. [`Streams::kick`](vmlane_port::Streams::kick) announces a change of a ring,
 //! [`Streams::leave`](vmlane_port::Streams::leave) takes an end out.
 //!
 //! | file | what |

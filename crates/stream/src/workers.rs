@@ -66,8 +66,8 @@ impl Workers {
         Ok((workers, unstarted))
     }
 
-    /// One more, for the thread of another engine, whose ports are ends of its streams ([`StreamEnd::worker`]). Before any
-    /// stream is joined.
+    /// One more, for the thread of another engine, whose ports are ends of its streams
+    /// ([`StreamEnd::worker`]). Before any stream is joined.
     pub fn ride(&mut self) -> std::io::Result<Ride> {
         let number = self.requests.len() as u16;
         let (engine, requests, heartbeat) = self.engine()?;
@@ -93,8 +93,8 @@ impl Workers {
         self.heartbeats.get(..self.placement.count()).unwrap_or_default()
     }
 
-    /// Has `tap` look at the bytes of all streams, until [`Self::remove_tap`]: it says itself which concern it. Streams
-    /// go on meanwhile; their ends are wrapped.
+    /// Has `tap` look at the bytes of all streams, until [`Self::remove_tap`]: it says itself which concern
+    /// it. Streams go on meanwhile; their ends are wrapped.
     pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
         let mut taps = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
         taps.push(tap);

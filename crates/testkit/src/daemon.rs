@@ -22,8 +22,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long one may take to stop before it is killed.
 const END: Duration = Duration::from_secs(20);
 
-/// A directory with a configuration, and the daemon that runs in it, if one does. In the end that is stopped as
-/// an operator stops it, so that its keeper goes, too.
+/// A directory with a configuration, and the daemon that runs in it, if one does. In the end that is stopped
+/// as an operator stops it, so that its keeper goes, too.
 #[derive(Debug)]
 pub struct Daemon {
     program: PathBuf,
@@ -163,7 +163,8 @@ impl Daemon {
         self.process().as_ref().expect("a daemon").signal(signal);
     }
 
-    /// Its keeper, or a helper: a process that was started with this word and its directory or its configuration.
+    /// Its keeper, or a helper: a process that was started with this word and its directory or its
+    /// configuration.
     pub fn beside(&self, word: &str) -> Option<Pid> {
         let (runtime, config) = (self.runtime(), self.config());
         let is_it = |said: &str| Path::new(said) == runtime || Path::new(said) == config;

@@ -1,10 +1,10 @@
-//! What tests share: waiting for a condition, processes and directories that end with their test, and reasons for
-//! what does not run.
+//! What tests share: waiting for a condition, processes and directories that end with their test, and reasons
+//! for what does not run.
 //!
 //! It knows nothing else of this workspace, so every crate can use it. A test waits with [`eventually`] or
-//! [`wait_until`], starts programs as [`Process`]es or runs them with [`run`], has its [`Daemon`]s, is another user
-//! as a [`Visitor`], and has a process of its own by [`ran_alone`]. It returns with [`skipped`] what the machine at
-//! hand cannot do.
+//! [`wait_until`], starts programs as [`Process`]es or runs them with [`run`], has its [`Daemon`]s, is
+//! another user as a [`Visitor`], and has a process of its own by [`ran_alone`]. It returns with [`skipped`]
+//! what the machine at hand cannot do.
 
 mod daemon;
 pub mod hybrid_vmm;

@@ -94,8 +94,9 @@ pub fn run(mut command: Command) -> Ran {
     Ran { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Writes a program that can be run at once. Another process writes it: a child that a test beside this one forks
-/// holds what this process has open until it has become its own program, and a file open for writing cannot be run.
+/// Writes a program that can be run at once. Another process writes it: a child that a test beside this one
+/// forks holds what this process has open until it has become its own program, and a file open for writing
+/// cannot be run.
 pub fn write_program(path: &Path, text: &str) {
     let mut install = Command::new("install");
     install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());

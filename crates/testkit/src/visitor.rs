@@ -1,5 +1,5 @@
-//! Another user of the host, as another process: the test program again. It does what it is told, a line each,
-//! and answers with a line.
+//! Another user of the host, as another process: the test program again. It does what it is told, a line
+//! each, and answers with a line.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;

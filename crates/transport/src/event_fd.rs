@@ -1,10 +1,11 @@
-//! The event fds that VMMs hand over: checked to be event fds, and raised without waiting for what a VMM does.
+//! The event fds that VMMs hand over: checked to be event fds, and raised without waiting for what a VMM
+//! does.
 //!
 //! A `write` to an event fd waits while the counter is full, unless O_NONBLOCK is set. Both the counter and
-//! that flag belong to the open file, which the VMM has, too: it may clear the flag and fill the counter after
-//! any check. So a write that waits is interrupted (`guard.rs`), which only happens to event fds of a hostile
-//! VMM. From then on, those of its device are raised in another way, which is slower and never waits: by
-//! asynchronous requests (`requests.rs`). See docs/decisions/0010-event-fds.md.
+//! that flag belong to the open file, which the VMM has, too: it may clear the flag and fill the counter
+//! after any check. So a write that waits is interrupted (`guard.rs`), which only happens to event fds of a
+//! hostile VMM. From then on, those of its device are raised in another way, which is slower and never waits:
+//! by asynchronous requests (`requests.rs`). See docs/decisions/0010-event-fds.md.
 
 mod guard;
 mod plain;
@@ -48,8 +49,8 @@ pub struct EventFd {
 }
 
 impl EventFd {
-    /// Takes a descriptor that is an event fd. Asks no file system about it: one that another process provides
-    /// might never answer.
+    /// Takes a descriptor that is an event fd. Asks no file system about it: one that another process
+    /// provides might never answer.
     pub fn new(fd: OwnedFd, owner: &Arc<Owner>) -> Result<EventFd, NotEventFd> {
         if !is_event_fd(fd.as_fd()) {
             return Err(NotEventFd);
@@ -62,8 +63,8 @@ impl EventFd {
         Ok(EventFd { fd, owner: owner.clone() })
     }
 
-    /// Adds one to the counter. A full counter stays as it is: the event is pending anyway. Waits at most once
-    /// for each device, and some hundredths of a second.
+    /// Adds one to the counter. A full counter stays as it is: the event is pending anyway. Waits at most
+    /// once for each device, and some hundredths of a second.
     #[inline]
     pub fn raise(&self) {
         if !self.owner.obstructs.load(Ordering::Relaxed)
@@ -103,9 +104,9 @@ pub fn is_event_fd(fd: BorrowedFd<'_>) -> bool {
     Requests::of_process().map_or_else(|_| plain::check(fd), |requests| requests.is_event_fd(fd))
 }
 
-/// Prepares to raise event fds without waiting, which the first use would do otherwise. For programs that give
-/// up the system calls that this needs. An error says why the event fds of a hostile VMM cannot be raised any
-/// more.
+/// Prepares to raise event fds without waiting, which the first use would do otherwise. For programs that
+/// give up the system calls that this needs. An error says why the event fds of a hostile VMM cannot be
+/// raised any more.
 pub fn prepare() -> io::Result<()> {
     Requests::of_process().map(drop).map_err(io::Error::from)
 }

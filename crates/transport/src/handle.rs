@@ -47,8 +47,8 @@ impl SessionHandle {
         self.end();
     }
 
-    /// Ends the session if a file of its guest's memory turned out shorter than what was mapped of it: its VMM
-    /// may never send another message. To be called when [`vmlane_mem::poisonings`] has changed.
+    /// Ends the session if a file of its guest's memory turned out shorter than what was mapped of it: its
+    /// VMM may never send another message. To be called when [`vmlane_mem::poisonings`] has changed.
     pub fn check_memory(&self) {
         if self.0.memory.is_lost() {
             self.end();

@@ -1,7 +1,7 @@
 //! Interrupts as event file descriptors that the VMM handed over.
 //!
-//! Raising costs one system call and a read lock that only a `SET_IRQS` message ever contends: with KVM
-//! the descriptor leads straight into the guest. Descriptors come from another process, and workers that serve
+//! Raising costs one system call and a read lock that only a `SET_IRQS` message ever contends: with KVM the
+//! descriptor leads straight into the guest. Descriptors come from another process, and workers that serve
 //! other VMs raise them: see `event_fd.rs`.
 
 use std::os::fd::OwnedFd;

@@ -1,12 +1,13 @@
-//! A unix socket that VMMs connect to, and the thread that serves them one after the other; or one where a VMM
-//! listens, and that is connected to again and again.
+//! A unix socket that VMMs connect to, and the thread that serves them one after the other; or one where a
+//! VMM listens, and that is connected to again and again.
 //!
 //! One device, one VMM at a time: a second one is turned away while the first is served. A VMM that
 //! was killed and started again may connect before the end of its previous process has been noticed, so
 //! turning away waits a moment first. The device lives in the serving thread, across sessions.
 //!
-//! Root, the daemon's own user and the VM's owner may connect. Other processes that get to the socket (its access
-//! control list is out of date, or was changed) are not served: their connection is closed, and nothing else changes.
+//! Root, the daemon's own user and the VM's owner may connect. Other processes that get to the socket (its
+//! access control list is out of date, or was changed) are not served: their connection is closed, and
+//! nothing else changes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -104,8 +105,8 @@ impl Listener {
         self.serve_on(name, device, irqs, stats, Scope::none(), None)
     }
 
-    /// The same with what the next daemon needs held in `scope`. `prepared`, a previous daemon's VMM, is served
-    /// first, once [`Server::go`] was called.
+    /// The same with what the next daemon needs held in `scope`. `prepared`, a previous daemon's VMM, is
+    /// served first, once [`Server::go`] was called.
     pub fn serve_on(
         self,
         name: &str,
@@ -155,8 +156,8 @@ impl VhostEnd {
         self.serve_on(name, device, lines, stats, Scope::none(), None)
     }
 
-    /// The same with what the next daemon needs held in `scope`. `prepared`, a previous daemon's front end that `device` has
-    /// taken over, is served first, once [`Server::go`] was called.
+    /// The same with what the next daemon needs held in `scope`. `prepared`, a previous daemon's front end
+    /// that `device` has taken over, is served first, once [`Server::go`] was called.
     pub fn serve_on(
         self,
         name: &str,
@@ -321,7 +322,8 @@ impl Server {
         self.acceptor.offer(stream)
     }
 
-    /// From now on processes of `owner` may connect, too, and those of the owner before no more. Sessions stay.
+    /// From now on processes of `owner` may connect, too, and those of the owner before no more. Sessions
+    /// stay.
     pub fn set_owner(&self, owner: Option<Owner>) {
         *self.acceptor.owner.lock() = owner;
     }
@@ -428,7 +430,8 @@ impl AcceptorState {
 impl Acceptor {
     /// How long a new connection waits for the end of the previous one.
     const GRACE: Duration = Duration::from_secs(5);
-    /// How long it is known that a VMM was turned away. One that tries again and again waits much less between two tries.
+    /// How long it is known that a VMM was turned away. One that tries again and again waits much less
+    /// between two tries.
     const REMEMBERED: Duration = Duration::from_secs(60);
     /// How soon a VMM that could not be reached is tried again.
     const AGAIN: Duration = Duration::from_millis(200);

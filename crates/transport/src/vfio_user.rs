@@ -77,8 +77,8 @@ pub struct Session<'d> {
     scratch: Box<[u8]>,
     /// Highest number of a request for which descriptors are held.
     held: u64,
-    /// The message before was not [`plain`]: the next one may bring descriptors, which are held for the next daemon
-    /// before the message is taken.
+    /// The message before was not [`plain`]: the next one may bring descriptors, which are held for the next
+    /// daemon before the message is taken.
     wary: bool,
     /// What a previous daemon left to be done before anything else.
     unfinished: Option<Unfinished>,
@@ -361,7 +361,8 @@ fn files(device: &mut dyn PciDevice) -> Vec<(&'static str, OwnedFd)> {
     device.survival().map_or(Vec::new(), |survival| survival.files())
 }
 
-/// Holds descriptors that came with request `number` until it has been carried out. `held`: the highest of them.
+/// Holds descriptors that came with request `number` until it has been carried out. `held`: the highest of
+/// them.
 fn hold(requests: &Requests<'_>, held: &mut u64, number: u64, fds: &[OwnedFd]) {
     if !fds.is_empty() {
         *held = number.max(*held);

@@ -1,5 +1,5 @@
-//! What a connection allows, and when: one total function from a state and an event to the next state and what is to be
-//! done.
+//! What a connection allows, and when: one total function from a state and an event to the next state and
+//! what is to be done.
 //!
 //! ```text
 //! client          server            state afterwards
@@ -11,8 +11,8 @@
 //! Close, Reset, Left of one end     Left
 //! the same of the other             Over
 //! ```
-//! What an end does does not depend on how far the other one's handshake has come: before both are joined it waits in
-//! [`Early`], and happens right after, behind the bytes that the end has brought.
+//! What an end does does not depend on how far the other one's handshake has come: before both are joined it
+//! waits in [`Early`], and happens right after, behind the bytes that the end has brought.
 
 use vmlane_port::{Shutdown, Side, StreamId};
 

@@ -1,7 +1,8 @@
 //! Captures of datagrams: what looks at them while they are sent.
 //!
-//! A sender takes a [`Watch`] before it delivers a datagram and tells it afterwards, with no lock held in between. A tap is
-//! removed when the last watch is dropped that may know of it, so nothing is recorded later.
+//! A sender takes a [`Watch`] before it delivers a datagram and tells it afterwards, with no lock held in
+//! between. A tap is removed when the last watch is dropped that may know of it, so nothing is recorded
+//! later.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -48,7 +49,8 @@ pub(crate) struct DatagramTaps {
     /// There are any. All that is asked where there is no capture.
     any: AtomicBool,
     current: Mutex<Arc<Taps>>,
-    /// Of the current ones. Held throughout a change, so that none begins before the taps of the one before are unused.
+    /// Of the current ones. Held throughout a change, so that none begins before the taps of the one before
+    /// are unused.
     change: Mutex<Receiver<Infallible>>,
 }
 

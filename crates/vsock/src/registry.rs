@@ -9,7 +9,8 @@ use vmlane_port::{Shutdown, Side, StreamEnd, StreamId};
 use crate::address::{Cid, HOST, Key, SockPort, SocketAddress};
 use crate::connection::{Failed, Role};
 
-/// One end of a connection, for its endpoint to name it by: the addresses, and a number that is never used again.
+/// One end of a connection, for its endpoint to name it by: the addresses, and a number that is never used
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
     /// Both addresses.
@@ -68,7 +69,8 @@ pub enum DatagramError {
 /// What answers for one CID. Called without the router's lock, from any thread; must return soon.
 pub trait Endpoint: Send + Sync {
     /// A connection to `call.key.server` is wanted. Answered with [`crate::Router::accept`] or
-    /// [`crate::Router::close`], now or later. `size`: the ring that the client asks for in bytes, if it does.
+    /// [`crate::Router::close`], now or later. `size`: the ring that the client asks for in bytes, if it
+    /// does.
     fn requested(&self, call: Call, size: Option<u64>) -> Result<(), ConnectError>;
 
     /// The client has given up before it was answered.
@@ -83,7 +85,8 @@ pub trait Endpoint: Send + Sync {
     }
 }
 
-/// What hears of one end of one connection. Called without the router's lock, from any thread; must return soon.
+/// What hears of one end of one connection. Called without the router's lock, from any thread; must return
+/// soon.
 pub trait Remote: Send + Sync {
     /// The server has accepted a client that has brought no end yet: it does so now.
     fn accepted(&self, call: Call) {
@@ -102,7 +105,8 @@ pub trait Remote: Send + Sync {
     }
 }
 
-/// An end of a joined connection that outlived a daemon, though its bytes lie in no ring that its peer's began together with.
+/// An end of a joined connection that outlived a daemon, though its bytes lie in no ring that its peer's
+/// began together with.
 pub struct RestoredEnd {
     /// Its end of the stream.
     pub end: StreamEnd,

@@ -16,8 +16,8 @@ use crate::registry::{Call, Remote, RestoredEnd};
 use crate::router::{Calls, Connection, Router, Todo};
 
 impl Router {
-    /// The end `role` of a connection of a previous daemon is there. Its peer is joined with it, or [`Remote::failed`] is called
-    /// in [`Router::end_restored`].
+    /// The end `role` of a connection of a previous daemon is there. Its peer is joined with it, or
+    /// [`Remote::failed`] is called in [`Router::end_restored`].
     pub fn restore(&self, key: Key, role: Role, end: RestoredEnd) -> Call {
         let mut tables = self.tables.lock();
         tables.last += 1;
@@ -35,8 +35,9 @@ impl Router {
         Some((Call { key, number, role }, end))
     }
 
-    /// Joins both ends of a connection again: `restored`, which the call is of, and `peer`. Returns the peer's call, the stream, and
-    /// what follows. None: nothing answers for the server; the connection has failed for the restored end.
+    /// Joins both ends of a connection again: `restored`, which the call is of, and `peer`. Returns the
+    /// peer's call, the stream, and what follows. None: nothing answers for the server; the connection has
+    /// failed for the restored end.
     pub fn rejoin(
         &self,
         (call, restored): (Call, RestoredEnd),

@@ -1,8 +1,9 @@
 //! All connections of the CID space: opened, accepted, joined, ended.
 //!
-//! One lock, held for look-ups and changes of tables. What follows from a change is done without it, by the caller of the
-//! call that made it: a device that holds a lock of its own takes [`Calls`] along and runs them once that is free. A
-//! device may call the router with its lock held; the router calls no endpoint with its own.
+//! One lock, held for look-ups and changes of tables. What follows from a change is done without it, by the
+//! caller of the call that made it: a device that holds a lock of its own takes [`Calls`] along and runs them
+//! once that is free. A device may call the router with its lock held; the router calls no endpoint with its
+//! own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use crate::registry::{
 };
 use crate::vms::{Claim, KnownVms, RemoteRange, VmTable};
 
-/// Connections of one server that it has accepted and closed while their clients still shake hands. Beyond, clients are
-/// refused: first those that have let as many wait as there are places left.
+/// Connections of one server that it has accepted and closed while their clients still shake hands. Beyond,
+/// clients are refused: first those that have let as many wait as there are places left.
 const MOST_CLOSED_EARLY: usize = 512;
 
 /// One connection.
@@ -211,8 +212,8 @@ impl Router {
         &self.vms
     }
 
-    /// Which CIDs are those of other hosts, and what answers for each range, instead of what was said before; none is a
-    /// VM's, and none overlap.
+    /// Which CIDs are those of other hosts, and what answers for each range, instead of what was said before;
+    /// none is a VM's, and none overlap.
     pub fn set_remotes(&self, ranges: Vec<(RemoteRange, Arc<dyn Endpoint>)>) {
         let endpoints = ranges.iter().map(|(range, endpoint)| (range.first, endpoint.clone())).collect();
         let mut tables = self.tables.lock();
@@ -264,18 +265,20 @@ impl Router {
         Ok(())
     }
 
-    /// A datagram is about to be delivered past [`Router::send_datagram`]: what looks at it, if there is a capture.
+    /// A datagram is about to be delivered past [`Router::send_datagram`]: what looks at it, if there is a
+    /// capture.
     pub fn watch_datagram(&self) -> Option<Watch> {
         self.taps.watch()
     }
 
-    /// Has `tap` look at all datagrams that are delivered, until [`Router::remove_tap`]: it says itself which concern it.
+    /// Has `tap` look at all datagrams that are delivered, until [`Router::remove_tap`]: it says itself which
+    /// concern it.
     pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
         self.taps.change(|taps| taps.push(tap));
     }
 
-    /// Ends what [`Router::add_tap`] began: when this returns, no thread uses the tap any more. Blocks while one delivers a
-    /// datagram that it looks at; must not be called with a lock held that an endpoint takes.
+    /// Ends what [`Router::add_tap`] began: when this returns, no thread uses the tap any more. Blocks while
+    /// one delivers a datagram that it looks at; must not be called with a lock held that an endpoint takes.
     pub fn remove_tap(&self, tap: &Arc<dyn StreamTap>) {
         self.taps.change(|taps| taps.retain(|other| !Arc::ptr_eq(other, tap)));
     }
@@ -359,9 +362,9 @@ impl Router {
         self.run(self.apply(call, Event::Shutdown(call.role, what)).calls);
     }
 
-    /// An end closes: a request is refused, a handshake given up, a joined end leaves after what it has written is
-    /// taken. What a server has accepted and written already arrives, even if the client's handshake is not through.
-    /// Blocks until no worker touches the end's memory any more.
+    /// An end closes: a request is refused, a handshake given up, a joined end leaves after what it has
+    /// written is taken. What a server has accepted and written already arrives, even if the client's
+    /// handshake is not through. Blocks until no worker touches the end's memory any more.
     pub fn close(&self, call: Call) {
         self.run(self.apply(call, Event::Close(call.role)).calls);
     }

@@ -1,7 +1,8 @@
-//! All VMs of the CID space, whichever devices they have, and who may talk to whom. No traffic of any kind crosses groups.
+//! All VMs of the CID space, whichever devices they have, and who may talk to whom. No traffic of any kind
+//! crosses groups.
 //!
-//! What is known at a moment ([`KnownVms`]) never changes: a change of the [`VmTable`] replaces it. Whoever reads takes no
-//! lock; what reads for every packet keeps a [`VmReader`].
+//! What is known at a moment ([`KnownVms`]) never changes: a change of the [`VmTable`] replaces it. Whoever
+//! reads takes no lock; what reads for every packet keeps a [`VmReader`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ pub struct Forward {
 /// Connections that a VM may have at once unless its configuration says otherwise.
 pub const DEFAULT_CONNECTIONS: usize = 4096;
 
-/// What is configured of a VM: its names, and all that decides whom it may talk to, and how much. Devices ask the table
-/// for it, and keep no copies.
+/// What is configured of a VM: its names, and all that decides whom it may talk to, and how much. Devices ask
+/// the table for it, and keep no copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
     /// What operators call it.
@@ -108,7 +109,8 @@ pub struct RemoteRange {
     pub groups: Arc<[String]>,
 }
 
-/// What another host says of a client of its own: the word of that host, within what the configuration lets it speak for.
+/// What another host says of a client of its own: the word of that host, within what the configuration lets
+/// it speak for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Groups that it may talk to: a VM's own; of a program, those that the rules of its host name.
@@ -147,8 +149,8 @@ impl KnownVms {
         self.ranges.get(behind.checked_sub(1)?).filter(|range| cid <= range.last)
     }
 
-    /// May these two exchange anything? Which programs of the host may is for [`crate::HostRules`] to say; of a client on
-    /// another host its host says more: see `may_connect`.
+    /// May these two exchange anything? Which programs of the host may is for [`crate::HostRules`] to say; of
+    /// a client on another host its host says more: see `may_connect`.
     pub fn may_talk(&self, a: Cid, b: Cid) -> bool {
         if a == HOST || b == HOST {
             let other = if a == HOST { b } else { a };
@@ -168,7 +170,8 @@ impl KnownVms {
         self.may_talk(client, server) && claim.is_none_or(claimed)
     }
 
-    /// The groups that may talk to `cid`: its own, if it is a VM; those that another host's may be reached by.
+    /// The groups that may talk to `cid`: its own, if it is a VM; those that another host's may be reached
+    /// by.
     pub fn groups_of(&self, cid: Cid) -> Option<Vec<String>> {
         let own = self.get(cid).map(|vm| vec![vm.group.clone()]);
         own.or_else(|| self.range(cid).map(|range| range.groups.to_vec()))
@@ -227,7 +230,8 @@ impl VmTable {
         })
     }
 
-    /// Changes what may change under a running VM: its owner, limits, forwards, privileges. Name, group and CID stay.
+    /// Changes what may change under a running VM: its owner, limits, forwards, privileges. Name, group and
+    /// CID stay.
     pub fn update(&self, vm: Vm) {
         self.change(|known| {
             if let Some(before) = known.vms.get_mut(&vm.cid) {
@@ -241,7 +245,8 @@ impl VmTable {
         self.change(|known| drop(known.vms.remove(&cid)));
     }
 
-    /// Which CIDs are those of other hosts, instead of what was said before; none is a VM's, and none overlap.
+    /// Which CIDs are those of other hosts, instead of what was said before; none is a VM's, and none
+    /// overlap.
     pub(crate) fn set_ranges(&self, mut ranges: Vec<RemoteRange>) {
         ranges.sort_by_key(|range| range.first);
         self.change(|known| known.ranges = ranges.into());

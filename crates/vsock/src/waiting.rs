@@ -7,8 +7,8 @@ use vmlane_port::fair::SharedPlaces;
 use crate::address::Cid;
 use crate::registry::{Call, ConnectError};
 
-/// Requests of clients in the order in which they came. Their number is bounded, and one client cannot use it up. One
-/// that its client withdraws leaves nothing behind.
+/// Requests of clients in the order in which they came. Their number is bounded, and one client cannot use it
+/// up. One that its client withdraws leaves nothing behind.
 pub struct WaitingCalls {
     /// By number: a later call has a higher one.
     calls: BTreeMap<u64, Call>,

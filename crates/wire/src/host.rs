@@ -133,8 +133,8 @@ pub mod word {
 pub const SAID_SEND: u64 = 1;
 /// The process reads no more.
 pub const SAID_RECEIVE: u64 = 2;
-/// The process is done and hangs up: what it has written still arrives. Only [`crate::route`] has it said; elsewhere to hang up
-/// means that.
+/// The process is done and hangs up: what it has written still arrives. Only [`crate::route`] has it said;
+/// elsewhere to hang up means that.
 pub const SAID_CLOSE: u64 = 4;
 
 /// Bits of [`word::ENDED`]; all bytes before are published when one is set.

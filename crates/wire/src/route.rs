@@ -2,24 +2,27 @@
 //!
 //! Every connection to `route.sock` begins with one [`Record`] and the text behind it:
 //!
-//! * [`Op::Line`]: the helper reports for work. The answer is a [`Reply`](crate::host::Reply) with a packet socket attached, the
+//! * [`Op::Line`]: the helper reports for work. The answer is a [`Reply`](crate::host::Reply) with a packet
+//!   socket attached, the
 //!   *line*, whose messages are records with their texts; the connection itself says nothing more. There is one line at a time.
-//! * [`Op::Open`]: a stream from another host to this one. The answer is a [`Reply`](crate::host::Reply), with the memory of a
-//!   ring if its error is 0; the connection is the signal line beside the ring, as after a CONNECT with
-//!   [`FLAG_RING`](crate::host::FLAG_RING).
+//! * [`Op::Open`]: a stream from another host to this one. The answer is a [`Reply`](crate::host::Reply),
+//!   with the memory of a ring if its error is 0; the connection is the signal line beside the ring, as after
+//!   a CONNECT with [`FLAG_RING`](crate::host::FLAG_RING).
 //! * [`Op::Accept`]: another host has accepted the call of this number. Answered as `Open` is.
 //!
-//! A helper that sets [`FLAG_RING`] in these may get a program's own ring, with two descriptors in place of one: the memory, whose
-//! daemon's half is the helper's from there on, and the daemon's end of the program's signal line. Before the stream is over the
-//! helper says [`ended::DETACHED`](crate::host::ended::DETACHED) in the daemon's page, in place of `SAID_CLOSE`; that the program has
-//! gone, the daemon says by `SAID_CLOSE` in the program's page, with a [`SIGNAL`](crate::host::SIGNAL) on the connection. Of a program
-//! that says [`SWITCH`](crate::host::SWITCH) the helper tells the daemon by the same byte on the connection. From there on the daemon
-//! has the program's half, and both signal on the connection.
+//! A helper that sets [`FLAG_RING`] in these may get a program's own ring, with two descriptors in place of
+//! one: the memory, whose daemon's half is the helper's from there on, and the daemon's end of the program's
+//! signal line. Before the stream is over the helper says [`ended::DETACHED`](crate::host::ended::DETACHED)
+//! in the daemon's page, in place of `SAID_CLOSE`; that the program has gone, the daemon says by `SAID_CLOSE`
+//! in the program's page, with a [`SIGNAL`](crate::host::SIGNAL) on the connection. Of a program that says
+//! [`SWITCH`](crate::host::SWITCH) the helper tells the daemon by the same byte on the connection. From there
+//! on the daemon has the program's half, and both signal on the connection.
 //!
-//! A connection of a stream that hangs up without having said [`SAID_CLOSE`](crate::host::SAID_CLOSE) resets its stream: so do all
-//! of a helper that is killed.
+//! A connection of a stream that hangs up without having said [`SAID_CLOSE`](crate::host::SAID_CLOSE) resets
+//! its stream: so do all of a helper that is killed.
 //!
-//! Over the line the daemon sends [`Op::Call`] and [`Op::GivenUp`], the helper [`Op::Refuse`] and [`Op::Status`].
+//! Over the line the daemon sends [`Op::Call`] and [`Op::GivenUp`], the helper [`Op::Refuse`] and
+//! [`Op::Status`].
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
@@ -37,7 +40,8 @@ pub const MOST_TEXT: usize = 8192;
 pub enum Op {
     /// The helper reports for work.
     Line = 1,
-    /// A peer's stream: addresses, flags of its client; the text is the peer's name and the client's groups, a line each.
+    /// A peer's stream: addresses, flags of its client; the text is the peer's name and the client's groups,
+    /// a line each.
     Open = 2,
     /// The peer has accepted the call `number`.
     Accept = 3,
@@ -47,7 +51,8 @@ pub enum Op {
     GivenUp = 5,
     /// Nothing comes of the call `number`; `flags` is a [`Refusal`].
     Refuse = 6,
-    /// How it stands with a peer: its name, `up` or another state, what is wrong (or nothing), then a name and a count per line.
+    /// How it stands with a peer: its name, `up` or another state, what is wrong (or nothing), then a name
+    /// and a count per line.
     Status = 7,
 }
 

@@ -1,12 +1,12 @@
 //! Commands of other threads to a worker: in order, bounded, and their callers are always answered.
 //!
-//! A caller that waits ([`CommandQueue::call`]) has a command hold its [`Answer`]. Wherever the command ends (carried
-//! out, unwound by a panic, dropped with the worker's thread, refused), the answer ends with it, and the
-//! caller goes on.
+//! A caller that waits ([`CommandQueue::call`]) has a command hold its [`Answer`]. Wherever the command ends
+//! (carried out, unwound by a panic, dropped with the worker's thread, refused), the answer ends with it, and
+//! the caller goes on.
 //!
-//! Bound: commands of callers that wait take a place each, and a caller waits for a free one. Commands that no one
-//! waits for ([`CommandQueue::post`]) are merged by the state that the queue guards (`S`), so that there are never
-//! more of them than ports or streams.
+//! Bound: commands of callers that wait take a place each, and a caller waits for a free one. Commands that
+//! no one waits for ([`CommandQueue::post`]) are merged by the state that the queue guards (`S`), so that
+//! there are never more of them than ports or streams.
 
 use crate::sync::{Arc, Condvar, Mutex, lock, wait};
 use crate::waiting::Parking;
@@ -112,9 +112,9 @@ impl<C, S: Shared<C>> CommandQueue<C, S> {
         self.parking.notify();
     }
 
-    /// The worker takes everything that waits, to the end of `into`, which is empty: the two buffers change places,
-    /// so nothing is allocated once they have grown. False if it is to stop after that. It has acknowledged the
-    /// notification before ([`Parking::acknowledge`]).
+    /// The worker takes everything that waits, to the end of `into`, which is empty: the two buffers change
+    /// places, so nothing is allocated once they have grown. False if it is to stop after that. It has
+    /// acknowledged the notification before ([`Parking::acknowledge`]).
     pub fn take(&self, into: &mut Vec<C>) -> bool {
         let mut inner = lock(&self.inner);
         std::mem::swap(into, &mut inner.commands);

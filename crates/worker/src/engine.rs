@@ -35,8 +35,8 @@ pub trait Rounds {
     /// contained here and ends that port.
     fn round(&mut self, now: Instant) -> bool;
 
-    /// The same for one of them alone, by what its commands call it: something has happened to it. For engines that ride
-    /// ([`crate::Rider`]).
+    /// The same for one of them alone, by what its commands call it: something has happened to it. For
+    /// engines that ride ([`crate::Rider`]).
     fn turn_now(&mut self, _port: u64, _now: Instant) -> bool {
         false
     }

@@ -1,19 +1,19 @@
 //! One runtime for the threads that move bytes: streams, the switch, virtio-vsock.
 //!
 //! An [`Engine`] knows ports and what a round over them is. A [`Worker`] runs one engine on one thread: it
-//! carries out what other threads ask for, has rounds while something moves, and then waits: it spins, yields,
-//! naps or sleeps (`waiting.rs`). Other threads reach it by its [`Requests`].
+//! carries out what other threads ask for, has rounds while something moves, and then waits: it spins,
+//! yields, naps or sleeps (`waiting.rs`). Other threads reach it by its [`Requests`].
 //!
 //! The order of calls on the worker's thread:
 //!
 //! 1. [`Engine::run_command`] for each command that waits. Its caller is answered in any case: when the
 //!    command is done, when it panics, when the thread ends.
 //! 2. [`Rounds::round`]: every port is polled that may have work.
-//! 3. If nothing moved, [`Rounds::ports`] says what its ports can do by themselves, and [`Policy::decide`] how
-//!    the worker waits.
-//! 4. It goes to sleep in this order: it is marked asleep; **[`Rounds::deliver_withheld`]: every port delivers
-//!    what it withheld** (completions, notices, credit, interrupts); [`Rounds::arm`] asks every port to announce
-//!    what comes, and polls it once more; the requests are polled once more; it sleeps.
+//! 3. If nothing moved, [`Rounds::ports`] says what its ports can do by themselves, and [`Policy::decide`]
+//!    how the worker waits.
+//! 4. It goes to sleep in this order: it is marked asleep; **[`Rounds::deliver_withheld`]: every port
+//!    delivers what it withheld** (completions, notices, credit, interrupts); [`Rounds::arm`] asks every port
+//!    to announce what comes, and polls it once more; the requests are polled once more; it sleeps.
 //! 5. [`Rounds::woken`] says by what it was woken.
 //!
 //! | file | what |

@@ -1,8 +1,8 @@
 //! The work meter: what each owner's ports and streams cause is charged to it, and who is over its share of a
 //! round waits.
 //!
-//! An engine opens an account for each owner, refills all of them when a round begins, charges the owner whose ring
-//! caused the work, and leaves out who [`Meter::is_over`] its share.
+//! An engine opens an account for each owner, refills all of them when a round begins, charges the owner
+//! whose ring caused the work, and leaves out who [`Meter::is_over`] its share.
 
 /// Work of one turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Engines on the thread of another engine's worker: their ports use what that thread alone may touch.
 //!
-//! Both queues of commands have the thread's parking. The engine that has the thread passes on what its worker asks of it:
-//! commands ([`Engine::notified`]), rounds, files, sleep.
+//! Both queues of commands have the thread's parking. The engine that has the thread passes on what its
+//! worker asks of it: commands ([`Engine::notified`]), rounds, files, sleep.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -18,7 +18,8 @@ pub use loom::{
     thread,
 };
 
-/// Locks, whether or not a thread panicked while it held the lock: what it guards is whole between statements.
+/// Locks, whether or not a thread panicked while it held the lock: what it guards is whole between
+/// statements.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

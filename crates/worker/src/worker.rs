@@ -33,7 +33,8 @@ pub struct Settings {
 /// What other threads of the process have of a worker with the engine `E`.
 pub type Requests<E> = CommandQueue<<E as Engine>::Command, <E as Engine>::Shared>;
 
-/// An engine and its loop: on a thread of its own ([`Worker::spawn`]), or turned by its owner ([`Worker::step`]).
+/// An engine and its loop: on a thread of its own ([`Worker::spawn`]), or turned by its owner
+/// ([`Worker::step`]).
 pub struct Worker<E: Engine> {
     engine: E,
     settings: Settings,
@@ -180,8 +181,8 @@ impl<E: Engine> Worker<E> {
         true
     }
 
-    /// The time since it was read last counts as work if something moved since, but for naps and sleeps; else as what was
-    /// decided then.
+    /// The time since it was read last counts as work if something moved since, but for naps and sleeps; else
+    /// as what was decided then.
     #[inline]
     fn read_clock(&mut self) {
         let now = Instant::now();

@@ -1,5 +1,5 @@
-//! Three virtio-vsock sessions that a previous daemon left in the middle of their streams, forged, and the daemon that continues
-//! them.
+//! Three virtio-vsock sessions that a previous daemon left in the middle of their streams, forged, and the
+//! daemon that continues them.
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -89,7 +89,8 @@ fn attach(cid: u32, socket: UnixStream, packed: bool) -> VsockVm {
     VsockVm::over(cid, rings, events).with(front)
 }
 
-/// What their sessions left: streams that wait for credit or buffers, a half-closed one, a connect that was not answered.
+/// What their sessions left: streams that wait for credit or buffers, a half-closed one, a connect that was
+/// not answered.
 fn legacy(packed: bool) -> Held {
     let shelf = Arc::new(Shelf::default());
     let store: Arc<dyn Store> = shelf.clone();

@@ -1,5 +1,5 @@
-//! The ladder of the article of 2013 (experiments/esxi-throughput-2013/ladder.toml): at each rung the doctor names what is wrong
-//! first or second, and the way up is measured, outbound and inbound apart.
+//! The ladder of the article of 2013 (experiments/esxi-throughput-2013/ladder.toml): at each rung the doctor
+//! names what is wrong first or second, and the way up is measured, outbound and inbound apart.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

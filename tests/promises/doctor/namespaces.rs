@@ -1,4 +1,5 @@
-//! Proofs between two network namespaces of this host: what they show, and that they leave nothing behind, whichever process is killed.
+//! Proofs between two network namespaces of this host: what they show, and that they leave nothing behind,
+//! whichever process is killed.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

@@ -12,17 +12,19 @@ use super::{differing, still_differing};
 pub enum Gain {
     /// The gauge whose name begins so.
     Of(&'static str),
-    /// Nothing between two guests on an undisturbed path shows it, at least not beyond the spread of emulation: it must be
-    /// tried, and reported as it is.
+    /// Nothing between two guests on an undisturbed path shows it, at least not beyond the spread of
+    /// emulation: it must be tried, and reported as it is.
     Unseen,
 }
 
-/// Faults of the other file by name, and what their remedies gain. All are here whose remedy is a run-time setting of the machine
-/// that has the fault, but:
+/// Faults of the other file by name, and what their remedies gain. All are here whose remedy is a run-time
+/// setting of the machine that has the fault, but:
 ///
-/// * "super-frames that are lost" has its remedy at the sender, and the fault at the receiver; the ladder proves it
-/// * "segments of 500 bytes" is a route, loss, duplicates, delays, policers and long queues are queueing disciplines, and what
-///   shares an address or spins is an address or a program: a proof touches none of these
+/// * "super-frames that are lost" has its remedy at the sender, and the fault at the receiver; the ladder
+///   proves it
+/// * "segments of 500 bytes" is a route, loss, duplicates, delays, policers and long queues are queueing
+///   disciplines, and what shares an address or spins is an address or a program: a proof touches none of
+///   these
 pub const PROVABLE: &[(&str, Gain)] = &[
     ("MTU 9000 on one end", Gain::Of("datagrams")),
     ("receive buffers of the other end", Gain::Of("throughput")),
@@ -59,7 +61,8 @@ fn settings(bed: &Bed, guest: &str) -> Vec<String> {
     output.stdout().lines().map(str::to_owned).collect()
 }
 
-/// Puts the fault in, proves its remedy in the guest that has it, and compares that guest's settings. Whether it helps.
+/// Puts the fault in, proves its remedy in the guest that has it, and compares that guest's settings. Whether
+/// it helps.
 fn prove(bed: &Bed, fault: &Fault, gain: &Gain) -> Result<bool, String> {
     let guest = fault.put[0].0;
     let to = if guest == "a" { "tcp:10.77.0.2" } else { "tcp:10.77.0.1" };
@@ -103,7 +106,8 @@ fn prove(bed: &Bed, fault: &Fault, gain: &Gain) -> Result<bool, String> {
     }
 }
 
-/// Proves in guest a, as it is, what `check` finds on the way to b: the gauge must improve, and the settings be as before.
+/// Proves in guest a, as it is, what `check` finds on the way to b: the gauge must improve, and the settings
+/// be as before.
 pub fn prove_here(bed: &Bed, check: &str, gauge: &str) {
     let before = settings(bed, "a");
     let output =

@@ -13,8 +13,8 @@ fn apart(said: &Value) -> Vec<String> {
         .collect()
 }
 
-/// A program that sends for a moment, and rests for many. (With a share of a CPU it would rest with its socket locked, and what
-/// it had sent before would wait, too.)
+/// A program that sends for a moment, and rests for many. (With a share of a CPU it would rest with its
+/// socket locked, and what it had sent before would wait, too.)
 pub fn a_sender_that_is_the_limit(bed: &Bed) {
     let start = "echo $$ >/run/slow; exec vmlane bench server --doctor --listen tcp:0.0.0.0:12901";
     let server = bed.guest("b").spawn(["sh", "-c", start]).unwrap();

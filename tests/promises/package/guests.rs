@@ -1,4 +1,5 @@
-//! Synthetic guests whose VMMs are this process, and checked streams between them: two with VMCI, and two with virtio-vsock.
+//! Synthetic guests whose VMMs are this process, and checked streams between them: two with VMCI, and two
+//! with virtio-vsock.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use vmlane_guestsim::vsock_vm::VsockVm;
 use vmlane_guestsim::{Guest, Options, Pattern, Placement, attached};
 use vmlane_tests::wait_until;
 
-/// VMs of a configuration, for [`Traffic`], and how long their sessions are held without a daemon: as long as it takes.
+/// VMs of a configuration, for [`Traffic`], and how long their sessions are held without a daemon: as long as
+/// it takes.
 pub const SOCKETS: &str = "\
 [daemon]
 hold = 0
@@ -37,8 +39,8 @@ fn attach(socket: &Path) -> Arc<Guest> {
     Guest::new(driver.unwrap_or_else(|error| panic!("{}: {error}", socket.display())))
 }
 
-/// Streams on their way, between a and b with VMCI and between c and d with virtio-vsock. Dropping it ends nothing: `finish`
-/// does.
+/// Streams on their way, between a and b with VMCI and between c and d with virtio-vsock. Dropping it ends
+/// nothing: `finish` does.
 pub struct Traffic {
     vmci: Stream,
     virtio: Sockets,
@@ -57,7 +59,8 @@ impl Traffic {
         self.virtio.goes_on();
     }
 
-    /// Ends the streams, of which every byte must have arrived. Returns how many, with VMCI and with virtio-vsock.
+    /// Ends the streams, of which every byte must have arrived. Returns how many, with VMCI and with
+    /// virtio-vsock.
     pub fn finish(self) -> [u64; 2] {
         let (sent, received) = self.vmci.finish();
         assert_eq!(sent, received);

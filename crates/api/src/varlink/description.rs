@@ -1,5 +1,5 @@
-//! The description of the interface: what each call takes, and what it gives, found from the types in the table of
-//! [calls](crate::calls) by [`trace`](crate::trace).
+//! The description of the interface: what each call takes, and what it gives, found from the types in the
+//! table of [calls](crate::calls) by [`trace`](crate::trace).
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;

@@ -1,8 +1,8 @@
 //! A domain's XML as a tree that knows where in the text each element is, and changes of that text.
 //!
-//! Changes are made in the text, not in the tree, so that all else of it (comments, order, white space) stays as it was.
-//! The text may come from a tenant: its size, depth and number of elements are bounded, it may have no document type, and
-//! so no entities but the five of XML.
+//! Changes are made in the text, not in the tree, so that all else of it (comments, order, white space) stays
+//! as it was. The text may come from a tenant: its size, depth and number of elements are bounded, it may
+//! have no document type, and so no entities but the five of XML.
 
 use std::ops::Range;
 

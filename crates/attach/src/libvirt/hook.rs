@@ -1,8 +1,9 @@
 //! Whether a domain may start: what libvirt's hook is asked before each start.
 //!
-//! The domain may be a tenant's text. What it is let have follows from the configuration alone: the domain is a VM by its
-//! name or UUID (`domain` in `[[vm]]`), and it may use the sockets of that VM, with that VM's addresses and as that VM's
-//! owner. CID, group and port groups are the configuration's; nothing in a domain can name them.
+//! The domain may be a tenant's text. What it is let have follows from the configuration alone: the domain is
+//! a VM by its name or UUID (`domain` in `[[vm]]`), and it may use the sockets of that VM, with that VM's
+//! addresses and as that VM's owner. CID, group and port groups are the configuration's; nothing in a domain
+//! can name them.
 
 use std::collections::BTreeSet;
 use std::path::Path;

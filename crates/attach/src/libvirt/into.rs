@@ -1,5 +1,5 @@
-//! Puts a VM's devices into an existing domain. What is there already stays as it is, so a second time changes nothing;
-//! what cannot go together is refused.
+//! Puts a VM's devices into an existing domain. What is there already stays as it is, so a second time
+//! changes nothing; what cannot go together is refused.
 
 use vmlane_access::Accounts;
 use vmlane_config::NicModel;

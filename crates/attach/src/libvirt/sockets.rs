@@ -13,8 +13,8 @@ const PROSE: [&str; 4] = ["name", "title", "description", "metadata"];
 /// What precedes or follows a path in QEMU's words and in JSON.
 const ENDS: [char; 7] = [',', '=', '"', '\'', ' ', '\n', '\t'];
 
-/// The sockets of VMs that a domain names, as the daemon calls them. A path that leads to one of them by links or by `..`
-/// counts, too.
+/// The sockets of VMs that a domain names, as the daemon calls them. A path that leads to one of them by
+/// links or by `..` counts, too.
 pub fn named(domain: &Element, paths: &Paths) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     let real = paths.vms().canonicalize().ok();

@@ -161,9 +161,9 @@ impl FromStr for Accel {
 }
 
 impl Qemu {
-    /// Whether a vhost-user NIC may have MSI-X. QEMU 7.2 sets these interrupts up as if there were KVM, and without it reads what
-    /// was never created, and ends (virtio_pci_set_guest_notifiers asks whether a mask function is there, not whether
-    /// it is used). With INTx it does not, and newer ones do not at all.
+    /// Whether a vhost-user NIC may have MSI-X. QEMU 7.2 sets these interrupts up as if there were KVM, and
+    /// without it reads what was never created, and ends (virtio_pci_set_guest_notifiers asks whether a mask
+    /// function is there, not whether it is used). With INTx it does not, and newer ones do not at all.
     pub(super) fn has_msi_x(self) -> bool {
         self.accel == Accel::Kvm || self.version >= VFIO_USER
     }

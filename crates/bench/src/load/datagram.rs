@@ -1,5 +1,5 @@
-//! Datagrams: sent as fast as they go or at a pace, accounted for where they arrive; and request-response that
-//! survives a loss.
+//! Datagrams: sent as fast as they go or at a pace, accounted for where they arrive; and request-response
+//! that survives a loss.
 
 use std::io;
 use std::time::{Duration, Instant};

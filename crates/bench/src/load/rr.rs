@@ -1,8 +1,8 @@
 //! Request and response over one connection: the asking end keeps the time of every round trip.
 //!
-//! With several requests in flight the answers come in the order of the requests, so the oldest one out is the
-//! one that is answered. The asker then never blocks in a request while an answer may wait: with the buffers of
-//! both directions full, the two ends would wait for each other for ever.
+//! With several requests in flight the answers come in the order of the requests, so the oldest one out is
+//! the one that is answered. The asker then never blocks in a request while an answer may wait: with the
+//! buffers of both directions full, the two ends would wait for each other for ever.
 
 use std::collections::VecDeque;
 use std::io;

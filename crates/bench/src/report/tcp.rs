@@ -18,7 +18,8 @@ pub struct TcpSummary {
     /// Smallest round trip, of all.
     #[serde(default)]
     pub min_rtt_us: u64,
-    /// How long connections had something to send, together; zero where the kernel does not tell (before 4.10).
+    /// How long connections had something to send, together; zero where the kernel does not tell (before
+    /// 4.10).
     #[serde(default)]
     pub busy_us: u64,
     /// How much of that they waited for the receiver's window,

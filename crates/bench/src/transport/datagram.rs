@@ -70,7 +70,8 @@ impl DatagramConn {
         Ok(DatagramConn { end, token, dont_fragment: AtomicBool::new(false) })
     }
 
-    /// The server's end, still without a peer; and its port. Port 0 (for vsock `u32::MAX`) lets the kernel choose.
+    /// The server's end, still without a peer; and its port. Port 0 (for vsock `u32::MAX`) lets the kernel
+    /// choose.
     pub fn bind(at: &Address, buffers: Buffers, token: u32) -> Result<(DatagramConn, u32), Error> {
         let bound = match at {
             Address::Tcp { host, port } => tcp::resolve(host, *port).and_then(|addresses| {
@@ -189,7 +190,8 @@ impl DatagramConn {
         match got {
             Ok(count) => Ok(Some(count)),
             Err(error) if is_timeout(&error) || self.loses(&error) => Ok(None),
-            // By a signal, or because the process was stopped for a while: waiting anew each time might never come to an end.
+            // By a signal, or because the process was stopped for a while: waiting anew each time might never
+            // come to an end.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
             // The peer's machine says that no program listens (any more): the same as silence.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(None),

@@ -11,7 +11,8 @@ use socket2::Socket;
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const BACKLOG: i32 = 512;
 
-/// The socket buffers that one end asks for. `maximum` is the most that the peer may ask for; only vsock needs it.
+/// The socket buffers that one end asks for. `maximum` is the most that the peer may ask for; only vsock
+/// needs it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Buffers {
     pub size: Option<u64>,

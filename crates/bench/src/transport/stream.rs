@@ -76,8 +76,8 @@ impl Conn {
         }
     }
 
-    /// The calling thread uses no other file from now on, and does not close this one: calls are as quick as those of a process
-    /// of one thread, if the kernel can do that.
+    /// The calling thread uses no other file from now on, and does not close this one: calls are as quick as
+    /// those of a process of one thread, if the kernel can do that.
     pub fn is_all_of_this_thread(&self) {
         if let End::Kernel(socket) = &self.end {
             let _ = crate::sys::keep_only(socket); // without, calls take a little longer

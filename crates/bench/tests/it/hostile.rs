@@ -1,4 +1,5 @@
-//! Peers that die, lie, stall or speak something else: the server continues, the client reports what happened.
+//! Peers that die, lie, stall or speak something else: the server continues, the client reports what
+//! happened.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
-//! The bench beside a second tool that shares no code with it: `tiny.c`, two hundred lines that send and receive. Both
-//! take turns over Unix sockets and TCP loopback. Every run must give a result, and the tiny tool's ends must agree; the
-//! ratios are printed but not checked, because they mean little on a machine that has other work. CPU time for a byte
-//! suffers least from that.
+//! The bench beside a second tool that shares no code with it: `tiny.c`, two hundred lines that send and
+//! receive. Both take turns over Unix sockets and TCP loopback. Every run must give a result, and the tiny
+//! tool's ends must agree; the ratios are printed but not checked, because they mean little on a machine that
+//! has other work. CPU time for a byte suffers least from that.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -173,7 +173,8 @@ fn what_tcpdump_did_not_print_is_refused_with_its_line() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever passes the check ends, and its loads stay inside the packet: an index outside would panic here.
+    /// Whatever passes the check ends, and its loads stay inside the packet: an index outside would panic
+    /// here.
     #[test]
     fn whatever_passes_the_check_ends(
         steps in proptest::collection::vec(

@@ -188,7 +188,8 @@ fn many_threads_write_and_every_record_is_there_or_counted() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Records of any length, read at any time: those that were taken come in order and whole, wherever the ring ends.
+    /// Records of any length, read at any time: those that were taken come in order and whole, wherever the
+    /// ring ends.
     #[test]
     fn records_come_in_order_and_whole(steps in proptest::collection::vec((0usize..MAX_RECORD, 0usize..4), 1..60)) {
         let (ring, mut reader) = pair(0, 1);

@@ -99,7 +99,8 @@ struct ServerArgs {
     /// Serve only clients that know what is in this file
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
-    /// Tell clients about this machine (settings, counters, programs that use the CPU), as `vmlane doctor` asks
+    /// Tell clients about this machine (settings, counters, programs that use the CPU), as `vmlane doctor`
+    /// asks
     #[arg(long)]
     doctor: bool,
 }

@@ -61,7 +61,8 @@ impl Show {
     }
 }
 
-/// The devices whose VMMs wait for a daemon where none runs, and what to do; None: there are none, or that is not known.
+/// The devices whose VMMs wait for a daemon where none runs, and what to do; None: there are none, or that is
+/// not known.
 pub fn waiting(runtime_dir: &Path) -> Option<String> {
     let Sessions { held, lost } = takeover::sessions(runtime_dir).ok()?;
     let named = |names: Vec<String>| {

@@ -55,9 +55,9 @@ pub struct Args {
     /// Directory for the sockets
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::new_runtime_dir())]
     runtime_dir: PathBuf,
-    /// Directory in which VMs that are added at run time are kept
-    /// [default: /var/lib/vmlane; for another runtime directory than the usual one, and for users other than root where
-    /// there is no /var/lib/vmlane: the runtime directory]
+    /// Directory in which VMs that are added at run time are kept [default: /var/lib/vmlane; for another
+    /// runtime directory than the usual one, and for users other than root where there is no /var/lib/vmlane:
+    /// the runtime directory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// What to log: error, warn, info, debug or trace, or different levels as in "warn,vmlane_device=debug"

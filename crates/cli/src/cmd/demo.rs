@@ -1,5 +1,5 @@
-//! `vmlane demo`: two VMs, VMCI sockets against TCP, a table and a report. An experiment like others, whose plan
-//! is built in.
+//! `vmlane demo`: two VMs, VMCI sockets against TCP, a table and a report. An experiment like others, whose
+//! plan is built in.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -63,7 +63,8 @@ pub struct Args {
     /// Judge these captures (pcap, pcapng) instead of machines
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["to", "quick", "prove", "undo", "guard", "secret_file", "vms"])]
     pcap: Vec<PathBuf>,
-    /// Less than 5 s instead of less than 30 s: shorter measurements, none of loopbacks and of round trips under load
+    /// Less than 5 s instead of less than 30 s: shorter measurements, none of loopbacks and of round trips
+    /// under load
     #[arg(long)]
     quick: bool,
     /// Try each remedy that is a setting of this machine: measure without and with it, and put it back

@@ -1,4 +1,5 @@
-//! `vmlane firecracker-config`: what attaches a configured VM of Firecracker's. Needs the configuration, no running daemon.
+//! `vmlane firecracker-config`: what attaches a configured VM of Firecracker's. Needs the configuration, no
+//! running daemon.
 
 use std::process::ExitCode;
 

@@ -36,8 +36,8 @@ pub struct Args {
 enum Command {
     /// Fetch what labs need: QEMU, a root image, kernels
     Setup {
-        /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, 7.2um1 (User Mode Linux), 7.2pci (User Mode Linux with a PCI bus, built here
-        /// in ten minutes or more), or all but the last two
+        /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, 7.2um1 (User Mode Linux), 7.2pci (User Mode Linux with a
+        /// PCI bus, built here in ten minutes or more), or all but the last two
         #[arg(long, value_delimiter = ',', default_value = "6.12")]
         kernel: Vec<String>,
         /// An older QEMU as well: 7.2
@@ -193,8 +193,8 @@ struct Up {
     /// How many guests
     #[arg(long, default_value_t = 2)]
     guests: usize,
-    /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12; under User Mode Linux 7.2um1, or 7.2pci with vmci
-    /// or vmxnet3]
+    /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12; under User Mode Linux 7.2um1, or
+    /// 7.2pci with vmci or vmxnet3]
     #[arg(long, value_delimiter = ',', value_parser = ["5.10", "6.1", "6.12", "7.2", "7.2um1", "7.2pci"])]
     kernel: Vec<String>,
     /// Processors per guest
@@ -203,15 +203,17 @@ struct Up {
     /// Memory per guest in MiB
     #[arg(long, default_value_t = 512, value_name = "MiB")]
     mem: u32,
-    /// A device that every guest gets, or after a guest's name and a colon that guest alone; may be given several times
+    /// A device that every guest gets, or after a guest's name and a colon that guest alone; may be given
+    /// several times
     #[arg(long, value_name = "[GUEST:]DEVICE")]
     device: Vec<DeviceFor>,
-    /// The processor of guests in QEMU, as its -cpu takes it, such as max [default: QEMU's default, with KVM the host's]
+    /// The processor of guests in QEMU, as its -cpu takes it, such as max [default: QEMU's default, with KVM
+    /// the host's]
     #[arg(long, value_name = "MODEL", allow_hyphen_values = true)]
     cpu: Option<String>,
     /// What guests run in: QEMU's q35, QEMU's microvm (virtio devices only, no PCI), or uml, User Mode Linux
-    /// (no QEMU; vmlane's own devices and uml-vector only, one processor, kernel 7.2um1 or 7.2pci); a list gives one per guest
-    /// [default: q35]
+    /// (no QEMU; vmlane's own devices and uml-vector only, one processor, kernel 7.2um1 or 7.2pci); a list
+    /// gives one per guest [default: q35]
     #[arg(long, value_name = "MACHINE", value_delimiter = ',')]
     machine: Vec<Machine>,
     /// An older QEMU, 7.2 of Debian 12 (virtio devices only) [default: one of 10.1 or later]
@@ -227,8 +229,9 @@ struct Up {
     /// `host` by `lab exec` (root only)
     #[arg(long, conflicts_with = "uplinks")]
     uplink: bool,
-    /// 2 to 4 uplinks, each a network of its own (10.77.0.0/24, 10.78.0.0/24 ...), shared out between two test hosts,
-    /// `host` and `host2` (.254 in each); card M of guest N is in network N + M, counted round (root only)
+    /// 2 to 4 uplinks, each a network of its own (10.77.0.0/24, 10.78.0.0/24 ...), shared out between two
+    /// test hosts, `host` and `host2` (.254 in each); card M of guest N is in network N + M, counted round
+    /// (root only)
     #[arg(long, value_name = "N", default_value_t = 0)]
     uplinks: u32,
     /// TOML merged over the daemon's generated configuration ([[vm]] entries by name)

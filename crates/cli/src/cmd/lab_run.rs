@@ -97,11 +97,11 @@ impl Args {
 
 /// Draw an experiment's report again, or several machines' results side by side
 ///
-/// DIR/report.html and DIR/figures are drawn from DIR/results.jsonl; figures, captions and claims are those of the plan
-/// in the rows, or of DIR/plan.toml where that is the same plan in later words.
+/// DIR/report.html and DIR/figures are drawn from DIR/results.jsonl; figures, captions and claims are those
+/// of the plan in the rows, or of DIR/plan.toml where that is the same plan in later words.
 ///
-/// Several directories, of an experiment each or with a directory for each experiment, are drawn on one page: a series for each
-/// machine in every figure, a column for each in the tables.
+/// Several directories, of an experiment each or with a directory for each experiment, are drawn on one page:
+/// a series for each machine in every figure, a column for each in the tables.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   vmlane lab draw out/demo

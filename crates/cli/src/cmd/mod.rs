@@ -119,7 +119,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Runs the subcommand. Exit codes: 0 success, 1 the thing failed, 2 usage (clap's own); `daemon` has more.
+    /// Runs the subcommand. Exit codes: 0 success, 1 the thing failed, 2 usage (clap's own); `daemon` has
+    /// more.
     pub fn run(self, extras: Extras) -> anyhow::Result<ExitCode> {
         match self {
             Command::Daemon(args) => args.run(extras),

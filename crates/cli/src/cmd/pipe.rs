@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// How often a peer that sends no more is looked at, while there is input for it.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Copies to the end. By splice(), as `io::copy` does it, the kernel would hold the lock of a pipe while it waits
-/// for the socket, and keep the pipe's reader from what is there (ssh with this as its proxy command).
+/// Copies to the end. By splice(), as `io::copy` does it, the kernel would hold the lock of a pipe while it
+/// waits for the socket, and keep the pipe's reader from what is there (ssh with this as its proxy command).
 fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
     let mut buffer = vec![0; 64 << 10];
     loop {

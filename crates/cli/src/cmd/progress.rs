@@ -1,5 +1,5 @@
-//! A sweep of an experiment, and its progress on standard error: a line for every combination, and on a terminal one that is
-//! overwritten for the run under way.
+//! A sweep of an experiment, and its progress on standard error: a line for every combination, and on a
+//! terminal one that is overwritten for the run under way.
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -18,8 +18,8 @@ pub struct Swept {
     pub ended_early: Option<u8>,
 }
 
-/// Makes the runs of a plan that `done` lacks, in labs of a name, draws the report and prints what was done; `word` stands
-/// before each line.
+/// Makes the runs of a plan that `done` lacks, in labs of a name, draws the report and prints what was done;
+/// `word` stands before each line.
 pub fn sweep(
     word: &'static str,
     plan: &Plan,

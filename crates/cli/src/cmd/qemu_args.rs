@@ -42,17 +42,19 @@ pub struct Args {
     /// The machine that QEMU is started with: q35, pc or microvm
     #[arg(long, value_name = "MACHINE", default_value = "q35")]
     machine: Machine,
-    /// The accelerator that QEMU is started with: kvm or tcg; before 10.1, virtio NICs need other interrupts with tcg
-    /// [default: kvm if this user may open /dev/kvm]
+    /// The accelerator that QEMU is started with: kvm or tcg; before 10.1, virtio NICs need other interrupts
+    /// with tcg [default: kvm if this user may open /dev/kvm]
     #[arg(long, value_name = "ACCEL")]
     accel: Option<Accel>,
-    /// The version of QEMU; before 9.2, another option makes it reconnect [default: that of qemu-system-x86_64 in PATH]
+    /// The version of QEMU; before 9.2, another option makes it reconnect [default: that of
+    /// qemu-system-x86_64 in PATH]
     #[arg(long, value_name = "VERSION")]
     qemu: Option<Version>,
     /// The QEMU to ask for its version
     #[arg(long, value_name = "PATH", conflicts_with = "qemu")]
     emulator: Option<PathBuf>,
-    /// For a QEMU that waits for the VM to come from another host (-incoming): without what is plugged in afterwards
+    /// For a QEMU that waits for the VM to come from another host (-incoming): without what is plugged in
+    /// afterwards
     #[arg(long)]
     incoming: bool,
     /// Print a JSON object; its key "args" is the list of arguments

@@ -125,8 +125,8 @@ fn is_static(head: &[u8]) -> bool {
     !kinds.into_iter().any(|kind| kind.is_none_or(|kind| kind == u64::from(PROGRAM_INTERPRETER)))
 }
 
-/// The library that is installed with this program, or else one in the user's cache. A program runs what is in it: only root or
-/// this user can have written it.
+/// The library that is installed with this program, or else one in the user's cache. A program runs what is
+/// in it: only root or this user can have written it.
 fn library() -> anyhow::Result<PathBuf> {
     let trust = Trust::default();
     let program = std::env::current_exe().context("this program's path")?;

@@ -1,4 +1,5 @@
-//! `vmlane daemon --can-replace`: of the daemon that runs, of what one has left, and of daemons of other versions.
+//! `vmlane daemon --can-replace`: of the daemon that runs, of what one has left, and of daemons of other
+//! versions.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -1,4 +1,5 @@
-//! `vmlane capture` of a confined daemon with two synthetic VMs: what is in the file, what was lost, and how it ends.
+//! `vmlane capture` of a confined daemon with two synthetic VMs: what is in the file, what was lost, and how
+//! it ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};

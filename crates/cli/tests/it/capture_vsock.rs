@@ -1,5 +1,5 @@
-//! `vmlane capture vsock:...` of a confined daemon: a connection between two virtio-vsock guests, and datagrams of VMCI guests, as
-//! tshark reads them.
+//! `vmlane capture vsock:...` of a confined daemon: a connection between two virtio-vsock guests, and
+//! datagrams of VMCI guests, as tshark reads them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

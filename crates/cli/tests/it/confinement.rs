@@ -63,7 +63,8 @@ fn every_thread_is_confined() {
     contains_all(&daemon.must(&["status"]), &["no capabilities, seccomp"]);
 }
 
-/// Linux since 6.1 does, if it has transparent huge pages at all, and unless its administrator denies them to shared memory.
+/// Linux since 6.1 does, if it has transparent huge pages at all, and unless its administrator denies them to
+/// shared memory.
 fn makes_huge_pages() -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
@@ -87,8 +88,8 @@ fn a_confined_daemon_puts_memory_of_vms_into_huge_pages() {
     wait_until("huge pages of both VMs", puts_memory_into_huge_pages);
 }
 
-/// Frames flow meanwhile: none is lost, none is changed. False: the kernel was busy with some of the pages, and the
-/// daemon leaves these alone for long.
+/// Frames flow meanwhile: none is lost, none is changed. False: the kernel was busy with some of the pages,
+/// and the daemon leaves these alone for long.
 fn puts_memory_into_huge_pages() -> bool {
     let nic = |vm: u8| {
         format!(
@@ -105,7 +106,8 @@ fn puts_memory_into_huge_pages() -> bool {
     });
     let (mut sent, mut came) = (0, 0);
     let mut flow = || {
-        // For longer than the time between two of the daemon's looks. No more is on its way than the receiver has room for.
+        // For longer than the time between two of the daemon's looks. No more is on its way than the receiver
+        // has room for.
         let enough = Instant::now() + Duration::from_millis(1200);
         while Instant::now() < enough {
             while sent - came < u64::from(SIZE) && from.send(sent) {
@@ -255,7 +257,8 @@ fn uplinks_come_move_and_go_while_the_daemon_is_confined() {
     assert!(reload(CONFIG).contains("uplink \"lan\": removed"));
     ip(&format!("link del {tap}"));
     wait_until("the interface to go", || !is_there(&tap));
-    // A file that the daemon's user, or another one, may have written names no interface for a running daemon.
+    // A file that the daemon's user, or another one, may have written names no interface for a running
+    // daemon.
     daemon.configure(&uplink(""));
     chown(daemon.config(), Some(20_001), None).unwrap();
     fs::set_permissions(daemon.config(), fs::Permissions::from_mode(0o646)).unwrap();
@@ -328,7 +331,8 @@ fn an_interface_is_taken_followed_and_let_go_by_a_confined_daemon() {
     }
     assert!(report.contains(&format!("uplink \"lan\": attached to {name}")), "{report}\n{}", daemon.log());
     assert!(shows("XDP ") && shows("1 queue"), "{}", status());
-    // What the kernel at the other end sends by itself gets to the switch, and the worker may do what it needs.
+    // What the kernel at the other end sends by itself gets to the switch, and the worker may do what it
+    // needs.
     wait_until("frames", || lan(&daemon)["tx_frames"].as_u64() > Some(0));
     let report = reload(&uplink("vlan = 7\n"));
     assert!(report.contains("attached to"), "{report}\n{}", daemon.log());

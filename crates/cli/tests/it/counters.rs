@@ -1,4 +1,5 @@
-//! Counters of VMs and their NICs go on with the next daemon: `kill -9` and `--replace` under traffic between synthetic guests.
+//! Counters of VMs and their NICs go on with the next daemon: `kill -9` and `--replace` under traffic between
+//! synthetic guests.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -152,7 +153,8 @@ fn counters_go_on_when_a_daemon_is_killed_or_replaced() {
         assert_eq!(since(&now), begun, "round {round}");
         before = now;
     }
-    // A step before a death may be counted twice or not at all, and what is under way is not counted yet: what a socket takes each.
+    // A step before a death may be counted twice or not at all, and what is under way is not counted yet:
+    // what a socket takes each.
     let sent = world.vsock[0].ends[&ENDS[0]].sent as f64;
     let shown = of(&before, "vmlane_vm_stream_sent_bytes_total", "a");
     println!("{shown} bytes are shown of {sent}");

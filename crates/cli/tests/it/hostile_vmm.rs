@@ -1,5 +1,5 @@
-//! A whole daemon with a hostile VMM: the other VMs lack nothing, and the daemon that follows one that was killed
-//! serves them, too.
+//! A whole daemon with a hostile VMM: the other VMs lack nothing, and the daemon that follows one that was
+//! killed serves them, too.
 
 mod fuse;
 mod round_trips;

@@ -1,5 +1,5 @@
-//! A confined daemon and VMs whose VMMs have hybrid Unix sockets: every kind of peer, every view, reload, `vm add`, a daemon that is
-//! killed, VMMs of other users. The VMMs are simulated.
+//! A confined daemon and VMs whose VMMs have hybrid Unix sockets: every kind of peer, every view, reload, `vm
+//! add`, a daemon that is killed, VMMs of other users. The VMMs are simulated.
 
 use std::fs;
 use std::io::{Read, Write};

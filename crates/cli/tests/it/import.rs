@@ -1,4 +1,5 @@
-//! `vmlane import vhost-device-vsock`: its command line and its YAML mean the same, and the daemon takes the answer.
+//! `vmlane import vhost-device-vsock`: its command line and its YAML mean the same, and the daemon takes the
+//! answer.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

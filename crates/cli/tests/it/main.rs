@@ -1,4 +1,5 @@
-//! The built program: its commands by themselves, its daemons, and what becomes of VMs when a daemon is killed.
+//! The built program: its commands by themselves, its daemons, and what becomes of VMs when a daemon is
+//! killed.
 #![expect(clippy::disallowed_methods, reason = "below directories of the tests' own")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! `vmlane metrics` beside a daemon: printed once, served by HTTP, at a socket that systemd passes; and what is made for
-//! Prometheus and Grafana names only what it shows.
+//! `vmlane metrics` beside a daemon: printed once, served by HTTP, at a socket that systemd passes; and what
+//! is made for Prometheus and Grafana names only what it shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -96,7 +96,8 @@ fn a_daemons_counters_are_printed_once() {
     }
     let busy = value(&families, "vmlane_worker_busy_seconds_total", &[("worker", "switch")]);
     assert!(busy.is_some_and(|busy| busy >= 0.0), "{busy:?}");
-    // Each family of counters that the daemon told of has its samples: a counter that was renamed there is missed here.
+    // Each family of counters that the daemon told of has its samples: a counter that was renamed there is
+    // missed here.
     let device = "vmlane_uplink vmlane_team vmlane_mirror vmlane_nic_ovn";
     // What the helper for other hosts tells is looked at where one runs (route.rs).
     let helper = "vmlane_peer_certificates vmlane_peer_handshakes vmlane_peer_links vmlane_peer_over_handshakes \
@@ -238,7 +239,8 @@ fn all_known(expressions: &[String], known: &BTreeMap<String, BTreeSet<String>>)
             let Some(has) = known.get(&name) else {
                 panic!("{name} in {expression} is not shown by `vmlane metrics`")
             };
-            // Labels of a scrape are Prometheus's; this daemon has no uplinks, teams and mirrors, and so no labels of theirs.
+            // Labels of a scrape are Prometheus's; this daemon has no uplinks, teams and mirrors, and so no
+            // labels of theirs.
             let scrape = ["instance", "job"];
             let missing =
                 |label: &String| !has.is_empty() && !has.contains(label) && !scrape.contains(&label.as_str());

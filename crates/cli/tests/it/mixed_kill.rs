@@ -1,5 +1,5 @@
-//! `kill -9` under streams between a virtio-vsock guest and a VMCI guest: the next daemon goes on where the last one was, at both
-//! ends, and every byte arrives once.
+//! `kill -9` under streams between a virtio-vsock guest and a VMCI guest: the next daemon goes on where the
+//! last one was, at both ends, and every byte arrives once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,7 +39,8 @@ struct Done {
     finished: AtomicBool,
 }
 
-/// One stream: its end of the virtio guest, and the VMCI guest's, which a thread reads and another one writes.
+/// One stream: its end of the virtio guest, and the VMCI guest's, which a thread reads and another one
+/// writes.
 struct Pair {
     name: Name,
     done: Arc<Done>,
@@ -269,7 +270,8 @@ fn streams_between_virtio_vsock_and_vmci_guests_outlast_a_crash_loop() {
     println!("100 kills, {} bytes", world.finish());
 }
 
-/// The virtio guest closes as soon as it has sent everything; its peer has read little of it when the daemon dies.
+/// The virtio guest closes as soon as it has sent everything; its peer has read little of it when the daemon
+/// dies.
 #[test]
 fn what_a_virtio_vsock_guest_sent_before_it_closed_arrives() {
     let mut world = World::new(false);

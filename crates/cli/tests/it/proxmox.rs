@@ -1,4 +1,5 @@
-//! The hookscript for Proxmox VE, run by Perl with the part of Proxmox that it asks; and a QEMU with its `args`.
+//! The hookscript for Proxmox VE, run by Perl with the part of Proxmox that it asks; and a QEMU with its
+//! `args`.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Two hosts: two daemons, two helpers, programs of each host at both ends. What passes, what is refused, what a killed helper or
-//! daemon does to streams between them.
+//! Two hosts: two daemons, two helpers, programs of each host at both ends. What passes, what is refused,
+//! what a killed helper or daemon does to streams between them.
 
 use std::collections::HashSet;
 use std::fs;
@@ -178,7 +178,8 @@ fn a_killed_helper_or_daemon_resets_streams_between_hosts_and_nothing_stays() {
     world.nothing_is_left();
 }
 
-/// The cases of `crates/preload/tests/streams.c`, which polls, forks, duplicates and passes on its streams: to another host.
+/// The cases of `crates/preload/tests/streams.c`, which polls, forks, duplicates and passes on its streams:
+/// to another host.
 #[test]
 fn an_unmodified_program_finds_what_it_expects_of_streams_to_another_host() {
     let world = World::new();
@@ -470,7 +471,8 @@ fn a_helper_that_is_out_of_descriptors_says_so_once_a_second_and_serves_what_is_
     world.nothing_is_left();
 }
 
-/// A long way: what one end sends comes to the other so much later. `most`: bytes that were on the way there at once.
+/// A long way: what one end sends comes to the other so much later. `most`: bytes that were on the way there
+/// at once.
 fn long_way(to: u16, delay: Duration, most: Arc<AtomicUsize>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

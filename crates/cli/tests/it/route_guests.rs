@@ -1,5 +1,5 @@
-//! Two hosts, and VMs of every kind that needs no QEMU: virtio-vsock guests and VMMs with hybrid sockets at both ends, each with the
-//! true source, through half-close, resets and refusals.
+//! Two hosts, and VMs of every kind that needs no QEMU: virtio-vsock guests and VMMs with hybrid sockets at
+//! both ends, each with the true source, through half-close, resets and refusals.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -1,5 +1,6 @@
-//! `kill -9` under a VMM that asks without pause: every request is answered once, by the daemon that took it or
-//! by the next one, and descriptors that came with it are where they belong. The keeper may be killed before.
+//! `kill -9` under a VMM that asks without pause: every request is answered once, by the daemon that took it
+//! or by the next one, and descriptors that came with it are where they belong. The keeper may be killed
+//! before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

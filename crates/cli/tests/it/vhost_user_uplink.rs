@@ -1,5 +1,6 @@
-//! Two daemons whose switches are joined: an uplink of one is the driver of a virtio NIC of the other. Both are confined, so the
-//! connection is made by the helper, and made again when either daemon was killed. Either side may be the one that listens.
+//! Two daemons whose switches are joined: an uplink of one is the driver of a virtio NIC of the other. Both
+//! are confined, so the connection is made by the helper, and made again when either daemon was killed.
+//! Either side may be the one that listens.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +15,8 @@ fn nic(daemon: &Daemon, vm: &str) -> PathBuf {
     daemon.socket(vm, "nic0.sock")
 }
 
-/// The switch that the other one has an uplink to. Its NIC "join" may be opened by root, as whom the helper runs in a test of root's.
+/// The switch that the other one has an uplink to. Its NIC "join" may be opened by root, as whom the helper
+/// runs in a test of root's.
 fn far(owner: &str) -> String {
     let vm = |name: &str, owner: &str, more: &str| {
         format!(

@@ -1,5 +1,5 @@
-//! virtio-vsock guests of a VMM that does what Cloud Hypervisor's sources do, under daemons that are killed: its requests wait
-//! like QEMU's, and unlike QEMU it connects again to a session that was closed.
+//! virtio-vsock guests of a VMM that does what Cloud Hypervisor's sources do, under daemons that are killed:
+//! its requests wait like QEMU's, and unlike QEMU it connects again to a session that was closed.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -168,7 +168,8 @@ fn its_guest_may_reset_the_device_without_a_daemon() {
     assert_eq!((a.event(), b.event()), (None, None), "they have begun here");
 }
 
-/// When the keeper has closed its session it connects again, unlike QEMU: its guest is told, and connects anew.
+/// When the keeper has closed its session it connects again, unlike QEMU: its guest is told, and connects
+/// anew.
 #[test]
 fn it_connects_again_after_its_session_was_closed() {
     let (daemon, mut a, mut b) = start(&format!("[daemon]\nhold = 1\n{CONFIG}"));

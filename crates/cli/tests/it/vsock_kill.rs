@@ -1,5 +1,5 @@
-//! `kill -9` under streams between virtio-vsock guests whose VMMs never connect again: the next daemon goes on where the last
-//! one was, in the same session, and every byte arrives once.
+//! `kill -9` under streams between virtio-vsock guests whose VMMs never connect again: the next daemon goes
+//! on where the last one was, in the same session, and every byte arrives once.
 
 use std::time::{Duration, Instant};
 

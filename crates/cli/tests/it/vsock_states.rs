@@ -1,5 +1,5 @@
-//! What two virtio-vsock guests are in the middle of when the daemon is killed, or its keeper, or both: a handshake or its end
-//! at each stage, half-closed streams, streams without credit.
+//! What two virtio-vsock guests are in the middle of when the daemon is killed, or its keeper, or both: a
+//! handshake or its end at each stage, half-closed streams, streams without credit.
 
 use std::time::{Duration, Instant};
 
@@ -105,8 +105,8 @@ const STREAM: &[Stage] = &[
 const REFUSED: &[Stage] = &[(0, op::REQUEST, b""), (1, op::RST, b"")];
 const GIVEN_UP: &[Stage] = &[(0, op::REQUEST, b""), (0, op::RST, b"")];
 
-/// When the daemon is killed, in a stage: before it, between what one end sends and the other receives, or while what is sent
-/// waits in the ring of its sender.
+/// When the daemon is killed, in a stage: before it, between what one end sends and the other receives, or
+/// while what is sent waits in the ring of its sender.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Moment {
     Before,
@@ -193,7 +193,8 @@ fn a_connection_is_made_and_ends_at_whatever_stage_the_daemon_dies() {
     }
 }
 
-/// Of a stream that one end has shut down, the other direction goes on; so it does if the daemon dies before that is known.
+/// Of a stream that one end has shut down, the other direction goes on; so it does if the daemon dies before
+/// that is known.
 #[test]
 fn half_closed_streams_go_on() {
     for (first, flags, dead) in [
@@ -242,7 +243,8 @@ fn half_closed_streams_go_on() {
     }
 }
 
-/// The receiver's program reads nothing while daemons die; the sender sends what the receiver takes, and no byte more.
+/// The receiver's program reads nothing while daemons die; the sender sends what the receiver takes, and no
+/// byte more.
 #[test]
 fn streams_without_credit_wait_and_go_on() {
     let mut pair = Pair::new(CONFIG);

@@ -204,7 +204,8 @@ fn tables() -> impl Strategy<Value = Vec<(String, usize)>> {
 }
 
 proptest! {
-    /// However tables are spread over files, they mean what they mean in one, and the same is wrong with them.
+    /// However tables are spread over files, they mean what they mean in one, and the same is wrong with
+    /// them.
     #[test]
     fn spread_over_files_or_in_one(tables in tables()) {
         let mut texts = vec![String::new(); 4];

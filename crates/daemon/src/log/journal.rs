@@ -1,4 +1,5 @@
-//! Standard error as the journal reads it: each line begins with its priority, and has no time, which the journal notes itself.
+//! Standard error as the journal reads it: each line begins with its priority, and has no time, which the
+//! journal notes itself.
 
 use std::env;
 use std::fmt;
@@ -12,7 +13,8 @@ use tracing_subscriber::registry::LookupSpan;
 /// Priority of an error, as syslog counts.
 const ERROR: u8 = 3;
 
-/// Does standard error lead to the journal? systemd names the device and the inode that it has given to the service.
+/// Does standard error lead to the journal? systemd names the device and the inode that it has given to the
+/// service.
 pub fn is_stderr() -> bool {
     let Ok(named) = env::var("JOURNAL_STREAM") else { return false };
     fstat(rustix::stdio::stderr()).is_ok_and(|stat| named == format!("{}:{}", stat.st_dev, stat.st_ino))

@@ -1,5 +1,5 @@
-//! Uplinks of the kind `vhost_user`: a thread of their own connects, by itself or through the helper once the daemon is confined;
-//! or it waits for the other switch to connect.
+//! Uplinks of the kind `vhost_user`: a thread of their own connects, by itself or through the helper once the
+//! daemon is confined; or it waits for the other switch to connect.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -15,7 +15,8 @@ use super::error::UplinkError;
 use super::helper::SharedHelper;
 use super::kind::{Listening, OpenError, Opened};
 
-/// An uplink that has a connection whenever it can. It ends when this is dropped, and its socket's name with it.
+/// An uplink that has a connection whenever it can. It ends when this is dropped, and its socket's name with
+/// it.
 pub struct Connecting {
     /// Its number in the configuration, by which the helper knows it.
     index: Arc<AtomicUsize>,

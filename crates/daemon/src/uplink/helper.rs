@@ -1,4 +1,5 @@
-//! The daemon's side of its uplink helper: a process that keeps the right to attach interfaces, which the daemon gives up.
+//! The daemon's side of its uplink helper: a process that keeps the right to attach interfaces, which the
+//! daemon gives up.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -47,7 +48,8 @@ impl Helper {
         Ok(Helper { socket, child, number: 0 })
     }
 
-    /// Has what an uplink leads to opened, which is `[[uplink]]` number `index` of the file; `make` it if there is none.
+    /// Has what an uplink leads to opened, which is `[[uplink]]` number `index` of the file; `make` it if
+    /// there is none.
     pub fn open(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Opened, HelperError> {
         let wish = if make { Wish::Open } else { Wish::OpenIfThere };
         let (interface, files) = self.ask(index, uplink, wish)?;
@@ -139,7 +141,8 @@ impl SharedHelper {
 
     /// Collects a helper that has failed. Threads that serve guests may not do that.
     pub fn collect(&self) {
-        // Another thread may be waiting for its answer; a helper that does not answer is collected the next time.
+        // Another thread may be waiting for its answer; a helper that does not answer is collected the next
+        // time.
         let Some(mut place) = self.0.try_lock() else { return };
         if std::mem::take(&mut place.gone) {
             place.helper = None;

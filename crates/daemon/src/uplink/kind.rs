@@ -1,5 +1,5 @@
-//! What differs between the kinds of uplinks: how one is opened, how its files get from the helper to the daemon, and what of it
-//! is held for the next daemon.
+//! What differs between the kinds of uplinks: how one is opened, how its files get from the helper to the
+//! daemon, and what of it is held for the next daemon.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -59,7 +59,8 @@ impl OpenError {
         )
     }
 
-    /// It leads to an interface that is not there, or to a socket in a directory that is not there, and may come.
+    /// It leads to an interface that is not there, or to a socket in a directory that is not there, and may
+    /// come.
     pub fn is_missing(&self) -> bool {
         matches!(
             self,
@@ -168,8 +169,8 @@ pub fn look(kind: &UplinkKind) -> Result<Option<Seen>, OpenError> {
     }
 }
 
-/// Under what names its files are held for the next daemon: none, if that one opens them anew. No VM's devices have such
-/// names: theirs have a dot before the first slash.
+/// Under what names its files are held for the next daemon: none, if that one opens them anew. No VM's
+/// devices have such names: theirs have a dot before the first slash.
 pub fn held(kind: &UplinkKind) -> Vec<String> {
     match kind {
         UplinkKind::Tap { interface, queues, .. } => {
@@ -213,7 +214,8 @@ impl Opened {
         }
     }
 
-    /// Puts it together again, in the process that got `facts` and `files`. An error says what does not fit together.
+    /// Puts it together again, in the process that got `facts` and `files`. An error says what does not fit
+    /// together.
     pub fn unpack(kind: &UplinkKind, facts: Facts, mut files: Vec<OwnedFd>) -> Result<Opened, String> {
         match (kind, facts) {
             (UplinkKind::Tap { queues, .. }, Facts::Tap { mtu }) => {

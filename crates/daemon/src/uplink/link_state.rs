@@ -18,8 +18,8 @@ impl Uplinks {
         }
     }
 
-    /// How the links of uplinks are, as far as a team or the network behind them is to hear of that. What the switch has found out
-    /// by itself of a team's (a frame was refused) ends with that.
+    /// How the links of uplinks are, as far as a team or the network behind them is to hear of that. What the
+    /// switch has found out by itself of a team's (a frame was refused) ends with that.
     pub fn tell_links(&self, switch: &Switch) {
         let Some(links) = &self.links else { return };
         let in_team = |known: &Uplink| {

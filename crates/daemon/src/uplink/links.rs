@@ -1,5 +1,5 @@
-//! The links of uplinks: what the kernel says of their interfaces, of which a thread tells the switch at once; and what the
-//! operator says.
+//! The links of uplinks: what the kernel says of their interfaces, of which a thread tells the switch at
+//! once; and what the operator says.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -77,8 +77,9 @@ impl Table {
         concerned
     }
 
-    /// Follows these and no others. Returns whether their links are up; that of one whose interface is in another network
-    /// namespace may be. Of those that were followed before it says so only if they are in a team.
+    /// Follows these and no others. Returns whether their links are up; that of one whose interface is in
+    /// another network namespace may be. Of those that were followed before it says so only if they are in a
+    /// team.
     fn follow(&mut self, wanted: Vec<Wanted>) -> Vec<(PortId, bool)> {
         let before = std::mem::take(&mut self.followed);
         let before: HashMap<PortId, Option<u32>> = before.iter().map(|one| (one.port, one.index)).collect();

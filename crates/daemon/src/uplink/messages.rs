@@ -1,5 +1,5 @@
-//! What the daemon and its uplink helper say to each other, a packet each: the daemon a [`Request`], the helper a [`Reply`] with
-//! the files.
+//! What the daemon and its uplink helper say to each other, a packet each: the daemon a [`Request`], the
+//! helper a [`Reply`] with the files.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,7 +35,8 @@ pub enum Wish {
     Remove,
 }
 
-/// All that the daemon can ask for: about what one `[[uplink]]` leads to, or led to. What that is, is for the configuration to say.
+/// All that the daemon can ask for: about what one `[[uplink]]` leads to, or led to. What that is, is for the
+/// configuration to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Repeated by the reply.

@@ -1,8 +1,10 @@
-//! `vmlane uplink-helper`: opens what uplinks of the configuration lead to, for a daemon that may not do that any more.
+//! `vmlane uplink-helper`: opens what uplinks of the configuration lead to, for a daemon that may not do that
+//! any more.
 //!
-//! What the daemon says is a number: which `[[uplink]]` of the files. The helper reads the files itself, and only those that no
-//! other user can have written: the main one, and those of `conf.d`. So a daemon that was taken over gains nothing by it that it
-//! was not given. VMs that were added at run time are not read: the daemon writes them.
+//! What the daemon says is a number: which `[[uplink]]` of the files. The helper reads the files itself, and
+//! only those that no other user can have written: the main one, and those of `conf.d`. So a daemon that was
+//! taken over gains nothing by it that it was not given. VMs that were added at run time are not read: the
+//! daemon writes them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -62,7 +64,8 @@ impl Configuration {
     }
 }
 
-/// The sockets that this helper has made for other switches to connect to, by number. Their names end with it.
+/// The sockets that this helper has made for other switches to connect to, by number. Their names end with
+/// it.
 #[derive(Default)]
 struct Made {
     sockets: BTreeMap<usize, (SocketName, UplinkConfig)>,

@@ -1,4 +1,5 @@
-//! A team of TAP interfaces in a bridge, against the host's real network stack, in network namespaces of their own. Needs root.
+//! A team of TAP interfaces in a bridge, against the host's real network stack, in network namespaces of
+//! their own. Needs root.
 
 mod streams;
 
@@ -49,7 +50,8 @@ fn add_vm(switch: &Switch) {
     switch.attach(port, Box::new(tap));
 }
 
-/// The switch of a daemon, its team `lan` of `up0` and `up1` in the bridge `br0`, and a VM behind `vm0` in another namespace.
+/// The switch of a daemon, its team `lan` of `up0` and `up1` in the bridge `br0`, and a VM behind `vm0` in
+/// another namespace.
 struct World {
     uplinks: Uplinks,
     switch: Arc<Switch>,
@@ -94,7 +96,8 @@ impl World {
         self.switch.stats(self.uplinks.known[uplink].port).rx_frames.get()
     }
 
-    /// Sets an interface up or down. Returns how long it took until frames left through `to`, from the command's begin.
+    /// Sets an interface up or down. Returns how long it took until frames left through `to`, from the
+    /// command's begin.
     fn set(&self, interface: &str, state: &str, to: usize) -> Duration {
         let (before, start) = (self.left(to), Instant::now());
         must(&format!("link set {interface} {state}"));

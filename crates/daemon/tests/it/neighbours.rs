@@ -1,13 +1,15 @@
-//! One hostile VM beside an honest pair on one saturated worker: the pair keeps its share, and the daemon does not grow.
+//! One hostile VM beside an honest pair on one saturated worker: the pair keeps its share, and the daemon
+//! does not grow.
 //!
-//! Workers are turned by hand, one thread does everything, and what is compared is work, never time: what the pair moves in
-//! as many rounds as without the attack, and what the attack made the worker do, counted at the attack's own rings and
-//! priced as the worker's meter prices it. Where both VMs have their shares, the pair has n of n + 1 of all work beside
-//! the shares of n attackers.
+//! Workers are turned by hand, one thread does everything, and what is compared is work, never time: what the
+//! pair moves in as many rounds as without the attack, and what the attack made the worker do, counted at the
+//! attack's own rings and priced as the worker's meter prices it. Where both VMs have their shares, the pair
+//! has n of n + 1 of all work beside the shares of n attackers.
 //!
-//! An attack is a row of [`frames::ATTACKS`], [`sockets::ATTACKS`] or [`streams::ATTACKS`]. `VMLANE_ATTACK_MINUTES`: how
-//! long each of them runs while memory is watched, and a mixture of all six times as long; without it, some thousand rounds.
-//! `VMLANE_ATTACK=name` runs those whose names contain it. Printed, but not judged: the CPU time of a round.
+//! An attack is a row of [`frames::ATTACKS`], [`sockets::ATTACKS`] or [`streams::ATTACKS`].
+//! `VMLANE_ATTACK_MINUTES`: how long each of them runs while memory is watched, and a mixture of all six
+//! times as long; without it, some thousand rounds. `VMLANE_ATTACK=name` runs those whose names contain it.
+//! Printed, but not judged: the CPU time of a round.
 
 mod frames;
 mod sockets;
@@ -157,8 +159,8 @@ const GROWTH: u64 = 4 << 10;
 /// Rounds between two looks.
 const INTERVAL: usize = 256;
 
-/// Runs `round` for `minutes`, or for `rounds` rounds, and looks at memory: the most that it was above what it was after
-/// a tenth of the run, or a minute, in KiB.
+/// Runs `round` for `minutes`, or for `rounds` rounds, and looks at memory: the most that it was above what
+/// it was after a tenth of the run, or a minute, in KiB.
 fn growth(minutes: Option<f64>, rounds: usize, mut round: impl FnMut()) -> u64 {
     let began = Instant::now();
     let length = minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0));

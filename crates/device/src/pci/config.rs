@@ -91,8 +91,8 @@ impl ConfigSpace {
         &self.bytes
     }
 
-    /// Takes over what a previous daemon had, as far as a guest can write it. `None` if it is no configuration
-    /// space of this size.
+    /// Takes over what a previous daemon had, as far as a guest can write it. `None` if it is no
+    /// configuration space of this size.
     pub fn restore(&mut self, bytes: &[u8]) -> Option<()> {
         (bytes.len() == self.bytes.len()).then_some(())?;
         self.write(0, bytes).ok()

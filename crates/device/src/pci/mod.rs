@@ -56,8 +56,9 @@ impl Checkpoint<'_> {
     }
 }
 
-/// A PCI function. One session thread calls it; nothing here may block on another VM. No method has a default: a function that
-/// wraps another one (`faults::FaultyDevice`) would answer by it in place of that one.
+/// A PCI function. One session thread calls it; nothing here may block on another VM. No method has a
+/// default: a function that wraps another one (`faults::FaultyDevice`) would answer by it in place of that
+/// one.
 pub trait PciDevice: Send {
     /// The regions, in the order of [`REGIONS`]. Called whenever the VMM asks.
     fn region(&self, index: usize) -> Region;
@@ -115,7 +116,7 @@ pub trait Survives {
     /// interrupts are as they were. An error leaves the device reset.
     fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable>;
 
-    /// A previous daemon's state is of no use: start from reset, with the memory there is. A driver that can be notified
-    /// is.
+    /// A previous daemon's state is of no use: start from reset, with the memory there is. A driver that can
+    /// be notified is.
     fn abandon(&mut self);
 }

@@ -15,8 +15,8 @@ pub trait VhostDevice: Send {
     /// Feature bits on offer; those of the transport (PROTOCOL_FEATURES) apart.
     fn features(&self) -> u64;
 
-    /// Number of virtqueues, at most. It is what GET_QUEUE_NUM answers, of a network card, too: QEMU compares pairs
-    /// with it, Cloud Hypervisor and User Mode Linux count the control queue.
+    /// Number of virtqueues, at most. It is what GET_QUEUE_NUM answers, of a network card, too: QEMU compares
+    /// pairs with it, Cloud Hypervisor and User Mode Linux count the control queue.
     fn queues(&self) -> u16;
 
     /// The device's configuration space.
@@ -27,7 +27,8 @@ pub trait VhostDevice: Send {
         false
     }
 
-    /// The network is to hear where the device's address is, if it has one: its guest has come from another host.
+    /// The network is to hear where the device's address is, if it has one: its guest has come from another
+    /// host.
     fn announce(&mut self) {}
 
     /// Runs exactly the rings of `setup` from now on. The device is stopped.
@@ -40,7 +41,8 @@ pub trait VhostDevice: Send {
     /// The VMM is gone, and its guest with it. The device is stopped.
     fn gone(&mut self) {}
 
-    /// What of it outlives this process. None: nothing; its front ends connect to the next daemon by themselves.
+    /// What of it outlives this process. None: nothing; its front ends connect to the next daemon by
+    /// themselves.
     fn survival(&mut self) -> Option<&mut dyn VhostSurvives> {
         None
     }
@@ -48,21 +50,21 @@ pub trait VhostDevice: Send {
 
 /// A device whose session the next daemon continues.
 pub trait VhostSurvives {
-    /// Memory files that the next daemon's device needs, by name. Asked when a session begins, and again after
-    /// [`VhostSurvives::abandon`].
+    /// Memory files that the next daemon's device needs, by name. Asked when a session begins, and again
+    /// after [`VhostSurvives::abandon`].
     fn files(&self) -> Vec<(&'static str, OwnedFd)>;
 
-    /// Continues with what a previous daemon's device had: its files, by name. Called before any thread of the device's
-    /// session runs, so that all devices have done so before the first ring runs. An error: it is of no use, and
-    /// [`VhostSurvives::abandon`] follows.
+    /// Continues with what a previous daemon's device had: its files, by name. Called before any thread of
+    /// the device's session runs, so that all devices have done so before the first ring runs. An error: it
+    /// is of no use, and [`VhostSurvives::abandon`] follows.
     fn adopt(&mut self, found: &mut Found) -> Result<(), String>;
 
-    /// Nothing of a previous daemon's device is used: the device begins anew with fresh files, and its guest's connections
-    /// end as soon as its rings run.
+    /// Nothing of a previous daemon's device is used: the device begins anew with fresh files, and its
+    /// guest's connections end as soon as its rings run.
     fn abandon(&mut self);
 
-    /// Where positions of the ring `ring` of `size` descriptors are noted. It has precedence over what the front end keeps
-    /// (SET_INFLIGHT_FD).
+    /// Where positions of the ring `ring` of `size` descriptors are noted. It has precedence over what the
+    /// front end keeps (SET_INFLIGHT_FD).
     fn record(&self, ring: usize, size: u16) -> Option<Record>;
 }
 
@@ -109,9 +111,9 @@ pub trait Lines: Send + Sync {
     /// Tells the guest of completions in `ring`.
     fn call(&self, ring: usize);
 
-    /// May the guest sleep on after a call, as User Mode Linux does? Before it sleeps with interrupts off it looks for alarms,
-    /// but for no other signal, so that one that came since is not seen before the next (`os_idle_sleep` in
-    /// arch/um/os-Linux/time.c, up to 7.2 at least).
+    /// May the guest sleep on after a call, as User Mode Linux does? Before it sleeps with interrupts off it
+    /// looks for alarms, but for no other signal, so that one that came since is not seen before the next
+    /// (`os_idle_sleep` in arch/um/os-Linux/time.c, up to 7.2 at least).
     fn may_lose_calls(&self) -> bool {
         false
     }

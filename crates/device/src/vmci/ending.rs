@@ -1,5 +1,6 @@
-//! Connections and queue pairs end: one end after the other leaves, and the last one takes the pair with it; a pair that
-//! is gone takes its connection along, and a connection that never came about the pair that was offered on it.
+//! Connections and queue pairs end: one end after the other leaves, and the last one takes the pair with it;
+//! a pair that is gone takes its connection along, and a connection that never came about the pair that was
+//! offered on it.
 
 use vmlane_port::{Side, StreamId};
 use vmlane_vsock::{Event, Failed, Key};
@@ -93,7 +94,8 @@ impl Inner {
         }
     }
 
-    /// The pair that `cid`, which is an end of it, means by `handle`: the one of that name, else the last that had it.
+    /// The pair that `cid`, which is an end of it, means by `handle`: the one of that name, else the last
+    /// that had it.
     fn held(&self, cid: u32, handle: Handle) -> Option<PairName> {
         if self.pairs.get(&handle).is_some_and(|pair| pair.side(cid).is_some()) {
             return Some(PairName::Current(handle));
@@ -110,8 +112,8 @@ impl Inner {
         }
     }
 
-    /// `cid`, an endpoint of another kind, leaves the pair that `stream` belongs to; its name may mean a newer one by now.
-    /// True if the guest has been reset meanwhile, so that its connection is left over.
+    /// `cid`, an endpoint of another kind, leaves the pair that `stream` belongs to; its name may mean a
+    /// newer one by now. True if the guest has been reset meanwhile, so that its connection is left over.
     pub(super) fn detach_stream(&mut self, cid: u32, handle: Handle, stream: StreamId) -> bool {
         let is_stream =
             |pair: &Pair| matches!(&pair.state, PairState::Joined { stream: own, .. } if *own == stream);

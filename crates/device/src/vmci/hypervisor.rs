@@ -36,8 +36,8 @@ const CID_WELL_KNOWN: u32 = 1;
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
 impl Hypervisor {
-    /// A hypervisor without devices. `router` knows the VMs, and joins its guests with endpoints of other kinds; its
-    /// workers move the bytes of all streams.
+    /// A hypervisor without devices. `router` knows the VMs, and joins its guests with endpoints of other
+    /// kinds; its workers move the bytes of all streams.
     pub fn new(router: Arc<Router>) -> Arc<Hypervisor> {
         Hypervisor::recorded(router, None)
     }
@@ -83,8 +83,8 @@ impl Hypervisor {
         }
     }
 
-    /// A VM has a device from here on, which counts in `stats`, and whose queue is returned. `None`: there is no such VM, or it has
-    /// one.
+    /// A VM has a device from here on, which counts in `stats`, and whose queue is returned. `None`: there is
+    /// no such VM, or it has one.
     pub(super) fn open(
         &self,
         cid: u32,
@@ -287,7 +287,8 @@ impl Hypervisor {
         }
     }
 
-    /// What tells whose a stream's end is: the budget that all ends of this VM share. `None` if it has no VMCI device.
+    /// What tells whose a stream's end is: the budget that all ends of this VM share. `None` if it has no
+    /// VMCI device.
     pub fn stream_owner(&self, cid: u32) -> Option<Arc<Budget>> {
         self.inner.lock().contexts.get(cid).map(|context| context.budget.clone())
     }

@@ -251,7 +251,8 @@ impl Inbox {
         self.inner.lock().accounts.bytes()
     }
 
-    /// Items that were put in so far, in all: once as many were taken out, the guest has what was the last one now.
+    /// Items that were put in so far, in all: once as many were taken out, the guest has what was the last
+    /// one now.
     pub fn queued(&self) -> u64 {
         self.inner.lock().queued
     }

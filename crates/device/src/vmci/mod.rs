@@ -1,4 +1,5 @@
-//! The VMCI device, and the hypervisor that its guests call: datagrams, queue pairs, doorbells, stream connections.
+//! The VMCI device, and the hypervisor that its guests call: datagrams, queue pairs, doorbells, stream
+//! connections.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! Notices: control packets about bytes and room. Of each kind at most one waits per end of a connection, so an inbox
-//! never refuses one.
+//! Notices: control packets about bytes and room. Of each kind at most one waits per end of a connection, so
+//! an inbox never refuses one.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -38,7 +38,8 @@ impl Address {
     }
 }
 
-/// The notices of one guest's end of a connection: which wait in its inbox, and what they say when they leave it.
+/// The notices of one guest's end of a connection: which wait in its inbox, and what they say when they leave
+/// it.
 pub struct Notices {
     /// `None` for a queue pair outside any vSockets connection: it has no notices.
     address: Option<Address>,
@@ -81,7 +82,8 @@ impl Notices {
         self.queued.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
-    /// The device waits for `offset` in the ring: said by the next notice of this kind, if it is one of those.
+    /// The device waits for `offset` in the ring: said by the next notice of this kind, if it is one of
+    /// those.
     pub fn set_waiting(&self, notice: Notice, generation: u64, offset: u64) {
         let what = generation << 32 | offset;
         match notice {

@@ -19,11 +19,12 @@ use super::inbox::Inbox;
 use super::notice::{Address, Notices};
 use super::record;
 
-/// How long the first notice (or end) to a connecting guest waits after the guest has taken ATTACH: Linux handles packets of
-/// one socket in work items that may run out of order, and resets a connection on any other packet before ATTACH.
+/// How long the first notice (or end) to a connecting guest waits after the guest has taken ATTACH: Linux
+/// handles packets of one socket in work items that may run out of order, and resets a connection on any
+/// other packet before ATTACH.
 const AFTER_ATTACH: Duration = Duration::from_millis(1);
-/// How long it is waited for that the guest takes ATTACH: its vCPU may have to wait for a CPU. Some guests take nothing that
-/// they are not looking for.
+/// How long it is waited for that the guest takes ATTACH: its vCPU may have to wait for a CPU. Some guests
+/// take nothing that they are not looking for.
 const TAKES_ATTACH: Duration = Duration::from_millis(20);
 
 /// Bit beside those of [`Notice`]: ends are held back.
@@ -300,7 +301,8 @@ mod tests {
         }
     }
 
-    /// However long the guest takes to fetch ATTACH, up to a limit: what may not overtake it comes a while after that.
+    /// However long the guest takes to fetch ATTACH, up to a limit: what may not overtake it comes a while
+    /// after that.
     #[test]
     fn the_first_notice_waits_until_attach_is_taken() {
         let (inbox, notifier) = attaching();

@@ -1,5 +1,5 @@
-//! Ends that belong to endpoints of other kinds, which the router joins with guests' ends. It may be called with the
-//! hypervisor's lock held; what follows waits here until that is free.
+//! Ends that belong to endpoints of other kinds, which the router joins with guests' ends. It may be called
+//! with the hypervisor's lock held; what follows waits here until that is free.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,6 +1,8 @@
-//! The table of queue pairs: by handle, by the end that is left of one whose creator was reset, by serial number, by VM.
+//! The table of queue pairs: by handle, by the end that is left of one whose creator was reset, by serial
+//! number, by VM.
 //!
-//! Guests change it under the hypervisor's lock, so nothing that one of them does passes over the pairs of all others.
+//! Guests change it under the hypervisor's lock, so nothing that one of them does passes over the pairs of
+//! all others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,8 +11,8 @@ use vmlane_wire::vmci::{FIRST_FREE_RESOURCE, Handle};
 
 use super::queue_pair::{Pair, PairState};
 
-/// Names a pair whose creator was reset: the end that is left and its handle, which may mean several pairs if the
-/// creator was reset several times, and the pair's serial number, which tells them apart.
+/// Names a pair whose creator was reset: the end that is left and its handle, which may mean several pairs if
+/// the creator was reset several times, and the pair's serial number, which tells them apart.
 pub(super) type Orphan = (u32, (u32, u32), u64);
 
 /// A pair, by what it is found with.
@@ -69,8 +71,8 @@ impl Pairs {
         self.last_serial = self.last_serial.max(serial);
     }
 
-    /// A pair in the name of `key.client` for the guest at `key.server`: both rings of `size` bytes. Returns its handle and
-    /// its serial number.
+    /// A pair in the name of `key.client` for the guest at `key.server`: both rings of `size` bytes. Returns
+    /// its handle and its serial number.
     pub fn offer(&mut self, key: Key, size: u64) -> Option<(Handle, u64)> {
         let cid = key.client.0;
         // Handles of pairs that are still open are passed over; there are far fewer than numbers.

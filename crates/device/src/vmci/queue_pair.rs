@@ -1,4 +1,5 @@
-//! A queue pair, from its creation until both ends have left it. The rules of its two rings are in `port/src/queue_pair.rs`.
+//! A queue pair, from its creation until both ends have left it. The rules of its two rings are in
+//! `port/src/queue_pair.rs`.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! Which records there are of the hypervisor, and their keys and parts (`docs/survival.md`): when they are written is in
-//! `commit.rs`, how the next daemon restores them in `restore.rs`.
+//! Which records there are of the hypervisor, and their keys and parts (`docs/survival.md`): when they are
+//! written is in `commit.rs`, how the next daemon restores them in `restore.rs`.
 
 mod commit;
 pub mod restore;

@@ -1,8 +1,8 @@
-//! Connections that the router joins: one end is a VMCI guest's, the other belongs to an endpoint of another kind, a
-//! program of the host or a VM with virtio-vsock.
+//! Connections that the router joins: one end is a VMCI guest's, the other belongs to an endpoint of another
+//! kind, a program of the host or a VM with virtio-vsock.
 //!
-//! The device speaks the vSockets control protocol with its guest, and is one of the router's endpoints towards the other
-//! end. Sizes, handles and both notification protocols stay in here.
+//! The device speaks the vSockets control protocol with its guest, and is one of the router's endpoints
+//! towards the other end. Sizes, handles and both notification protocols stay in here.
 //!
 //! ```text
 //! guest connects                                 guest is connected to
@@ -127,7 +127,8 @@ impl Hypervisor {
             Role::Server => inner.contexts.send_reset(key.client, key.server),
         }
         inner.remove_connection(key);
-        // What leaves a note of a change writes it: the guest may never make a call in which it would be written.
+        // What leaves a note of a change writes it: the guest may never make a call in which it would be
+        // written.
         self.commit(&mut inner);
         drop(inner);
         self.run_after();

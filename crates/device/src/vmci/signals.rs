@@ -79,8 +79,9 @@ impl Signals {
         raised
     }
 
-    /// Raises causes, and notes those that cannot be delivered now. A thread that changes this later finds the note; one
-    /// that changed it while this thread tried did not find it, and then this thread tries again.
+    /// Raises causes, and notes those that cannot be delivered now. A thread that changes this later finds
+    /// the note; one that changed it while this thread tried did not find it, and then this thread tries
+    /// again.
     fn deliver(&self, causes: u32) {
         let mut waiting = causes;
         while waiting != 0 {

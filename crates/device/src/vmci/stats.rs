@@ -56,8 +56,8 @@ counters! {
         refused_call,
         /// Refused: a quota of this VM is spent (queue pairs, connections, doorbells).
         refused_quota,
-        /// Of those: too many queue pairs, too many bytes in them, too many connections, too many doorbells and
-        /// datagram maps, too many packets about its own affairs that it has not fetched.
+        /// Of those: too many queue pairs, too many bytes in them, too many connections, too many doorbells
+        /// and datagram maps, too many packets about its own affairs that it has not fetched.
         over_queue_pairs,
         over_queue_pair_bytes,
         over_connections,

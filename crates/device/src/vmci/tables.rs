@@ -1,7 +1,8 @@
 //! What the hypervisor knows: its VMs, queue pairs and connections, behind one lock.
 //!
-//! Each table has its own file. What a guest's call does to several of them lies in the files that say what it asked for,
-//! as more methods of [`Hypervisor`]; what several of these share, how connections and pairs end, in `ending.rs`.
+//! Each table has its own file. What a guest's call does to several of them lies in the files that say what
+//! it asked for, as more methods of [`Hypervisor`]; what several of these share, how connections and pairs
+//! end, in `ending.rs`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};

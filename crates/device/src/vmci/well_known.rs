@@ -1,6 +1,7 @@
 //! Resources of the well-known context, by the VMs that asked for them first.
 //!
-//! Guests change it under the hypervisor's lock, so what one asks for takes the same time however many other VMs have.
+//! Guests change it under the hypervisor's lock, so what one asks for takes the same time however many other
+//! VMs have.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,5 +1,6 @@
-//! What the next daemon needs of a NIC, and how it continues with it: two files whose pages it maps again, and two
-//! records (registers, configuration space). Positions in the rings are the port's (`port/checkpoint.rs`).
+//! What the next daemon needs of a NIC, and how it continues with it: two files whose pages it maps again,
+//! and two records (registers, configuration space). Positions in the rings are the port's
+//! (`port/checkpoint.rs`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,8 +22,8 @@ use crate::pci::Checkpoint;
 /// Kinds of the device's records.
 const REGISTERS: u32 = 256;
 const CONFIG: u32 = 257;
-/// Names of the device's files: registers and interrupt masks of the whole BAR 0; positions in the rings of all queues,
-/// receive queues up to twice as many.
+/// Names of the device's files: registers and interrupt masks of the whole BAR 0; positions in the rings of
+/// all queues, receive queues up to twice as many.
 const PAGE: &str = "bar0";
 const RINGS: &str = "rings";
 const POSITIONS: u64 = 4096;

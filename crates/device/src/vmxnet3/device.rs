@@ -1,5 +1,5 @@
-//! One NIC's function: regions, registers. What it does is the NIC's (`nic.rs`, `command.rs`), what outlives the daemon
-//! is in `checkpoint.rs`.
+//! One NIC's function: regions, registers. What it does is the NIC's (`nic.rs`, `command.rs`), what outlives
+//! the daemon is in `checkpoint.rs`.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

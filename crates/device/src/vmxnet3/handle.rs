@@ -106,7 +106,8 @@ impl NicHandle {
         self.quarantined.load(Ordering::Acquire)
     }
 
-    /// Counters of each pair of queues by name, since the driver activated the NIC; nothing while it is not active.
+    /// Counters of each pair of queues by name, since the driver activated the NIC; nothing while it is not
+    /// active.
     pub fn queues(&self) -> Vec<Vec<(&'static str, u64)>> {
         let Some(Running { shared, .. }) = self.state.lock().active.clone() else { return Vec::new() };
         let pairs = shared.tx_stats.len().max(shared.rx_stats.len());

@@ -1,5 +1,5 @@
-//! A NIC's state, and what ends or changes an activation. Registers and regions are the function's (`device.rs`), commands
-//! are in `command.rs`.
+//! A NIC's state, and what ends or changes an activation. Registers and regions are the function's
+//! (`device.rs`), commands are in `command.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -152,8 +152,8 @@ impl Nic {
         self.config.handle.set_identity(self.regs.revision, self.regs.mac);
     }
 
-    /// Takes an active NIC out of service that the operator, or the daemon itself, does not want to run. True while it does
-    /// nothing.
+    /// Takes an active NIC out of service that the operator, or the daemon itself, does not want to run. True
+    /// while it does nothing.
     pub fn is_out_of_service(&mut self) -> bool {
         let out = self.config.handle.is_quarantined();
         if out && self.active.is_some() {
@@ -202,8 +202,8 @@ impl Nic {
         }
     }
 
-    /// BAR 0 where the VMM traps it: the same words that a guest reaches directly where it is mapped. Harmless while the NIC
-    /// is not active.
+    /// BAR 0 where the VMM traps it: the same words that a guest reaches directly where it is mapped.
+    /// Harmless while the NIC is not active.
     pub fn write_page(&self, offset: u64, value: u32) {
         let Some(reg) = PageReg::at(offset) else {
             self.stats().register_holes.inc();
@@ -218,7 +218,8 @@ impl Nic {
         self.frames.kick(self.port);
     }
 
-    /// Anything may lie anywhere: a NIC whose map loses a part is stopped, and its driver told to reset, in case it lives on.
+    /// Anything may lie anywhere: a NIC whose map loses a part is stopped, and its driver told to reset, in
+    /// case it lives on.
     pub fn unmap(&mut self, start: u64, len: u64) {
         let loses = |active: &&Active| {
             let rest = active.memory.unmap(start, len);

@@ -1,5 +1,5 @@
-//! A NIC that the operator, or the daemon itself, has taken out of service: a driver that probes finds no revision
-//! it knows and leaves; one that runs finds the link down and its activation refused.
+//! A NIC that the operator, or the daemon itself, has taken out of service: a driver that probes finds no
+//! revision it knows and leaves; one that runs finds the link down and its activation refused.
 
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 

@@ -44,7 +44,8 @@ impl Addresses {
         }
     }
 
-    /// There and back again, twice: an address that moves to another card (failover, a new machine) moves once.
+    /// There and back again, twice: an address that moves to another card (failover, a new machine) moves
+    /// once.
     pub fn finish(self) -> Vec<Conflict> {
         let conflict = |((_, address), claimed): ((Network, IpAddr), Claimed)| {
             let other = claimed.other.filter(|_| claimed.changes >= 3)?;

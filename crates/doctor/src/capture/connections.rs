@@ -7,7 +7,8 @@ use super::frame::{Mac, Point, Segment};
 use super::half::{Half, Terms};
 use super::way::{Opening, Way};
 
-/// Connections that are followed at a time, and how many of the least recent are forgotten at once for want of room.
+/// Connections that are followed at a time, and how many of the least recent are forgotten at once for want
+/// of room.
 const MOST: usize = 4096;
 const FORGOTTEN: usize = 1024;
 /// Directions of connections that are kept, those that matter most.

@@ -1,7 +1,8 @@
-//! Packets of a capture file, one after another: pcap and pcapng, of either byte order and any resolution of time.
+//! Packets of a capture file, one after another: pcap and pcapng, of either byte order and any resolution of
+//! time.
 //!
-//! Only headers are looked at, and never more of the file is in memory than one buffer holds. A file may come from anyone:
-//! a damaged one is read as far as it goes.
+//! Only headers are looked at, and never more of the file is in memory than one buffer holds. A file may come
+//! from anyone: a damaged one is read as far as it goes.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -69,7 +70,8 @@ fn pcap(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String
     let header = reader.header();
     let unit = if header.ts_resolution == TsResolution::MicroSecond { 1000 } else { 1 };
     let mut count = 0_u64;
-    // Not the checked packets: those refuse a packet longer than the file's limit, which any packet is that was cut.
+    // Not the checked packets: those refuse a packet longer than the file's limit, which any packet is that
+    // was cut.
     while let Some(packet) = reader.next_raw_packet() {
         let packet = match packet {
             Ok(packet) => packet,
@@ -131,8 +133,8 @@ fn early(count: u64, error: &PcapError) -> String {
     }
 }
 
-/// An enhanced packet block: interface, time (two words), bytes kept, bytes of the frame, then the frame. Options, which
-/// follow, play no part.
+/// An enhanced packet block: interface, time (two words), bytes kept, bytes of the frame, then the frame.
+/// Options, which follow, play no part.
 fn enhanced<'a>(block: &'a RawBlock<'_>, interfaces: &[(DataLink, Clock)]) -> Option<Packet<'a>> {
     let body: &'a [u8] = match &block.body {
         Cow::Borrowed(body) => body,

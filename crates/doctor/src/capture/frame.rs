@@ -1,4 +1,5 @@
-//! What a frame of a capture means: a TCP segment, a neighbour's claim of an address, or a router's word on the MTU.
+//! What a frame of a capture means: a TCP segment, a neighbour's claim of an address, or a router's word on
+//! the MTU.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,7 +1,7 @@
 //! One direction of a connection while its packets are read: which data is under way, and what became of it.
 //!
-//! Sequence numbers are counted on from the first that was seen, so that they do not wrap. Nothing here grows with the
-//! connection: where a list is full, its oldest entry is forgotten.
+//! Sequence numbers are counted on from the first that was seen, so that they do not wrap. Nothing here grows
+//! with the connection: where a list is full, its oldest entry is forgotten.
 
 use std::collections::VecDeque;
 
@@ -10,10 +10,11 @@ use super::way::{Opening, Seen};
 
 /// Entries of a list of things under way.
 const MOST: usize = 32;
-/// Nothing moved for so long: a retransmission after that was a time-out's (RFC 6298; at least 200 ms in Linux). At the
-/// receiver's end a fast one comes a round trip later than what asked for it.
+/// Nothing moved for so long: a retransmission after that was a time-out's (RFC 6298; at least 200 ms in
+/// Linux). At the receiver's end a fast one comes a round trip later than what asked for it.
 const TIMEOUT: i64 = 180_000_000;
-/// An acknowledgement that comes so late was delayed (40 ms in Linux, 200 ms in Windows, 500 ms at most by RFC 9293).
+/// An acknowledgement that comes so late was delayed (40 ms in Linux, 200 ms in Windows, 500 ms at most by
+/// RFC 9293).
 const DELAYED: std::ops::Range<i64> = 35_000_000..600_000_000;
 /// Data that follows an acknowledgement so closely had waited for it.
 const WAITED: i64 = 5_000_000;
@@ -269,7 +270,8 @@ impl Half {
         }
     }
 
-    /// Whether the segment fills a hole: then it was overtaken, or lost before it came to where the capture was made.
+    /// Whether the segment fills a hole: then it was overtaken, or lost before it came to where the capture
+    /// was made.
     fn fills(&mut self, segment: &Segment, start: i64, end: i64, segments: u64, terms: Terms) -> bool {
         let Some(at) = self.holes.iter().position(|hole| start < hole.end && end > hole.start) else {
             return false;
@@ -299,7 +301,8 @@ impl Half {
         true
     }
 
-    /// By what the sender knew that it had to send again: the age of a loss says nothing while others are mended.
+    /// By what the sender knew that it had to send again: the age of a loss says nothing while others are
+    /// mended.
     fn sent_again(&mut self, now: i64, start: i64, segments: u64, patience: i64, is_reported: bool) {
         let idle = now.saturating_sub(self.last_moved);
         let recovers = start < self.recovery;
@@ -405,7 +408,8 @@ impl Half {
                 (seen.stuck_bytes, seen.stuck_times) = (0, 0);
             }
         }
-        // Of a frame that was sent again in part, more has arrived than was sent again: it was not lost as a whole.
+        // Of a frame that was sent again in part, more has arrived than was sent again: it was not lost as a
+        // whole.
         for frame in self.super_frames.iter().filter(|frame| frame.start < to) {
             if frame.resent.is_some_and(|resent| to > resent) {
                 seen.super_frames_lost = seen.super_frames_lost.saturating_sub(1);

@@ -1,4 +1,5 @@
-//! How much was delivered and lost in the course of a connection, in a fixed number of pieces of time that grow with it.
+//! How much was delivered and lost in the course of a connection, in a fixed number of pieces of time that
+//! grow with it.
 
 const PIECES: usize = 64;
 /// Nanoseconds of a piece at first.
@@ -49,8 +50,9 @@ impl Rate {
         self.pieces.get_mut(at)
     }
 
-    /// The mean and the relative deviation of the rate, in bytes a second, and in which share of the pieces something was
-    /// lost; without the first quarter, in which TCP looks for its rate, and the last piece, which is not full.
+    /// The mean and the relative deviation of the rate, in bytes a second, and in which share of the pieces
+    /// something was lost; without the first quarter, in which TCP looks for its rate, and the last piece,
+    /// which is not full.
     pub fn steady(&self) -> Option<(f64, f64, f64)> {
         let count = self.pieces.len();
         let middle = self.pieces.get(count / 4..count.checked_sub(1)?)?;

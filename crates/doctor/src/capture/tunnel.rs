@@ -1,5 +1,6 @@
-//! Packets that carry packets of another network: VXLAN (RFC 7348), Geneve (RFC 8926), GRE (RFC 2784, 2890), and IP in IP
-//! (RFC 2003, 4213). Headers are read with their lengths; what is inside is sliced as a frame of its own.
+//! Packets that carry packets of another network: VXLAN (RFC 7348), Geneve (RFC 8926), GRE (RFC 2784, 2890),
+//! and IP in IP (RFC 2003, 4213). Headers are read with their lengths; what is inside is sliced as a frame of
+//! its own.
 
 use etherparse::{EtherType, IpNumber, LaxSlicedPacket, TransportSlice, UdpSlice};
 
@@ -11,7 +12,8 @@ const GENEVE: u16 = 6081;
 /// "Trans Ether Bridging": an Ethernet frame.
 const ETHERNET: EtherType = EtherType(0x6558);
 
-/// The packet inside of a tunnel's, and the number of its network (0 where the tunnel has none); or why it is not known.
+/// The packet inside of a tunnel's, and the number of its network (0 where the tunnel has none); or why it is
+/// not known.
 pub type Inside<'a> = Result<(LaxSlicedPacket<'a>, u32), Unexamined>;
 
 /// What is inside of a packet; none if it is no tunnel's.

@@ -1,4 +1,5 @@
-//! What a capture shows of one direction of a connection: the data that one end sent, and how the other acknowledged it.
+//! What a capture shows of one direction of a connection: the data that one end sent, and how the other
+//! acknowledged it.
 
 use std::net::SocketAddr;
 
@@ -30,7 +31,8 @@ pub struct Opening {
     pub mss: Option<u16>,
     pub window_scale: Option<u8>,
     pub sack: bool,
-    /// It answers the other end's, and so may not have what that lacks: a window scale, selective acknowledgements.
+    /// It answers the other end's, and so may not have what that lacks: a window scale, selective
+    /// acknowledgements.
     pub answers: bool,
 }
 
@@ -64,8 +66,8 @@ pub struct Seen {
     /// What a router said of the MTU, and packets above it that were sent again all the same.
     pub told_mtu: Option<u32>,
     pub ignored_mtu: u64,
-    /// The receiver's window: how large it was at most and at least, frames that filled it, and for how long the sender
-    /// then waited while it was as large as ever.
+    /// The receiver's window: how large it was at most and at least, frames that filled it, and for how long
+    /// the sender then waited while it was as large as ever.
     pub window_most: u64,
     pub window_least: u64,
     pub window_full: u64,

@@ -1,4 +1,5 @@
-//! What checks of captures share: one finding for each pair of machines and direction, of the connection that has it worst.
+//! What checks of captures share: one finding for each pair of machines and direction, of the connection that
+//! has it worst.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +11,8 @@ use crate::finding::Finding;
 /// Findings of a check: more would not be read.
 const MOST: usize = 4;
 
-/// Judges each direction of each connection; of those between the same two machines, the one that loses most speaks for all.
+/// Judges each direction of each connection; of those between the same two machines, the one that loses most
+/// speaks for all.
 pub fn each(evidence: &Evidence, judge: impl Fn(&Way) -> Option<Finding>) -> Vec<Finding> {
     let mut worst: BTreeMap<(IpAddr, IpAddr), (Finding, usize, &Way)> = BTreeMap::new();
     for way in evidence.captures.iter().flat_map(|capture| &capture.ways) {

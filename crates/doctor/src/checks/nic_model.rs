@@ -42,7 +42,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 }
 
 fn is_imitation(facts: &Facts, card: &Interface) -> bool {
-    // The 82574L is what VMMs imitate for e1000e; other cards of that driver are real, and may be passed through.
+    // The 82574L is what VMMs imitate for e1000e; other cards of that driver are real, and may be passed
+    // through.
     let e1000e = card.pci.as_ref().is_some_and(|(_, device)| device == "0x10d3");
     facts.machine.hypervisor.is_some()
         && IMITATIONS.contains(&card.driver.as_str())

@@ -70,14 +70,16 @@ fn causes(way: &Way) -> String {
     )
 }
 
-/// What TCP of the sending machine has counted. The other checks know the usual causes; this is for the others.
+/// What TCP of the sending machine has counted. The other checks know the usual causes; this is for the
+/// others.
 fn of_run(evidence: &Evidence, from: End) -> Option<Finding> {
     let run = evidence.run(Kind::Stream, from).filter(|run| run.report.seconds >= 1.0)?;
     let again = run.sent_again();
     if again < 50 || run.retransmitted() <= 0.02 {
         return None;
     }
-    // Between programs of one host (veth), frames overtake each other whenever the sender goes on on another CPU.
+    // Between programs of one host (veth), frames overtake each other whenever the sender goes on on another
+    // CPU.
     let is_card = evidence.facts(from)?.path_interface().is_some_and(Interface::is_card);
     if !is_card && run.lost_segments() * 2 < again {
         return None;

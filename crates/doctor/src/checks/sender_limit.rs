@@ -20,7 +20,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 /// A sender whose connection is idle for most of a transfer, although it sends as fast as it can.
 fn of_run(evidence: &Evidence, run: &Run) -> Option<Finding> {
     let tcp = run.tcp()?;
-    // A kernel before 4.10 does not tell. What was sent before the measurement counts too, which makes for fewer findings.
+    // A kernel before 4.10 does not tell. What was sent before the measurement counts too, which makes for
+    // fewer findings.
     let (busy, whole) = (tcp.busy_us as f64, run.report.seconds * 1e6);
     let waited = tcp.rwnd_limited_us.saturating_add(tcp.sndbuf_limited_us) as f64;
     let is_idle = busy > 0.0 && busy < whole / 2.0;
@@ -50,7 +51,8 @@ fn of(way: &Way) -> Option<Finding> {
     let enough = gaps.total() >= 500 && gaps.total() * 10 >= seen.frames * 8;
     let is_clean =
         way.lost_share() < 0.001 && seen.zero_windows == 0 && seen.window_full * 100 <= seen.frames;
-    // At the receiver's end all data is acknowledged at once, and segments come as the narrowest link lets them.
+    // At the receiver's end all data is acknowledged at once, and segments come as the narrowest link lets
+    // them.
     let is_senders = way.handshake.is_some_and(|handshake| shortest * 3 >= handshake);
     if !is_even || !enough || !is_clean || !is_senders || usual > 2 * shortest + 100_000 {
         return None;

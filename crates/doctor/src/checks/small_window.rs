@@ -55,7 +55,8 @@ fn of(way: &Way) -> Option<Finding> {
     })
 }
 
-/// The end to which it is due that windows are not scaled. The one that answers has no choice if the other one asks for nothing.
+/// The end to which it is due that windows are not scaled. The one that answers has no choice if the other
+/// one asks for nothing.
 fn without_scale(way: &Way) -> Option<(IpAddr, &'static str)> {
     let mut ends = [(way.from.ip(), way.sender?), (way.to.ip(), way.receiver?)];
     ends.sort_by_key(|(_, opening)| opening.answers);

@@ -17,8 +17,8 @@ const ENOUGH: f64 = 10.0;
 const FEW: u64 = 10;
 /// Single segments that say something, and pairs.
 const SLOWLY: f64 = 5.0;
-/// Segments of pairs that are sent again. Not for each pair: after a few losses TCP's window is so small that it sends the two
-/// segments apart, and they arrive.
+/// Segments of pairs that are sent again. Not for each pair: after a few losses TCP's window is so small that
+/// it sends the two segments apart, and they arrive.
 const AGAIN: u64 = 4;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
@@ -76,8 +76,9 @@ pub fn is_broken(evidence: &Evidence, from: End) -> bool {
     probes_arrive && ratio.is_finite() && (by_requests || only_pairs_are_lost(evidence, from))
 }
 
-/// Whether requests of many segments are lost, and such of one segment are not. Half of the former need not wait for a time-out: TCP
-/// sends the end of what was lost again alone, which arrives, and after a few losses it sends all segments apart.
+/// Whether requests of many segments are lost, and such of one segment are not. Half of the former need not
+/// wait for a time-out: TCP sends the end of what was lost again alone, which arrives, and after a few losses
+/// it sends all segments apart.
 fn are_lost(small: &Run, large: &Run) -> bool {
     large.sent_again() >= FEW && large.retransmitted() >= 0.4 && small.retransmitted() < 0.02
 }
@@ -98,15 +99,16 @@ fn often(again: u64, pairs: f64) -> bool {
     again >= AGAIN && again as f64 >= pairs / 8.0
 }
 
-/// What exceeds a rate limit makes requests of many segments time out, too; at a low rate the limit lets pairs through, which
-/// are as much above the MTU.
+/// What exceeds a rate limit makes requests of many segments time out, too; at a low rate the limit lets
+/// pairs through, which are as much above the MTU.
 fn pairs_arrive(evidence: &Evidence, from: End) -> bool {
     pairs(evidence, from).is_some_and(|(sent, again)| !often(again, sent))
 }
 
-/// With segments of 9000 bytes there are few to a super-frame: the last one is soon sent again alone and arrives, which makes
-/// TCP send the others again without a time-out. So does what exceeds a rate limit, but not at a fraction of the rate at
-/// which a transfer gets through, and then as many single segments are lost as such that come in pairs.
+/// With segments of 9000 bytes there are few to a super-frame: the last one is soon sent again alone and
+/// arrives, which makes TCP send the others again without a time-out. So does what exceeds a rate limit, but
+/// not at a fraction of the rate at which a transfer gets through, and then as many single segments are lost
+/// as such that come in pairs.
 fn only_pairs_are_lost(evidence: &Evidence, from: End) -> bool {
     let (Some(single), Some((pairs, again))) =
         (evidence.run(Kind::SlowSegments, from), pairs(evidence, from))
@@ -182,7 +184,8 @@ mod tests {
         assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
     }
 
-    /// As seen between two VMs in a quick examination: TCP had soon lost so much that it sent all segments apart.
+    /// As seen between two VMs in a quick examination: TCP had soon lost so much that it sent all segments
+    /// apart.
     #[test]
     fn half_of_the_segments_of_long_requests_and_none_of_short_ones() {
         let sends_again = |mut run: Run, segments: u64, again: u64| {

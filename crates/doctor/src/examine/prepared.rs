@@ -1,4 +1,5 @@
-//! A measurement whose connections are made while others still run, so that each costs fewer round trips when its turn comes.
+//! A measurement whose connections are made while others still run, so that each costs fewer round trips when
+//! its turn comes.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};

@@ -88,7 +88,8 @@ fn processes() -> BTreeMap<u32, (String, u64)> {
     pids.filter_map(|pid| Some((pid, ticks(&files::text(format!("/proc/{pid}/stat"))?)?))).collect()
 }
 
-/// proc_pid_stat(5): the name in parentheses may have any character in it; user and system time are fields 14 and 15.
+/// proc_pid_stat(5): the name in parentheses may have any character in it; user and system time are fields 14
+/// and 15.
 fn ticks(stat: &str) -> Option<(String, u64)> {
     let (front, rest) = stat.rsplit_once(')')?;
     let (_, name) = front.split_once('(')?;

@@ -63,9 +63,11 @@ pub fn sysctls(interface: Option<&str>) -> Sysctls {
 pub struct Counters {
     /// Of /proc/net/snmp and netstat, as "Tcp.RetransSegs".
     pub stack: BTreeMap<String, u64>,
-    /// Of the interface that leads to the other end: the kernel's, and the driver's as `ethtool -S` shows them.
+    /// Of the interface that leads to the other end: the kernel's, and the driver's as `ethtool -S` shows
+    /// them.
     pub interface: BTreeMap<String, u64>,
-    /// Frames dropped because a CPU's backlog was full, and how often a CPU ran out of its share of time with frames left.
+    /// Frames dropped because a CPU's backlog was full, and how often a CPU ran out of its share of time with
+    /// frames left.
     pub backlog_drops: u64,
     pub squeezed: u64,
     pub cpu: CpuTime,

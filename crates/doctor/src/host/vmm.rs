@@ -1,7 +1,7 @@
 //! A VM's virtual machine monitor: what its command line says of memory, CPUs and vmlane's devices.
 //!
-//! Which process that is, the daemon knows from the connection that it serves. It is never looked for: any user may start a
-//! process whose command line names any socket.
+//! Which process that is, the daemon knows from the connection that it serves. It is never looked for: any
+//! user may start a process whose command line names any socket.
 
 use std::fs::{self, File};
 use std::io::Read as _;

@@ -1,11 +1,13 @@
-//! The guardian: a process of its own that makes a proof's changes and takes them back, whatever becomes of the doctor.
+//! The guardian: a process of its own that makes a proof's changes and takes them back, whatever becomes of
+//! the doctor.
 //!
-//! The doctor changes nothing itself. It starts the guardian (this program, `vmlane doctor --guard`) and tells it over a
-//! pipe what to change and what to take back, a line of JSON each; the guardian answers each with a line. When the pipe ends,
-//! because the doctor is done, was interrupted or killed, or has crashed, the guardian takes back what is still changed. So it
-//! does if the doctor says nothing for [`PATIENCE`], for example because it was stopped, or its terminal hangs in the very
-//! connection that a change has cut. It has a session of its own: a Ctrl-C at the terminal does not reach it. Should the
-//! guardian be killed, the doctor takes everything back from the record; should both be killed, `vmlane doctor --undo` does.
+//! The doctor changes nothing itself. It starts the guardian (this program, `vmlane doctor --guard`) and
+//! tells it over a pipe what to change and what to take back, a line of JSON each; the guardian answers each
+//! with a line. When the pipe ends, because the doctor is done, was interrupted or killed, or has crashed,
+//! the guardian takes back what is still changed. So it does if the doctor says nothing for [`PATIENCE`], for
+//! example because it was stopped, or its terminal hangs in the very connection that a change has cut. It has
+//! a session of its own: a Ctrl-C at the terminal does not reach it. Should the guardian be killed, the
+//! doctor takes everything back from the record; should both be killed, `vmlane doctor --undo` does.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -44,7 +46,8 @@ struct Answer {
 
 /// The guardian's own part: runs until the pipe at standard input ends. Whether everything was put back.
 pub fn guard(directory: &Path) -> bool {
-    // Its parent's terminal is not its own. Fails only for a leader of processes, which is no child of a doctor.
+    // Its parent's terminal is not its own. Fails only for a leader of processes, which is no child of a
+    // doctor.
     let _ = rustix::process::setsid();
     let ended = Arc::new(AtomicBool::new(false));
     // What ends all processes, such as a machine that shuts down, ends the proof.
@@ -128,7 +131,8 @@ pub struct Guardian {
 
 impl Guardian {
     /// # Errors
-    /// Why there can be no proof: another one runs, an earlier one left something, the record cannot be written.
+    /// Why there can be no proof: another one runs, an earlier one left something, the record cannot be
+    /// written.
     pub fn start() -> Result<Guardian, String> {
         let failed = |error: std::io::Error| format!("the guardian process cannot be started: {error}");
         let program = std::env::current_exe().map_err(failed)?;

@@ -5,8 +5,9 @@ use vmlane_bench::confidence::median;
 
 use super::gauge::Gauge;
 
-/// A remedy helps if this share of all pairs, one measurement with and one without it, are better with it (the more
-/// measurements, the less may be by chance: with 4 of each and with 8 of each, one time in 35 and in 40), ...
+/// A remedy helps if this share of all pairs, one measurement with and one without it, are better with it
+/// (the more measurements, the less may be by chance: with 4 of each and with 8 of each, one time in 35 and
+/// in 40), ...
 const CLEAR: f64 = 0.9;
 const CLEAR_OF_MANY: f64 = 0.8;
 const MANY: usize = 8;

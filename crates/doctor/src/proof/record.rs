@@ -1,4 +1,5 @@
-//! The record of what a proof has changed: a file that outlives the processes that made the changes, so that they can be taken back.
+//! The record of what a proof has changed: a file that outlives the processes that made the changes, so that
+//! they can be taken back.
 //!
 //! `/run/vmlane-doctor/record` (below /var/lib on a machine without /run), one object of JSON:
 //!
@@ -9,10 +10,11 @@
 //! | `namespace` | the cookie of the network namespace (`SO_NETNS_COOKIE`), 0 where the kernel has none |
 //! | `entries` | the changes, in their order |
 //!
-//! An entry has the `setting`, the `index` of its interface (one that came again under the same name has another), the
-//! setting's parts `before`, what was `wanted` of them, and all of them `after`; `after` is null while a change is under
-//! way. Each state of the file is complete: it is written beside, synced to disk, and renamed over the one before; a change
-//! is made after that. The directory is root's alone, and no link is followed. What is read is bounded and checked.
+//! An entry has the `setting`, the `index` of its interface (one that came again under the same name has
+//! another), the setting's parts `before`, what was `wanted` of them, and all of them `after`; `after` is
+//! null while a change is under way. Each state of the file is complete: it is written beside, synced to
+//! disk, and renamed over the one before; a change is made after that. The directory is root's alone, and no
+//! link is followed. What is read is bounded and checked.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -103,7 +103,8 @@ impl Ethtool {
         if table.is_empty() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // struct ethtool_rxfh_indir: command, size, then the entries. The kernel refuses another size than the card's.
+        // struct ethtool_rxfh_indir: command, size, then the entries. The kernel refuses another size than
+        // the card's.
         let mut buffer = vec![0; 32.max(table.len().div_ceil(2) + 1)];
         set(&mut buffer, 1, table.len() as u32)?;
         for (at, queue) in table.iter().enumerate() {
@@ -124,8 +125,8 @@ impl Ethtool {
 
     fn mtu_call(&self, interface: &str, command: c_ulong, mtu: c_int) -> io::Result<c_int> {
         let mut request = MtuRequest { name: name_of(interface)?, mtu, _rest: [0; 20] };
-        // SAFETY: `request` has the size of struct ifreq, which is all that the kernel reads or writes for these commands,
-        // and outlives the call.
+        // SAFETY: `request` has the size of struct ifreq, which is all that the kernel reads or writes for
+        // these commands, and outlives the call.
         let result = unsafe {
             libc::ioctl(self.socket.as_raw_fd(), command as _, (&raw mut request).cast::<c_void>())
         };
@@ -137,10 +138,12 @@ impl Ethtool {
         Ok(rustix::net::netdevice::name_to_index(&self.socket, interface)?)
     }
 
-    /// Tells the network namespace of this process from all others since the machine started; none from a kernel before 5.14.
+    /// Tells the network namespace of this process from all others since the machine started; none from a
+    /// kernel before 5.14.
     pub fn namespace(&self) -> Option<u64> {
         let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
-        // SAFETY: the descriptor is open during the call; the kernel writes at most `length` bytes into `cookie`.
+        // SAFETY: the descriptor is open during the call; the kernel writes at most `length` bytes into
+        // `cookie`.
         let result = unsafe {
             libc::getsockopt(
                 self.socket.as_raw_fd(),

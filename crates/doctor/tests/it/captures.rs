@@ -94,7 +94,8 @@ fn healthy_transfers_have_no_finding() {
     none(&messages);
 }
 
-/// The article's rung B4: packets above an MTU of 9000 are lost outside of the VM, and sent again in pieces after a time-out.
+/// The article's rung B4: packets above an MTU of 9000 are lost outside of the VM, and sent again in pieces
+/// after a time-out.
 #[test]
 fn broken_segmentation_is_found() {
     let mut scene = Scene::new();
@@ -205,7 +206,8 @@ fn losses_are_told_by_cause() {
     only(&spurious, "retransmits", "have arrived");
 }
 
-/// Each acknowledgement of a receiver that lacks 80 segments brings one of them, 5 ms later: slow, and no time-out.
+/// Each acknowledgement of a receiver that lacks 80 segments brings one of them, 5 ms later: slow, and no
+/// time-out.
 #[test]
 fn a_recovery_in_which_nothing_stands_still_is_no_time_out() {
     let mut scene = Scene::new();
@@ -341,7 +343,8 @@ fn captures_of_different_length_do_not_say_where_frames_are_lost() {
     assert!(!evidence.iter().any(|line| line.contains("did not come to")), "{evidence:?}");
 }
 
-/// The frames that a capture of the receiver's end does not have are lost before it; both captures together say where.
+/// The frames that a capture of the receiver's end does not have are lost before it; both captures together
+/// say where.
 #[test]
 fn two_captures_tell_where_frames_are_lost() {
     let mut sender = opened();

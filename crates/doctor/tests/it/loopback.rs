@@ -1,4 +1,5 @@
-//! A whole examination of this machine by itself, over the loopback; and servers that tell nothing, or nonsense.
+//! A whole examination of this machine by itself, over the loopback; and servers that tell nothing, or
+//! nonsense.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Captures made by code: what is written of a connection, frame by frame, as a file of the kind that `tcpdump -s 96` writes.
+//! Captures made by code: what is written of a connection, frame by frame, as a file of the kind that
+//! `tcpdump -s 96` writes.
 
 use std::net::Ipv4Addr;
 
@@ -234,7 +235,8 @@ impl Scene {
         *length += 4;
     }
 
-    /// The same frames behind the headers of a tunnel, which begin with IPv4. `cut`: bytes of a frame that are not carried.
+    /// The same frames behind the headers of a tunnel, which begin with IPv4. `cut`: bytes of a frame that
+    /// are not carried.
     pub fn tunnelled(&self, protocol: IpNumber, cut: usize, header: &dyn Fn(usize) -> Vec<u8>) -> Scene {
         let mut outer = Scene::new();
         for (at, bytes, length) in &self.frames {

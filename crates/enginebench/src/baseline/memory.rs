@@ -1,7 +1,8 @@
 //! Shared memory for the baseline benchmarks: a memfd mapping.
 //!
-//! `unsafe` is opened here because the point is to measure memcpy on memory as the daemon and its guests share it. The safe
-//! face rests on two facts: a `Mapping` is never resized or unmapped while it lives, and it is only reached through `&mut`.
+//! `unsafe` is opened here because the point is to measure memcpy on memory as the daemon and its guests
+//! share it. The safe face rests on two facts: a `Mapping` is never resized or unmapped while it lives, and
+//! it is only reached through `&mut`.
 #![allow(unsafe_code)]
 
 use std::io;

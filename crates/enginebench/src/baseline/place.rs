@@ -44,7 +44,8 @@ impl Cpus {
         Placed { before: self.try_pin(index), _here: std::marker::PhantomData }
     }
 
-    /// Puts all threads that a process has now on the `index`th of them; threads that they start later stay there.
+    /// Puts all threads that a process has now on the `index`th of them; threads that they start later stay
+    /// there.
     pub fn pin_process(&self, pid: u32, index: usize) -> io::Result<PlacedProcess> {
         let mut placed = PlacedProcess { before: Vec::new() };
         let Some(only) = self.only(index) else { return Ok(placed) };

@@ -1,5 +1,5 @@
-//! Two threads and a bare ring of bytes between them, both spinning, each on a CPU of its own: no system call,
-//! no wake-up, no device.
+//! Two threads and a bare ring of bytes between them, both spinning, each on a CPU of its own: no system
+//! call, no wake-up, no device.
 
 use std::io;
 use std::time::{Duration, Instant};

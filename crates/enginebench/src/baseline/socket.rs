@@ -9,7 +9,8 @@ use super::one_way::{RING, one_way};
 use super::place::Cpus;
 use crate::report::Sample;
 
-/// Before each round trip of rows that begin with everything asleep: longer than a worker looks at ports after the last frame.
+/// Before each round trip of rows that begin with everything asleep: longer than a worker looks at ports
+/// after the last frame.
 pub const PAUSE: Duration = Duration::from_millis(30);
 
 pub fn unix_stream(message: usize, length: Duration) -> io::Result<Sample> {
@@ -27,9 +28,9 @@ pub fn unix_round_trips(length: Duration) -> io::Result<Sample> {
     round_trips(from, to, length)
 }
 
-/// Round trips whose answering thread has slept for [`PAUSE`], and is woken by the kernel. The asking one spins until the answer
-/// is there; only that time counts. Each has a CPU of its own: a kernel that wakes the one where the other spins leaves it there
-/// for milliseconds, though a CPU is idle.
+/// Round trips whose answering thread has slept for [`PAUSE`], and is woken by the kernel. The asking one
+/// spins until the answer is there; only that time counts. Each has a CPU of its own: a kernel that wakes the
+/// one where the other spins leaves it there for milliseconds, though a CPU is idle.
 pub fn unix_round_trips_asleep(length: Duration) -> io::Result<Sample> {
     let (mut from, to) = UnixStream::pair()?;
     let cpus = Cpus::allowed();

@@ -1,7 +1,7 @@
-//! virtio NICs under a driver from elsewhere: DPDK's testpmd has two virtio-user ports and forwards
-//! what one receives out of the other, to the first one's address, so the same frames go round and round through
-//! the switch: ours, or Open vSwitch with DPDK. Both are polled on the first CPU, testpmd on the second;
-//! frames are counted by testpmd.
+//! virtio NICs under a driver from elsewhere: DPDK's testpmd has two virtio-user ports and forwards what one
+//! receives out of the other, to the first one's address, so the same frames go round and round through the
+//! switch: ours, or Open vSwitch with DPDK. Both are polled on the first CPU, testpmd on the second; frames
+//! are counted by testpmd.
 
 mod ours;
 mod ovs;

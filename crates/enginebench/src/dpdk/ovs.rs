@@ -1,5 +1,5 @@
-//! Open vSwitch with DPDK: one bridge that learns addresses, two vhost-user ports, one polling thread. The sockets are its own,
-//! or, of ports of the kind `dpdkvhostuserclient`, those of another program.
+//! Open vSwitch with DPDK: one bridge that learns addresses, two vhost-user ports, one polling thread. The
+//! sockets are its own, or, of ports of the kind `dpdkvhostuserclient`, those of another program.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

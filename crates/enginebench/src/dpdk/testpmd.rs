@@ -73,8 +73,8 @@ impl Testpmd {
         Ok(after.since(&before).iter().sum())
     }
 
-    /// Sends the first frames, again until they go round both ways: a switch may lose those that come before it
-    /// is ready.
+    /// Sends the first frames, again until they go round both ways: a switch may lose those that come before
+    /// it is ready.
     fn set_off(&mut self) -> anyhow::Result<()> {
         for _ in 0..STARTS {
             self.tell(&format!("start tx_first {BURSTS}"))?;

@@ -1,4 +1,5 @@
-//! The switch while a capture takes 96 bytes of each frame at its sender's port, and a client takes the records.
+//! The switch while a capture takes 96 bytes of each frame at its sender's port, and a client takes the
+//! records.
 
 use std::io;
 use std::sync::Arc;

@@ -90,8 +90,8 @@ pub fn flood_from(
     })
 }
 
-/// All guests take what has come and post frames, then stand still until the engine has moved them, in turn: what is
-/// measured is the engine's time alone, with guests' memory where another CPU has left it.
+/// All guests take what has come and post frames, then stand still until the engine has moved them, in turn:
+/// what is measured is the engine's time alone, with guests' memory where another CPU has left it.
 pub fn in_turns(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) -> Counts {
     let cpus = Cpus::allowed();
     let (turn, stop) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -130,8 +130,9 @@ pub fn in_turns(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) 
     })
 }
 
-/// The first guest sends bursts, each of which is forwarded before the next; all on this thread. What is measured is
-/// the engine and the little that a guest does with a descriptor, not how two threads wait for each other.
+/// The first guest sends bursts, each of which is forwarded before the next; all on this thread. What is
+/// measured is the engine and the little that a guest does with a descriptor, not how two threads wait for
+/// each other.
 pub fn bursts(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) -> Counts {
     let _placed = Cpus::allowed().pin(0);
     let mut received = vec![(0, 0); guests.len()];

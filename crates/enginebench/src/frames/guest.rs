@@ -165,7 +165,8 @@ impl Guest {
             rx: receiver(),
             features: Features { rx_checksum: true, rx_vlan: true, lro4: lro, lro6: lro },
             moderation: Moderation::Adaptive,
-            // As on a host, no two guests' rings lie alike: not equally far behind the beginning of a huge page, either.
+            // As on a host, no two guests' rings lie alike: not equally far behind the beginning of a huge
+            // page, either.
             memory: (24 << 20) + u64::from(number) * 37 % 256 * 8192,
             ..RingsSpec::linux()
         };

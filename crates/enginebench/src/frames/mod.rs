@@ -70,8 +70,8 @@ pub fn register(registry: &mut Registry) {
         let beside: &[&str] = if count == 2 { &[] } else { &["vmxnet3.alone.2"] };
         registry.add(&name, MFRAMES, beside, move |length| Ok(alone(count, length)?.mframes()));
     }
-    // Two honest pairs beside a fifth guest: idle; sending small frames to an unknown address; sending super-frames to
-    // an accomplice. The bar is a ratio of 0.7.
+    // Two honest pairs beside a fifth guest: idle; sending small frames to an unknown address; sending
+    // super-frames to an accomplice. The bar is a ratio of 0.7.
     registry.add("vmxnet3.honest.idle", GBITS, &[], |length| Ok(honest(None, length)));
     let idle: &[&str] = &["vmxnet3.honest.idle"];
     registry.add("vmxnet3.honest.junk", GBITS, idle, |length| Ok(honest(Some((Load::Small, 5)), length)));
@@ -81,7 +81,8 @@ pub fn register(registry: &mut Registry) {
     });
 }
 
-/// Complete segments of one TCP stream, as an uplink gives them with its kernel's word for their checksums, merged for their receiver or not.
+/// Complete segments of one TCP stream, as an uplink gives them with its kernel's word for their checksums,
+/// merged for their receiver or not.
 fn segment_rows(registry: &mut Registry) {
     let mut add = |name, beside: &[&str], lro| {
         registry.add(name, GBITS, beside, move |length| {
@@ -139,8 +140,8 @@ fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -
     Ok(run(length))
 }
 
-/// Runs until every guest has got a frame into each of its buffers, so that the kernel has given them pages and has them in
-/// the tables of both mappings: many guests' first touches take longer than a row.
+/// Runs until every guest has got a frame into each of its buffers, so that the kernel has given them pages
+/// and has them in the tables of both mappings: many guests' first touches take longer than a row.
 fn settle(run: &mut impl FnMut(Duration) -> Counts) -> io::Result<()> {
     let mut fewest = 0;
     for _ in 0..MOST_SLICES {

@@ -1,5 +1,5 @@
-//! A NIC's port that says of its frames what an uplink says of those whose checksums the host's kernel has verified
-//! (`VIRTIO_NET_HDR_F_DATA_VALID` of a TAP interface).
+//! A NIC's port that says of its frames what an uplink says of those whose checksums the host's kernel has
+//! verified (`VIRTIO_NET_HDR_F_DATA_VALID` of a TAP interface).
 
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_port::wrap::FrameWrapper;

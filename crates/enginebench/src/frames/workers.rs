@@ -1,5 +1,5 @@
-//! Rows of a switch with several workers. Each worker's thread also drives the guests whose ports are that worker's,
-//! since machines with two CPUs have none to spare for them.
+//! Rows of a switch with several workers. Each worker's thread also drives the guests whose ports are that
+//! worker's, since machines with two CPUs have none to spare for them.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use crate::report::Registry;
 /// Numbers of workers, of which those are measured that there are CPUs for; two always.
 const WORKERS: [usize; 4] = [2, 4, 8, 16];
 
-/// Adds the rows: two pairs of guests with one worker; with more, each pair with its own; with more, each pair across two.
-/// Even guests send to odd ones.
+/// Adds the rows: two pairs of guests with one worker; with more, each pair with its own; with more, each
+/// pair across two. Even guests send to odd ones.
 pub fn register(registry: &mut Registry) {
     let cpus = Cpus::allowed().numbers().len();
     let mut add = |size: &str, unit, load, value: fn(&Counts) -> crate::report::Sample| {

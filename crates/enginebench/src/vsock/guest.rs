@@ -1,5 +1,5 @@
-//! A synthetic guest with virtio-vsock: a vhost-user front end, and a driver that does what Linux' driver does
-//! with its rings, buffers and credit, for one stream.
+//! A synthetic guest with virtio-vsock: a vhost-user front end, and a driver that does what Linux' driver
+//! does with its rings, buffers and credit, for one stream.
 //!
 //! A vCPU that halts is polled for a while before it sleeps, as KVM does (`halt_poll_ns`), unless its core is
 //! wanted by others.

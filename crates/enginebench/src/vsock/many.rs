@@ -1,5 +1,5 @@
-//! Many VMs that are attached and idle: what they cost the daemon, and a pair among them that talks. Each has a
-//! virtio NIC and virtio-vsock, so two sessions.
+//! Many VMs that are attached and idle: what they cost the daemon, and a pair among them that talks. Each has
+//! a virtio NIC and virtio-vsock, so two sessions.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -130,7 +130,8 @@ impl Crowd {
         traffic::round_trips(traffic::attach(&self.pair, || Ok(()))?, length)
     }
 
-    /// Frames after a pause find the daemon asleep. Then it has a CPU of its own, as the threads of the row beside have.
+    /// Frames after a pause find the daemon asleep. Then it has a CPU of its own, as the threads of the row
+    /// beside have.
     fn frames(&self, length: Duration, pause: Duration) -> anyhow::Result<Sample> {
         let cpus = Cpus::allowed();
         let place = || anyhow::Ok((cpus.pin_process(self.backend.pid(), 0)?, cpus.pin(1)));

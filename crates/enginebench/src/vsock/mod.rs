@@ -1,6 +1,7 @@
-//! virtio-vsock between siblings: two synthetic guests, CID 3 and CID 4, whose devices are served by our daemon
-//! or by vhost-device-vsock. Either is a process of its own with its defaults, started anew for each sample;
-//! the guests' driver is the same. Rows with a VMCI guest or a program of the host at the other end: `mixed.rs`.
+//! virtio-vsock between siblings: two synthetic guests, CID 3 and CID 4, whose devices are served by our
+//! daemon or by vhost-device-vsock. Either is a process of its own with its defaults, started anew for each
+//! sample; the guests' driver is the same. Rows with a VMCI guest or a program of the host at the other end:
+//! `mixed.rs`.
 
 mod backend;
 mod guest;

@@ -1,5 +1,5 @@
-//! Two virtio NICs of a daemon, driven by one thread: a frame there, a frame back. The daemon's worker sleeps as it does
-//! in service, and is woken by kicks.
+//! Two virtio NICs of a daemon, driven by one thread: a frame there, a frame back. The daemon's worker sleeps
+//! as it does in service, and is woken by kicks.
 
 use std::os::fd::AsFd;
 use std::path::Path;

@@ -79,8 +79,8 @@ impl<'f, 'r> Picked<'f, 'r> {
             .enumerate()
             .map(|(at, hue)| {
                 let variant = nth(at);
-                // Of one device alone, the markers are free for what differs: from the first on, so that they say the same
-                // in the next figure, of another device.
+                // Of one device alone, the markers are free for what differs: from the first on, so that they
+                // say the same in the next figure, of another device.
                 Style { hue: *hue, shape: if several { *hue } else { variant }, variant }
             })
             .collect()
@@ -162,8 +162,8 @@ impl<'f, 'r> Picked<'f, 'r> {
         rows
     }
 
-    /// The groups along the x axis: values of its factors that go together. Panels share them, unless they are devices,
-    /// of which a panel has its own.
+    /// The groups along the x axis: values of its factors that go together. Panels share them, unless they
+    /// are devices, of which a panel has its own.
     pub fn groups(&self, fixed: &[(&str, &str)]) -> Vec<Vec<String>> {
         let devices = self.figure.x.iter().any(|factor| factor == "device");
         self.legend(&self.figure.x, if devices { fixed } else { &[] })

@@ -25,8 +25,9 @@ fn by_run(upper: &[&Row], lower: &[&Row], measure: Measure) -> Vec<f64> {
 }
 
 impl Data<'_> {
-    /// How many times as much as the lower rows the upper ones are: the middle of the ratios run by run where both took
-    /// turns. Else that of the middles, without single runs, and as far as any two runs may be apart.
+    /// How many times as much as the lower rows the upper ones are: the middle of the ratios run by run where
+    /// both took turns. Else that of the middles, without single runs, and as far as any two runs may be
+    /// apart.
     pub(super) fn ratio(&self, upper: &[&Row], lower: &[&Row], measure: Measure) -> Option<Point> {
         let above = self.spread(upper.iter().copied(), measure)?;
         let below = self.spread(lower.iter().copied(), measure).filter(|below| below.min > 0.0)?;

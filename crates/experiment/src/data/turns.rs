@@ -1,5 +1,5 @@
-//! Which combinations took turns: the runs of one number then stood beside each other, and their ratio says more than
-//! that of two medians.
+//! Which combinations took turns: the runs of one number then stood beside each other, and their ratio says
+//! more than that of two medians.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,14 @@ impl<'r> Turns<'r> {
         Turns(places)
     }
 
-    /// Whether both stood beside each other in every round, and a round of both was over before the next one began.
+    /// Whether both stood beside each other in every round, and a round of both was over before the next one
+    /// began.
     pub fn took(&self, a: &Row, b: &Row) -> bool {
         self.rounds(a, b).is_some_and(|rounds| rounds.iter().all(|(a, b)| a.abs_diff(*b) <= BESIDE))
     }
 
-    /// Whether a round of both was over before the next one began, however long it was, and there were several.
+    /// Whether a round of both was over before the next one began, however long it was, and there were
+    /// several.
     pub fn were_in_rounds(&self, a: &Row, b: &Row) -> bool {
         self.rounds(a, b).is_some_and(|rounds| rounds.len() > 1)
     }

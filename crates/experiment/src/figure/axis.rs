@@ -44,8 +44,8 @@ const FREE: f64 = 0.16;
 /// Below this factor from end to end, ticks are at even distances.
 const EVEN: f64 = 2.0;
 
-/// The ticks of a logarithmic axis. It begins and ends on one, so that every value is between two: as coarse a scale as
-/// has ticks enough, leaves little free at the ends, and has none whose labels would touch.
+/// The ticks of a logarithmic axis. It begins and ends on one, so that every value is between two: as coarse
+/// a scale as has ticks enough, leaves little free at the ends, and has none whose labels would touch.
 fn log_ticks(least: f64, most: f64) -> Vec<f64> {
     let (middle, half) = ((least * most).sqrt(), (most / least).max(SHORTEST).sqrt());
     // Those that are far enough apart stay as they are to the last bit: one that is a tick must lie on it.

@@ -1,7 +1,7 @@
 //! How wide words are, in the font that draws them.
 //!
-//! The pictures ask for DejaVu Sans, which has the widths below, then for Verdana, which is nearly as wide. Every other
-//! common face without serifs is narrower: what fits by these widths also fits there.
+//! The pictures ask for DejaVu Sans, which has the widths below, then for Verdana, which is nearly as wide.
+//! Every other common face without serifs is narrower: what fits by these widths also fits there.
 
 /// What SVG asks for, in this order.
 pub const FAMILY: &str = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif";

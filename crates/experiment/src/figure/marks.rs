@@ -19,7 +19,8 @@ fn tip(chart: &Chart, series: &Series, group: &str, point: &Point) -> String {
     escape(&format!("{name}{group}: {} {}{range}", number(spread.median), chart.unit))
 }
 
-/// An interval, with a rim in the colour of the page (which the page may set): it must be seen on bars and lines.
+/// An interval, with a rim in the colour of the page (which the page may set): it must be seen on bars and
+/// lines.
 fn interval(svg: &mut String, style: &str, middle: f64, (low, high): (f64, f64), cap: f64) {
     let (from, to) = (middle - cap, middle + cap);
     let path =

@@ -1,9 +1,9 @@
-//! What tells series apart: a colour for each device, the same in every figure; markers, patterns and dashes for
-//! readers who do not see the colours, or see them on grey paper.
+//! What tells series apart: a colour for each device, the same in every figure; markers, patterns and dashes
+//! for readers who do not see the colours, or see them on grey paper.
 //!
-//! The colours come from the palette of Okabe and Ito, which colour-blind readers can tell apart, darkened where white
-//! paper asks for it. Elements carry classes (`s` and a number strokes, `f` fills), so that a page can give lighter ones
-//! in dark mode.
+//! The colours come from the palette of Okabe and Ito, which colour-blind readers can tell apart, darkened
+//! where white paper asks for it. Elements carry classes (`s` and a number strokes, `f` fills), so that a
+//! page can give lighter ones in dark mode.
 
 use std::fmt::Write;
 
@@ -83,8 +83,8 @@ const TILES: [&str; 12] = [
     "M2 4a2 2 0 1 0 4 0a2 2 0 1 0 -4 0z",
 ];
 
-/// How dense the patterns of a device's series are: the tile's size, the tint of its ground, the width of its strokes.
-/// Shades alone do not tell bars apart.
+/// How dense the patterns of a device's series are: the tile's size, the tint of its ground, the width of its
+/// strokes. Shades alone do not tell bars apart.
 const DENSITIES: [(f64, f64, f64); 3] = [(1.0, 0.22, 1.5), (1.6, 0.0, 1.1), (0.6, 0.45, 1.9)];
 /// The outlines that go with them.
 const OUTLINES: [&str; 3] = ["", " stroke-dasharray=\"4 2\"", " stroke-dasharray=\"1.5 1.5\""];

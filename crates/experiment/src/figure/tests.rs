@@ -1,4 +1,5 @@
-//! Ticks, and what the SVG of small charts has in it. `kept.rs` has the rules that hold for every kept figure.
+//! Ticks, and what the SVG of small charts has in it. `kept.rs` has the rules that hold for every kept
+//! figure.
 
 mod kept;
 

@@ -1,5 +1,5 @@
-//! Tables in a README that are drawn as figures are: between two comments stand the numbers of one figure, so that text
-//! and picture cannot differ.
+//! Tables in a README that are drawn as figures are: between two comments stand the numbers of one figure, so
+//! that text and picture cannot differ.
 
 use anyhow::{Context, Result};
 

@@ -47,7 +47,8 @@ pub fn spread_cell(spread: Option<Spread>, scale: f64) -> Cell {
     plain(n(spread.median) + &range)
 }
 
-/// The factors that differ between rows. A device's name carries its profile: where that alone differs, it stands once.
+/// The factors that differ between rows. A device's name carries its profile: where that alone differs, it
+/// stands once.
 pub fn varying<'n>(rows: &[Row], named: &[&'n str]) -> Vec<&'n str> {
     let first = |name: &str| rows.first().map(|row| row.factor(name));
     let mut factors: Vec<&str> = named.to_vec();

@@ -1,4 +1,5 @@
-//! VMXNET3's descriptors and completions as a driver has them: its own reading of `vmxnet3_defs.h`, not the device's.
+//! VMXNET3's descriptors and completions as a driver has them: its own reading of `vmxnet3_defs.h`, not the
+//! device's.
 
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::{OffloadMode, RxCompletion, RxDesc, RxLayers, TxCompletion, TxDesc};

@@ -29,7 +29,8 @@ impl Endpoint for HybridEndpoint {
     }
 }
 
-/// The sockets of one VM's forwards, as the operator's thread knows them: the thread that serves them has no file to do with.
+/// The sockets of one VM's forwards, as the operator's thread knows them: the thread that serves them has no
+/// file to do with.
 pub struct Forwards {
     /// As it was configured when its sockets were looked at last.
     vm: Arc<Vm>,

@@ -1,5 +1,6 @@
-//! VMs whose VMM has a hybrid Unix socket, as Firecracker and Cloud Hypervisor do: the VMM owns the virtio-vsock device, and
-//! connections enter and leave it through Unix sockets. Such a VM is one more endpoint of the CID space.
+//! VMs whose VMM has a hybrid Unix socket, as Firecracker and Cloud Hypervisor do: the VMM owns the
+//! virtio-vsock device, and connections enter and leave it through Unix sockets. Such a VM is one more
+//! endpoint of the CID space.
 //!
 //! The protocol, with PATH the socket that the VMM listens at (its `uds_path`):
 //!
@@ -9,8 +10,8 @@
 //! then              bytes, until one side closes
 //! ```
 //!
-//! The VMM is as little trusted as a guest: its answer is bounded in length and time, it must be of the VM's owner at both
-//! sockets, and what it can open is bounded.
+//! The VMM is as little trusted as a guest: its answer is bounded in length and time, it must be of the VM's
+//! owner at both sockets, and what it can open is bounded.
 
 use vmlane_stats::{Kept, counters};
 use vmlane_vsock::{HOST, SocketAddress, Vm};

@@ -1,6 +1,6 @@
-//! Streams whose bytes the daemon leaves to the helper for other hosts: the helper has the daemon's half of the program's ring, and a
-//! copy of the daemon's end of its signal line. To the router and to the workers it is a stream like any, but for its two ends: they
-//! have no bytes, and only pass on how the stream ends.
+//! Streams whose bytes the daemon leaves to the helper for other hosts: the helper has the daemon's half of
+//! the program's ring, and a copy of the daemon's end of its signal line. To the router and to the workers it
+//! is a stream like any, but for its two ends: they have no bytes, and only pass on how the stream ends.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -56,9 +56,9 @@ pub enum Mail {
     Stop,
 }
 
-/// What waits for the thread. The number of guests' requests is bounded, and one guest cannot use it up; the number of
-/// mails is bounded by the number of clients: each has one of a kind at most. A request that is given up is of a client, too,
-/// unless it is so before the thread has made one of it.
+/// What waits for the thread. The number of guests' requests is bounded, and one guest cannot use it up; the
+/// number of mails is bounded by the number of clients: each has one of a kind at most. A request that is
+/// given up is of a client, too, unless it is so before the thread has made one of it.
 pub struct Mailbox {
     waiting: Mutex<Waiting>,
     event: OwnedFd,
@@ -133,13 +133,14 @@ impl Mailbox {
     }
 }
 
-/// Reads of a socket with signals at a time: its process can send more meanwhile, and keeps no one else waiting by it.
+/// Reads of a socket with signals at a time: its process can send more meanwhile, and keeps no one else
+/// waiting by it.
 const READS: usize = 4;
 /// So many bytes in it are no signals: its process has filled it, so that it cannot be polled writable.
 const FILLED: usize = 64;
 
-/// How workers and one stream's process reach each other: by its own socket if it uses the ring itself, else through
-/// the thread that pumps.
+/// How workers and one stream's process reach each other: by its own socket if it uses the ring itself, else
+/// through the thread that pumps.
 pub struct StreamWaker {
     token: Token,
     mailbox: Arc<Mailbox>,
@@ -201,8 +202,8 @@ impl StreamWaker {
         self.socket.as_ref().filter(|_| !self.has_switched())
     }
 
-    /// Takes the signals that have come; true if there were any. That its socket ends is for the thread, which hears of it by
-    /// itself.
+    /// Takes the signals that have come; true if there were any. That its socket ends is for the thread,
+    /// which hears of it by itself.
     fn take_signals(&self, socket: &OwnedFd) -> bool {
         self.filled.store(false, Ordering::SeqCst);
         let mut bytes = [0; 4096];
@@ -223,9 +224,9 @@ impl StreamWaker {
         any
     }
 
-    /// Empties the socket of a process that may have filled it, so that it cannot be polled writable. A signal that was taken may
-    /// have asked for one, and what it announced, or what could not be signalled any more, is for the thread to look after: the
-    /// stream's turn may be beyond its last look.
+    /// Empties the socket of a process that may have filled it, so that it cannot be polled writable. A
+    /// signal that was taken may have asked for one, and what it announced, or what could not be signalled
+    /// any more, is for the thread to look after: the stream's turn may be beyond its last look.
     fn empty(&self, socket: &OwnedFd) {
         if self.take_signals(socket) {
             self.send_signal();
@@ -249,8 +250,8 @@ impl StreamWaker {
         *self.signal.lock() = None;
     }
 
-    /// The process has its answer, which a signal must not come before: from here on it gets signals at `socket`,
-    /// at once the one that it missed.
+    /// The process has its answer, which a signal must not come before: from here on it gets signals at
+    /// `socket`, at once the one that it missed.
     pub fn start_signals(&self, socket: Arc<OwnedFd>) {
         let mut signal = self.signal.lock();
         if self.missed.swap(false, Ordering::SeqCst) {
@@ -303,8 +304,9 @@ impl RingProcess for StreamWaker {
 
     fn answer_doorbell(&self, asks: &dyn Fn() -> Asks) -> bool {
         let Some(socket) = self.of_ring() else { return false };
-        // One that waits for room may have filled its socket, so that it cannot be polled writable: what is in there is taken
-        // when there is room. A few signals are taken in any case: where they fill the socket, the next one is lost.
+        // One that waits for room may have filled its socket, so that it cannot be polled writable: what is
+        // in there is taken when there is room. A few signals are taken in any case: where they fill the
+        // socket, the next one is lost.
         if asks().blocked && socket::peek(socket, &mut [0; FILLED]) == Io::Done(FILLED) {
             self.filled.store(true, Ordering::SeqCst);
         } else {

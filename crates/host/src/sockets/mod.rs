@@ -15,10 +15,10 @@
 //! | `mail.rs` | what workers and sessions tell the thread |
 //! | `socket.rs` | system calls |
 //!
-//! There are two kinds of listening socket: `host.sock` speaks the records of [`vmlane_wire::host`], and each VM's `vsock.uds`
-//! speaks text (`CONNECT 5000`, answered `OK 1073741824`) as Firecracker and Cloud Hypervisor do. Where these are the VMMs, they
-//! own those sockets, and this thread is their client (`hybrid.rs`).
-//! Everything a process can grow is bounded; a process that misbehaves loses its own sockets.
+//! There are two kinds of listening socket: `host.sock` speaks the records of [`vmlane_wire::host`], and each
+//! VM's `vsock.uds` speaks text (`CONNECT 5000`, answered `OK 1073741824`) as Firecracker and Cloud
+//! Hypervisor do. Where these are the VMMs, they own those sockets, and this thread is their client
+//! (`hybrid.rs`). Everything a process can grow is bounded; a process that misbehaves loses its own sockets.
 
 mod client;
 mod forwards;
@@ -63,8 +63,8 @@ use route_socket::RouteSocket;
 /// Bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections of all processes together, and of VMs with hybrid sockets; of one user or VM, as many as stay free for
-    /// others.
+    /// Connections of all processes together, and of VMs with hybrid sockets; of one user or VM, as many as
+    /// stay free for others.
     pub clients: usize,
     /// Streams of other hosts; of one, as many as stay free for others.
     pub routed: usize,
@@ -195,9 +195,9 @@ impl HostSockets {
         self.mailbox.send(Mail::RemoveGuest(cid));
     }
 
-    /// Answers for a VM whose VMM has a hybrid socket at `path`; to be called again when what is configured of the VM has
-    /// changed. Opens the sockets of its forwards; what cannot be opened is returned, and tried again by [`Self::look`].
-    /// It counts in `stats`, as it did before.
+    /// Answers for a VM whose VMM has a hybrid socket at `path`; to be called again when what is configured
+    /// of the VM has changed. Opens the sockets of its forwards; what cannot be opened is returned, and tried
+    /// again by [`Self::look`]. It counts in `stats`, as it did before.
     pub fn set_hybrid(&self, cid: u32, path: PathBuf, stats: &Arc<HybridStats>) -> Vec<String> {
         let Some(vm) = self.router.vms().get(cid) else { return Vec::new() };
         let mut all = self.forwards.lock();
@@ -217,7 +217,8 @@ impl HostSockets {
         }
     }
 
-    /// Opens sockets of forwards that could not be opened before, or whose names are gone. To be called every few seconds.
+    /// Opens sockets of forwards that could not be opened before, or whose names are gone. To be called every
+    /// few seconds.
     pub fn look(&self) {
         self.forwards.lock().values_mut().for_each(|forwards| forwards.look(&self.mailbox));
     }
@@ -232,7 +233,8 @@ impl HostSockets {
         self.shown.lock().connections()
     }
 
-    /// What is configured of other hosts from now on; `path` is where the helper that carries their streams connects.
+    /// What is configured of other hosts from now on; `path` is where the helper that carries their streams
+    /// connects.
     pub fn set_routes(&self, path: &Path, routes: Option<Routes>) -> io::Result<()> {
         self.route.lock().set(path, routes, &self.router, &self.mailbox)
     }

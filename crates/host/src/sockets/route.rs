@@ -1,8 +1,9 @@
-//! Other hosts, as this one knows them: CIDs that they own are endpoints like VMs. A helper process (`vmlane route`) carries the
-//! streams; it asks, and is asked, at a socket of its own, in the records of [`vmlane_wire::route`].
+//! Other hosts, as this one knows them: CIDs that they own are endpoints like VMs. A helper process (`vmlane
+//! route`) carries the streams; it asks, and is asked, at a socket of its own, in the records of
+//! [`vmlane_wire::route`].
 //!
-//! The helper proves a peer's name and nothing else is taken from it: what a peer may speak for and reach is checked here, for each
-//! stream.
+//! The helper proves a peer's name and nothing else is taken from it: what a peer may speak for and reach is
+//! checked here, for each stream.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -105,8 +106,8 @@ pub struct Told {
     pub counters: Vec<(String, u64)>,
 }
 
-/// What an operator may see of a peer. The one without a name is the helper itself: what it can say of connections that no peer's
-/// name was proved for.
+/// What an operator may see of a peer. The one without a name is the helper itself: what it can say of
+/// connections that no peer's name was proved for.
 #[derive(Clone, Debug)]
 pub struct PeerView {
     pub name: String,

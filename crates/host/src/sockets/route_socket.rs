@@ -1,4 +1,5 @@
-//! Other hosts as the operator's thread knows them: the socket of the helper, and the endpoints of their CIDs.
+//! Other hosts as the operator's thread knows them: the socket of the helper, and the endpoints of their
+//! CIDs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

@@ -1,8 +1,9 @@
 //! The thread that serves host sockets. It alone owns the tables; nothing in it waits for a process.
 //!
-//! This file says what comes next, and calls the others. Each of them calls only those behind it: what guests, programs,
-//! VMMs and other hosts ask for (`programs.rs`, `hybrid.rs`, `routes.rs`), how streams come about (`calls.rs`, `left.rs`),
-//! have their turns (`moving.rs`) and end (`ends.rs`); then the tables, which know no other.
+//! This file says what comes next, and calls the others. Each of them calls only those behind it: what
+//! guests, programs, VMMs and other hosts ask for (`programs.rs`, `hybrid.rs`, `routes.rs`), how streams come
+//! about (`calls.rs`, `left.rs`), have their turns (`moving.rs`) and end (`ends.rs`); then the tables, which
+//! know no other.
 
 mod asked;
 mod calls;
@@ -275,7 +276,8 @@ impl Server {
         self.turns.accept_more(token);
     }
 
-    /// At a VM's own socket: root, the daemon's user, the VM's owner. Who may what at the others is for the rules to say.
+    /// At a VM's own socket: root, the daemon's user, the VM's owner. Who may what at the others is for the
+    /// rules to say.
     fn is_owner(&self, dialect: Dialect, peer: &Peer) -> bool {
         let owner = match dialect {
             Dialect::Native => return true,

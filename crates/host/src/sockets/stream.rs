@@ -117,8 +117,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Does what can be done now, and says how many bytes that moved. `switched`: the process has handed its ring over.
-    /// `buffer` is scratch space.
+    /// Does what can be done now, and says how many bytes that moved. `switched`: the process has handed its
+    /// ring over. `buffer` is scratch space.
     pub fn turn(
         &mut self,
         router: &Arc<Router>,
@@ -167,8 +167,8 @@ impl End<'_> {
     }
 }
 
-/// What a process with a ring of its own has said since the last time. The worker may have taken the signal that announced bytes or
-/// room in the middle of a turn, behind its last look: it is to look again.
+/// What a process with a ring of its own has said since the last time. The worker may have taken the signal
+/// that announced bytes or room in the middle of a turn, behind its last look: it is to look again.
 fn hear(end: &End<'_>, map: &SharedMap, said: &mut u64) {
     let now = map.said();
     if now & SAID_RECEIVE & !*said != 0 {

@@ -1,5 +1,5 @@
-//! How the links of the host's interfaces are, and each change as it happens: rtnetlink(7), which needs no rights. A confined
-//! daemon cannot open such a socket any more, but goes on reading one that it has.
+//! How the links of the host's interfaces are, and each change as it happens: rtnetlink(7), which needs no
+//! rights. A confined daemon cannot open such a socket any more, but goes on reading one that it has.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

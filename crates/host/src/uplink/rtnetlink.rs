@@ -1,5 +1,5 @@
-//! What rtnetlink(7) says of links, as far as it is of interest here: whole messages, and attributes by their kinds. Kinds and
-//! contents that are not known are passed over, so a message of any kernel can be read
+//! What rtnetlink(7) says of links, as far as it is of interest here: whole messages, and attributes by their
+//! kinds. Kinds and contents that are not known are passed over, so a message of any kernel can be read
 //! (`docs/decisions/0017-teams.md` says why no crate does this).
 
 use std::io;
@@ -62,7 +62,8 @@ pub fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// The messages one after the other: the kind of each, and what is behind its header. What is cut short ends them.
+/// The messages one after the other: the kind of each, and what is behind its header. What is cut short ends
+/// them.
 pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (len, kind) = (word32(bytes, 0)? as usize, word16(bytes, 4)?);

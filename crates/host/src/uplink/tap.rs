@@ -39,8 +39,8 @@ pub struct TapOptions {
     /// Up to 15 bytes. Made if there is none (and we may).
     pub name: String,
     /// How many queues, 1 to [`TapOptions::MOST_QUEUES`], of an interface made for several (`ip tuntap add
-    /// ... multi_queue`); None: an interface with its one queue. The kernel keeps a flow in one queue: the one
-    /// that its frames were last sent through.
+    /// ... multi_queue`); None: an interface with its one queue. The kernel keeps a flow in one queue: the
+    /// one that its frames were last sent through.
     pub queues: Option<u16>,
 }
 
@@ -83,8 +83,8 @@ pub struct TapFiles {
 }
 
 impl TapFiles {
-    /// Attaches to the interface. Bringing it up, giving it an address or a bridge is the operator's. A daemon that is
-    /// confined may not do that; it is handed the files.
+    /// Attaches to the interface. Bringing it up, giving it an address or a bridge is the operator's. A
+    /// daemon that is confined may not do that; it is handed the files.
     pub fn open(options: &TapOptions) -> Result<TapFiles, TapError> {
         let number = options.queues.unwrap_or(1).clamp(1, TapOptions::MOST_QUEUES);
         let queues = (0..number).map(|_| interface::attach(options)).collect::<Result<Vec<_>, _>>()?;
@@ -121,14 +121,15 @@ impl Tap {
         })
     }
 
-    /// The interface's MTU as the port takes it to be. It picks up another one with its next [`FramePort::refresh`]: by itself,
-    /// a confined daemon cannot ask for it.
+    /// The interface's MTU as the port takes it to be. It picks up another one with its next
+    /// [`FramePort::refresh`]: by itself, a confined daemon cannot ask for it.
     pub fn mtu(&self) -> Arc<AtomicUsize> {
         self.mtu.clone()
     }
 
-    /// Does what is behind the interface take super-frames, and frames whose checksums are to be completed? True at first, as the
-    /// host's network stack does. The port picks up a change with its next [`FramePort::refresh`].
+    /// Does what is behind the interface take super-frames, and frames whose checksums are to be completed?
+    /// True at first, as the host's network stack does. The port picks up a change with its next
+    /// [`FramePort::refresh`].
     pub fn whole(&self) -> Arc<AtomicBool> {
         self.whole.clone()
     }
@@ -205,7 +206,8 @@ impl Tap {
         self.written(queue, written)
     }
 
-    /// The same with all that is in the frame, for what is behind the interface and reads no header in front of it.
+    /// The same with all that is in the frame, for what is behind the interface and reads no header in front
+    /// of it.
     #[expect(clippy::indexing_slicing, reason = "`queue` is below the count")]
     fn deliver_complete(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
         let len = frame.len() + if frame.tag.is_some() { TAG } else { 0 };

@@ -1,5 +1,5 @@
-//! A vhost-user back end as an uplink: Open vSwitch with DPDK, VPP, or another vmlane. This end is the driver of a virtio NIC
-//! ("virtio-user"); the back end maps the memory that holds its rings and buffers.
+//! A vhost-user back end as an uplink: Open vSwitch with DPDK, VPP, or another vmlane. This end is the driver
+//! of a virtio NIC ("virtio-user"); the back end maps the memory that holds its rings and buffers.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -10,9 +10,9 @@
 //! | `incoming.rs`, `outgoing.rs` | frames from the peer and to it |
 //! | `ring.rs`, `memory.rs` | a split ring from the driver's side, and the memory that it is in |
 //!
-//! The peer is not trusted. It can write to all of that memory at any time, so only what it has to write is read, once, and
-//! checked. A peer that breaks a rule loses its connection, and gets another one after a pause. See
-//! docs/decisions/0015-vhost-user-uplinks.md.
+//! The peer is not trusted. It can write to all of that memory at any time, so only what it has to write is
+//! read, once, and checked. A peer that breaks a rule loses its connection, and gets another one after a
+//! pause. See docs/decisions/0015-vhost-user-uplinks.md.
 
 mod front;
 mod incoming;

@@ -1,9 +1,9 @@
 //! An interface of the host by AF_XDP: frames to and from its queues without the host's network stack.
 //!
-//! The kernel (or the card itself, in zero-copy mode) receives into memory that it shares with us, from where frames are
-//! lent to the switch; frames to be sent are copied into that memory, once. It knows no offloads: the switch cuts
-//! super-frames and makes checksums. `open.rs` is what needs rights, `rings.rs` what the kernel shares, `program.rs`
-//! the program that directs frames to us.
+//! The kernel (or the card itself, in zero-copy mode) receives into memory that it shares with us, from where
+//! frames are lent to the switch; frames to be sent are copied into that memory, once. It knows no offloads:
+//! the switch cuts super-frames and makes checksums. `open.rs` is what needs rights, `rings.rs` what the
+//! kernel shares, `program.rs` the program that directs frames to us.
 
 mod open;
 mod program;
@@ -84,8 +84,8 @@ pub struct Xdp {
     out: Spans,
 }
 
-/// The files of an interface that a port uses: the program and the sockets end with the last holder. Ending them takes the
-/// kernel some time, so the port's worker should not be the last one.
+/// The files of an interface that a port uses: the program and the sockets end with the last holder. Ending
+/// them takes the kernel some time, so the port's worker should not be the last one.
 pub struct XdpHold {
     sockets: Vec<OwnedFd>,
     _program: OwnedFd,
@@ -144,7 +144,8 @@ impl Xdp {
         Ok((port, XdpHold { sockets, _program: link }))
     }
 
-    /// The interface's MTU as the port takes it to be. It picks up another one with its next [`FramePort::refresh`].
+    /// The interface's MTU as the port takes it to be. It picks up another one with its next
+    /// [`FramePort::refresh`].
     pub fn mtu(&self) -> Arc<AtomicUsize> {
         self.mtu.clone()
     }

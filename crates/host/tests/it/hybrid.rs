@@ -1,5 +1,5 @@
-//! VMs whose VMMs have hybrid Unix sockets, with simulated VMMs: streams both ways with guests and programs of every kind, and what
-//! hostile VMMs do.
+//! VMs whose VMMs have hybrid Unix sockets, with simulated VMMs: streams both ways with guests and programs
+//! of every kind, and what hostile VMMs do.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -255,7 +255,8 @@ fn hostile_answers_end_their_own_connection_only() {
     assert_clean(&world);
 }
 
-/// The limit counts connections of both directions; beyond, both are refused and counted, and it is given back.
+/// The limit counts connections of both directions; beyond, both are refused and counted, and it is given
+/// back.
 #[test]
 fn a_vm_has_so_many_connections_and_no_more() {
     let world = World::new();
@@ -418,7 +419,8 @@ fn forwards_come_and_go_and_a_removed_vm_leaves_nothing() {
     assert_clean(&world);
 }
 
-/// A directory that others write to: what stands in the way of a forward's socket is not removed, and it is tried again.
+/// A directory that others write to: what stands in the way of a forward's socket is not removed, and it is
+/// tried again.
 #[test]
 fn what_is_in_the_way_of_a_forward_stays_and_others_are_served() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! Streams between programs and other hosts whose ring the daemon leaves to the helper, with a simulated one: bytes, ends, and what
-//! hostile helpers and programs can do.
+//! Streams between programs and other hosts whose ring the daemon leaves to the helper, with a simulated one:
+//! bytes, ends, and what hostile helpers and programs can do.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -21,7 +21,8 @@ use zerocopy::IntoBytes;
 use crate::host_world::helper::{FAR, Helper, OWN, answer, routes, world};
 use crate::host_world::{SECOND, World};
 
-/// The helper's half: the daemon's of the ring, a copy of its end of the program's signal line, and its own line.
+/// The helper's half: the daemon's of the ring, a copy of its end of the program's signal line, and its own
+/// line.
 struct Half {
     line: UnixStream,
     signals: Option<UnixStream>,

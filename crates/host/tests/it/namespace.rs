@@ -4,7 +4,8 @@ use std::process::Command;
 
 use vmlane_testkit::{again, role, run, skipped};
 
-/// Runs the calling test again in a namespace, if `can` succeeds in one: a shell's command. False: this is that process.
+/// Runs the calling test again in a namespace, if `can` succeeds in one: a shell's command. False: this is
+/// that process.
 pub fn outside(can: &str, needs: &str) -> bool {
     if role().is_some() {
         return false;

@@ -85,7 +85,8 @@ fn and_so_it_does_without_rings() {
     run(true);
 }
 
-/// The cases of `crates/preload/tests/datagrams.c`: the guest sends each datagram back until an empty one comes.
+/// The cases of `crates/preload/tests/datagrams.c`: the guest sends each datagram back until an empty one
+/// comes.
 #[test]
 fn and_of_its_datagrams() {
     let world = World::new();

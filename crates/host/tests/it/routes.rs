@@ -1,5 +1,5 @@
-//! Other hosts, with a simulated helper: streams both ways with a VMCI guest and with programs, true addresses, what is refused, and
-//! what a helper that is gone does.
+//! Other hosts, with a simulated helper: streams both ways with a VMCI guest and with programs, true
+//! addresses, what is refused, and what a helper that is gone does.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,5 @@
-//! A vhost-user uplink against the tree's own virtio NIC, that is two switches joined, and against back ends that break rules.
+//! A vhost-user uplink against the tree's own virtio NIC, that is two switches joined, and against back ends
+//! that break rules.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! An AF_XDP uplink on one end of a veth pair, in a network namespace of its own; what is at the other end is sent and received
-//! by a packet socket.
+//! An AF_XDP uplink on one end of a veth pair, in a network namespace of its own; what is at the other end is
+//! sent and received by a packet socket.
 #![allow(unsafe_code)] // packet sockets
 
 use std::io;
@@ -344,7 +344,8 @@ fn an_interface_that_is_down_or_gone_stops_nothing_else() {
     ip("link set vmlx0 down");
     ip("link set vmlx0 name vmlx7");
     ip("link set vmlx7 up");
-    // The kernel tells the other end of the link in its own time, up to a second later, and drops what is sent before.
+    // The kernel tells the other end of the link in its own time, up to a second later, and drops what is
+    // sent before.
     let fetched = eventually("the renamed interface receives", || {
         wire.send(&frame(OURS, THEIRS, 4, 60));
         uplink.look()

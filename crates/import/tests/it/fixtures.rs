@@ -1,5 +1,5 @@
-//! Descriptions of the shapes that VMware, VirtualBox and libvirt write, each with all that comes of it. `VMLANE_WRITE=1` writes
-//! what comes of them now.
+//! Descriptions of the shapes that VMware, VirtualBox and libvirt write, each with all that comes of it.
+//! `VMLANE_WRITE=1` writes what comes of them now.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -34,8 +34,8 @@ pub fn apply(setup: &Setup, warnings: &mut Vec<String>) {
     }
 }
 
-/// Sets User Mode Linux's own cards down before a restart: it restarts as the same process and would keep open what a card that is
-/// up has open on the host, and its TAP interface would be busy.
+/// Sets User Mode Linux's own cards down before a restart: it restarts as the same process and would keep
+/// open what a card that is up has open on the host, and its TAP interface would be busy.
 pub fn set_own_cards_down() {
     for entry in fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
         let driver = fs::read_link(entry.path().join("device/driver"));

@@ -42,8 +42,8 @@ impl Accel {
         }
     }
 
-    /// The processor of guests that were asked for without one. None is QEMU's default: under TCG, copies are several
-    /// times slower with `max`.
+    /// The processor of guests that were asked for without one. None is QEMU's default: under TCG, copies are
+    /// several times slower with `max`.
     pub fn cpu(self) -> Option<&'static str> {
         (self == Accel::Kvm).then_some("host")
     }

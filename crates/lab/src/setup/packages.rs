@@ -8,7 +8,8 @@ use anyhow::{Result, bail};
 use super::system::{Family, System};
 use super::{Progress, run};
 
-/// A tool, or the file with Debian's keys, and the package that has it; none: that system has no such package.
+/// A tool, or the file with Debian's keys, and the package that has it; none: that system has no such
+/// package.
 pub(super) struct Tool {
     pub name: &'static str,
     pub debian: &'static str,

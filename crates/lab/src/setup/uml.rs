@@ -12,8 +12,8 @@ use super::apt::{Fetch, Mirrors};
 use super::{Cache, Progress, digest, kernel, packages, remove_tree, root};
 use crate::elf;
 
-/// The kernel of guests under User Mode Linux that need no PCI bus: Debian's package of this version. Earlier ones have
-/// no `seccomp=on` (6.16).
+/// The kernel of guests under User Mode Linux that need no PCI bus: Debian's package of this version. Earlier
+/// ones have no `seccomp=on` (6.16).
 pub const UML_KERNEL: &str = "7.2um1";
 
 const SUITE: &str = "forky";

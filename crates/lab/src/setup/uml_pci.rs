@@ -1,7 +1,8 @@
 //! A User Mode Linux that has a PCI bus, built here from Debian's sources: Debian's own package has none.
 //!
-//! Its bus is virtio, so that `vmlane daemon` can serve VMCI and VMXNET3 devices on it, to the drivers as they are in Linux. It is for
-//! experiments: a build takes ten minutes of two processors, and one that was interrupted goes on where it was.
+//! Its bus is virtio, so that `vmlane daemon` can serve VMCI and VMXNET3 devices on it, to the drivers as
+//! they are in Linux. It is for experiments: a build takes ten minutes of two processors, and one that was
+//! interrupted goes on where it was.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,12 +37,13 @@ const TOOLS: [Tool; 6] = [
     Tool { debian: "libc6-dev", arch: Some("glibc"), alpine: None, ..everywhere("ld", "glibc-devel") },
 ];
 
-/// What differs from the default configuration of User Mode Linux: devices and file systems of a lab's guest, and nothing else
-/// that takes long to build. All is built in but virtio's transport of vSockets, which would take VMCI's place.
+/// What differs from the default configuration of User Mode Linux: devices and file systems of a lab's guest,
+/// and nothing else that takes long to build. All is built in but virtio's transport of vSockets, which would
+/// take VMCI's place.
 const CONFIG: &str = include_str!("uml_pci.config");
 
-/// A driver that Linux does not offer to build for User Mode Linux, since that is no x86 by its name: it becomes a module, of the
-/// same sources, unchanged.
+/// A driver that Linux does not offer to build for User Mode Linux, since that is no x86 by its name: it
+/// becomes a module, of the same sources, unchanged.
 struct Driver {
     /// In the sources.
     folder: &'static str,
@@ -145,7 +147,8 @@ fn given() -> String {
     format!("{CONFIG}CONFIG_UML_PCI_OVER_VIRTIO_DEVICE_ID={PCI}\n")
 }
 
-/// Is what was asked for in force? Options that do not exist, or lack what they depend on, disappear without a word.
+/// Is what was asked for in force? Options that do not exist, or lack what they depend on, disappear without
+/// a word.
 fn check_config(config: &str, given: &str) -> Result<()> {
     let asked = given.lines().filter(|line| line.starts_with("CONFIG_"));
     for line in asked {

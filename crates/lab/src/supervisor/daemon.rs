@@ -145,8 +145,8 @@ fn nic_table(card: usize, device: &Device, guest: &GuestSpec) -> Table {
     table
 }
 
-/// Merges a configuration over another: tables key by key, `[[vm]]` and `[[port_group]]` entries by their name; all else
-/// is replaced.
+/// Merges a configuration over another: tables key by key, `[[vm]]` and `[[port_group]]` entries by their
+/// name; all else is replaced.
 pub fn merge_config(base: &mut Table, more: Table) {
     for (key, value) in more {
         match (base.get_mut(&key), value) {
@@ -174,7 +174,8 @@ pub fn command(plan: &Plan) -> Result<Command> {
     Ok(command)
 }
 
-/// What has faults on request, and a PCI bus for User Mode Linux. It is beside vmlane where it was built, and is not installed.
+/// What has faults on request, and a PCI bus for User Mode Linux. It is beside vmlane where it was built, and
+/// is not installed.
 const LABDAEMON: &str = "vmlane-labdaemon";
 
 /// vmlane, unless the configuration asks for what only [`LABDAEMON`] has.

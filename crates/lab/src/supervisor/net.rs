@@ -70,8 +70,8 @@ pub fn prepare(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Makes the TAP interfaces of User Mode Linux's own cards. They stay while no guest has them open, since it opens one when
-/// its card is set up and closes it when the card is set down.
+/// Makes the TAP interfaces of User Mode Linux's own cards. They stay while no guest has them open, since it
+/// opens one when its card is set up and closes it when the card is set down.
 fn make_taps(plan: &Plan, net: usize, bridge: &str) -> Result<()> {
     for guest in plan.spec.guests() {
         if guest.devices.iter().filter(|device| device.is_nic()).nth(net) == Some(&Device::UmlVector) {
@@ -111,8 +111,8 @@ pub fn join_taps(plan: &Plan, guest: &GuestSpec) -> Result<()> {
     Ok(())
 }
 
-/// Removes the lab's bridges and TAP interfaces, also those of a supervisor that was killed. What a QEMU has made ends
-/// with it.
+/// Removes the lab's bridges and TAP interfaces, also those of a supervisor that was killed. What a QEMU has
+/// made ends with it.
 pub fn remove(lab: &str) {
     let prefixes = ["n", "g"].map(|kind| format!("vl{}{kind}", tag(lab)));
     for entry in std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {

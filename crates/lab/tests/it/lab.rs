@@ -57,8 +57,8 @@ fn two_guests_from_boot_to_nothing_left() {
     assert!(!dir.exists());
 }
 
-/// A VMCI guest, a virtio guest and one without devices: what each has, that the first two meet, and that their kernel
-/// has the modules and the processor that DPDK wants.
+/// A VMCI guest, a virtio guest and one without devices: what each has, that the first two meet, and that
+/// their kernel has the modules and the processor that DPDK wants.
 #[test]
 fn each_guest_has_the_devices_it_was_given() {
     let mut spec = LabSpec { boot_seconds: 300, guests: 3, ..LabSpec::new(&name("given")) };

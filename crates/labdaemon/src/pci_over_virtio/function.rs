@@ -1,7 +1,7 @@
 //! The PCI function as its guest sees it: what a VMM keeps to itself under vfio-user is here.
 //!
-//! That is the MSI-X table, whether and how interrupts are switched on, and which BARs exist: the guest's bus has no I/O
-//! space, so I/O BARs are hidden from it. All else is the device's.
+//! That is the MSI-X table, whether and how interrupts are switched on, and which BARs exist: the guest's bus
+//! has no I/O space, so I/O BARs are hidden from it. All else is the device's.
 
 use std::ops::Range;
 use std::sync::Arc;

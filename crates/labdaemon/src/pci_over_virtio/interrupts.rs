@@ -1,7 +1,8 @@
 //! Interrupts of a function as messages to its guest: the MSI-X table, and the virtqueue where messages go.
 //!
-//! Workers raise while the session changes what is raised, so all of it is behind one short lock. A message for which
-//! the guest has posted no buffer stays pending, as a masked one does, and leaves when there is a buffer.
+//! Workers raise while the session changes what is raised, so all of it is behind one short lock. A message
+//! for which the guest has posted no buffer stays pending, as a masked one does, and leaves when there is a
+//! buffer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -257,7 +258,8 @@ impl Messages {
     }
 }
 
-/// Puts a message into the guest's next buffer. None: there is no buffer. Else whether the guest is to be called.
+/// Puts a message into the guest's next buffer. None: there is no buffer. Else whether the guest is to be
+/// called.
 fn post(ring: &mut Ring, bytes: &[u8]) -> Result<Option<bool>, vmlane_device::virtio::queue::Broken> {
     let taken = match ring.next()? {
         Some(taken) => taken,

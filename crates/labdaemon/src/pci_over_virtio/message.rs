@@ -1,8 +1,9 @@
 //! A PCI function over virtio: what User Mode Linux sends to one, and what comes back.
 //!
-//! Source: `include/uapi/linux/virtio_pcidev.h` of Linux, which is under the BSD licence, too. Two virtqueues: accesses of
-//! the guest, answered in the same chain, and messages of the function, for which the guest posts buffers. The
-//! header is in the byte order of the host that both ends share; data is little-endian.
+//! Source: `include/uapi/linux/virtio_pcidev.h` of Linux, which is under the BSD licence, too. Two
+//! virtqueues: accesses of the guest, answered in the same chain, and messages of the function, for which the
+//! guest posts buffers. The header is in the byte order of the host that both ends share; data is
+//! little-endian.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
@@ -12,7 +13,8 @@ pub const ACCESSES: u16 = 0;
 /// The virtqueue of interrupts.
 pub const INTERRUPTS: u16 = 1;
 
-/// First in every message. Data follows where the guest writes, and where the function sends an interrupt message.
+/// First in every message. Data follows where the guest writes, and where the function sends an interrupt
+/// message.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

@@ -1,4 +1,5 @@
-//! One virtqueue whose chains are short messages: each is copied out once, answered and completed before the next one.
+//! One virtqueue whose chains are short messages: each is copied out once, answered and completed before the
+//! next one.
 
 use vmlane_device::virtio::queue::{BadRing, Broken, Queue, Segment, Taken};
 use vmlane_device::virtio::vhost::RingSetup;

@@ -1,4 +1,5 @@
-//! The built program as laboratories run it: parts of its daemon go wrong on request; guests whose PCI bus is virtio.
+//! The built program as laboratories run it: parts of its daemon go wrong on request; guests whose PCI bus is
+//! virtio.
 
 use vmlane_api::Method;
 use vmlane_api::call::DebugPanic;

@@ -170,7 +170,8 @@ impl Guest {
         Guest { ram, accesses, messages, events, page, posted, front, told, stats, interrupts, over, session }
     }
 
-    /// Posts a chain of accesses and announces it; waits until it is complete. Returns the bytes of the answer.
+    /// Posts a chain of accesses and announces it; waits until it is complete. Returns the bytes of the
+    /// answer.
     fn chain(&mut self, pieces: &[Segment]) -> u32 {
         self.accesses.post(pieces);
         kick(&self.events[0]);
@@ -375,7 +376,8 @@ fn senseless_accesses_are_completed_and_change_nothing() {
         guest.write(op, bar, addr, &[0xff; 4]);
     }
     let head = size_of::<Message>();
-    // Less than a header, nothing at all, more data than was sent, more than there is room for, more than is served.
+    // Less than a header, nothing at all, more data than was sent, more than there is room for, more than is
+    // served.
     let short = guest.message(Op::Write, MEMORY_BAR, KEEPS, &[], 4);
     assert_eq!(guest.chain(&[Segment { len: head as u32 - 1, ..short }]), 0);
     assert_eq!(guest.chain(&[into(to, 8)]), 0);

@@ -1,10 +1,12 @@
 //! What takes the place of memory whose file was cut short: zeros, private to that mapping.
 //!
-//! Anonymous memory, if the host promises that much. A host that overcommits nothing (`vm.overcommit_memory` = 2) may not: then a part of
-//! a file that was made before, where each mapping has the bytes at the offset that is its address, so that no two ever share any. A
-//! shared mapping of a file needs no promise; its pages are allocated when they are touched.
+//! Anonymous memory, if the host promises that much. A host that overcommits nothing (`vm.overcommit_memory`
+//! = 2) may not: then a part of a file that was made before, where each mapping has the bytes at the offset
+//! that is its address, so that no two ever share any. A shared mapping of a file needs no promise; its pages
+//! are allocated when they are touched.
 //!
-//! [`put`] is called by a signal handler on threads that may make few system calls: it maps and advises, and does nothing else.
+//! [`put`] is called by a signal handler on threads that may make few system calls: it maps and advises, and
+//! does nothing else.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -53,7 +55,8 @@ pub unsafe fn put(start: usize, len: usize) -> bool {
     replaced
 }
 
-/// A range that [`put`] has replaced is used by no one any more: its bytes go, so that the next mapping there finds zeros.
+/// A range that [`put`] has replaced is used by no one any more: its bytes go, so that the next mapping there
+/// finds zeros.
 pub fn release(start: usize, len: usize) {
     if let Some(file) = FILE.get().and_then(Option::as_ref) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -1,11 +1,14 @@
-//! One entry of the table of mappings: a range of addresses that a signal handler reads while other threads change it.
+//! One entry of the table of mappings: a range of addresses that a signal handler reads while other threads
+//! change it.
 //!
-//! The two words of the range have a version, odd while they change: a reader that saw it change leaves the entry
-//! alone. What a reader looks for is a mapping that it uses itself, so that the entry it needs does not change.
+//! The two words of the range have a version, odd while they change: a reader that saw it change leaves the
+//! entry alone. What a reader looks for is a mapping that it uses itself, so that the entry it needs does not
+//! change.
 
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
-/// Where a mapping is. Threads register and free entries; a handler on any thread may read them at the same time.
+/// Where a mapping is. Threads register and free entries; a handler on any thread may read them at the same
+/// time.
 #[derive(Debug)]
 pub struct Slot {
     used: AtomicBool,

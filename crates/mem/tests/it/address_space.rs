@@ -2,7 +2,8 @@
 
 use vmlane_mem::{ADDRESS_SPACE, MapRequest, MemoryMap, memfd};
 
-/// Sparse files cost nothing: without a bound, two of these and any other VM's memory would be more than there is.
+/// Sparse files cost nothing: without a bound, two of these and any other VM's memory would be more than
+/// there is.
 #[test]
 fn address_space_is_left_for_what_is_not_a_guests() {
     const LARGE: u64 = 3 << 40;

@@ -1,5 +1,5 @@
-//! Memory files that are cut short, in a process that gets no anonymous memory any more and may not change what signals do: as a confined
-//! daemon is on a host that overcommits nothing.
+//! Memory files that are cut short, in a process that gets no anonymous memory any more and may not change
+//! what signals do: as a confined daemon is on a host that overcommits nothing.
 #![allow(unsafe_code)] // a process of its own for each case
 
 use std::os::fd::OwnedFd;
@@ -25,7 +25,8 @@ fn map(file: &OwnedFd) -> MemoryMap {
     MemoryMap::default().map(request).unwrap()
 }
 
-/// Anonymous memory is refused as a host without any left refuses it; changing what a signal does ends the process.
+/// Anonymous memory is refused as a host without any left refuses it; changing what a signal does ends the
+/// process.
 fn filters() -> [BpfProgram; 2] {
     let arch = std::env::consts::ARCH.try_into().unwrap();
     let anonymous = libc::MAP_ANONYMOUS as u64;
@@ -43,7 +44,8 @@ fn filters() -> [BpfProgram; 2] {
 /// The wait status of a process like this one, with the filters, that does this.
 fn confined(act: impl FnOnce() -> bool) -> i32 {
     let filters = filters();
-    // SAFETY: the child uses nothing that another thread may have held, but the heap, which the C library sees to; and ends at once.
+    // SAFETY: the child uses nothing that another thread may have held, but the heap, which the C library
+    // sees to; and ends at once.
     unsafe {
         match libc::fork() {
             0 => {

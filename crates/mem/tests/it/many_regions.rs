@@ -7,7 +7,8 @@ use vmlane_mem::{MAX_REGIONS, MapRequest, MemoryMap};
 
 const PAGE: u64 = 4096;
 
-/// What a VM may map is bounded for each of its devices; no number for all of them together lets some VMs take it from others.
+/// What a VM may map is bounded for each of its devices; no number for all of them together lets some VMs
+/// take it from others.
 #[test]
 fn the_regions_of_many_vms_leave_room_for_those_of_others_and_each_survives_being_cut_short() {
     const VMS: usize = 80;

@@ -1,5 +1,5 @@
-//! Every order in which a signal handler looks for a mapping while another thread frees an entry of the table and
-//! uses it for another mapping: the handler finds ranges that are registered, and no mixture of two.
+//! Every order in which a signal handler looks for a mapping while another thread frees an entry of the table
+//! and uses it for another mapping: the handler finds ranges that are registered, and no mixture of two.
 //!
 //! The code is the crate's own, compiled once more over `loom`'s types.
 

@@ -1,4 +1,5 @@
-//! A server that speaks as much of OVSDB's protocol (RFC 7047) as the helper uses, with three tables in memory.
+//! A server that speaks as much of OVSDB's protocol (RFC 7047) as the helper uses, with three tables in
+//! memory.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

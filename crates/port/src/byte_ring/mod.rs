@@ -1,5 +1,5 @@
-//! A byte ring with two indices, each written by one side, as a reader and as a writer of it that trusts the other
-//! side's index no further than it can check.
+//! A byte ring with two indices, each written by one side, as a reader and as a writer of it that trusts the
+//! other side's index no further than it can check.
 //!
 //! ```text
 //!            consumed            readable                room
@@ -8,13 +8,13 @@
 //!                 (reader's index)        (writer's index)
 //! ```
 //!
-//! Both indices are below `size` and wrap there; a full ring has one byte free, so that it differs from an empty
-//! one. The other side's index is loaded once per decision and then accepted or refused: it must lie inside the
-//! ring, and not behind where it was before. What lies between accepted indices is copied once
+//! Both indices are below `size` and wrap there; a full ring has one byte free, so that it differs from an
+//! empty one. The other side's index is loaded once per decision and then accepted or refused: it must lie
+//! inside the ring, and not behind where it was before. What lies between accepted indices is copied once
 //! ([`transfer`]), across the ring's end where need be; only then does this side's index move.
 //!
-//! VMCI queue pairs, the rings of host programs (both with the daemon and with the route helper) and those of virtio-vsock
-//! connections are these. A port over them loads and stores the indices.
+//! VMCI queue pairs, the rings of host programs (both with the daemon and with the route helper) and those of
+//! virtio-vsock connections are these. A port over them loads and stores the indices.
 
 mod slice;
 mod unnotified;
@@ -37,8 +37,8 @@ pub struct Reading {
     pub published: u64,
     /// The tail at the last look.
     pub tail: u64,
-    /// Heads that others took the place of since the other side was notified of room. Should its tail turn out to make the ring
-    /// full as one of these has it, it may have gone to sleep for room that there is.
+    /// Heads that others took the place of since the other side was notified of room. Should its tail turn
+    /// out to make the ring full as one of these has it, it may have gone to sleep for room that there is.
     pub heads: Unnotified,
 }
 
@@ -55,8 +55,8 @@ pub struct Writing {
     pub head_at_produce: u64,
     /// Bytes were published without a notice since the last one.
     pub unannounced: bool,
-    /// Tails that others took the place of since the other side was notified of bytes. Should its head turn out to be at one of
-    /// these, it may have gone to sleep for bytes that there are.
+    /// Tails that others took the place of since the other side was notified of bytes. Should its head turn
+    /// out to be at one of these, it may have gone to sleep for bytes that there are.
     pub tails: Unnotified,
 }
 
@@ -132,16 +132,16 @@ impl Reading {
         distance(self.published, self.cur, self.size)
     }
 
-    /// The other side sees the head `new` from now on. Everything up to `tail` stays pending, and the next tail is checked
-    /// against the new head.
+    /// The other side sees the head `new` from now on. Everything up to `tail` stays pending, and the next
+    /// tail is checked against the new head.
     #[inline]
     pub fn publish(&mut self, new: u64) {
         self.heads.push(self.published, new, self.size);
         self.published = new;
     }
 
-    /// May the other side have gone to sleep because its ring was full at one of the last heads? Asked after each look at its
-    /// tail; it is to be notified then.
+    /// May the other side have gone to sleep because its ring was full at one of the last heads? Asked after
+    /// each look at its tail; it is to be notified then.
     #[inline]
     pub fn take_full(&mut self) -> bool {
         self.heads.take(advance(self.tail, 1, self.size), self.published, self.size)
@@ -219,8 +219,8 @@ impl Writing {
         old
     }
 
-    /// May the other side have gone to sleep because its ring was empty at one of the last tails? Asked after each look at its
-    /// head; it is to be notified then.
+    /// May the other side have gone to sleep because its ring was empty at one of the last tails? Asked after
+    /// each look at its head; it is to be notified then.
     #[inline]
     pub fn take_empty(&mut self) -> bool {
         self.tails.take(self.head, self.tail, self.size)

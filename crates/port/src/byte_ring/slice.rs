@@ -63,7 +63,8 @@ pub enum Bytes<'a> {
     Elsewhere(&'a dyn Scattered),
 }
 
-/// Bytes that lie in several places, known to their port alone. Offsets are from the first byte that is not consumed.
+/// Bytes that lie in several places, known to their port alone. Offsets are from the first byte that is not
+/// consumed.
 pub trait Scattered {
     /// How many bytes lie there at most.
     fn most(&self) -> usize;

@@ -2,8 +2,9 @@
 
 use super::distance;
 
-/// Values of an index that others took the place of since the other side was notified: those at which it may have gone to sleep, if its
-/// own index became visible late. The last few are known exactly; of those before them, how far back they reach.
+/// Values of an index that others took the place of since the other side was notified: those at which it may
+/// have gone to sleep, if its own index became visible late. The last few are known exactly; of those before
+/// them, how far back they reach.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Unnotified {
     recent: [u64; 3],
@@ -29,7 +30,8 @@ impl Unnotified {
         self.reach = (self.reach + distance(from, to, size)).min(size);
     }
 
-    /// Is `index` one of the last? Then the other side is to be notified, and knows by that of all up to there.
+    /// Is `index` one of the last? Then the other side is to be notified, and knows by that of all up to
+    /// there.
     #[inline]
     pub fn take(&mut self, index: u64, now: u64, size: u64) -> bool {
         let [a, b, c] = self.recent;
@@ -50,7 +52,8 @@ impl Unnotified {
         Unnotified { reach: 0, ..self }
     }
 
-    /// May `index` be one of them? All are forgotten: for the time when whatever the other side has stored is visible.
+    /// May `index` be one of them? All are forgotten: for the time when whatever the other side has stored is
+    /// visible.
     pub fn take_any(&mut self, index: u64, now: u64, size: u64) -> bool {
         let reach = std::mem::take(self).reach;
         (1..=reach).contains(&distance(index, now, size))

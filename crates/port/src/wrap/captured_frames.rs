@@ -8,10 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::FrameWrapper;
 use crate::{BURST, DropReason, FramePort, Refused, RxFrame, Token, TxFrame};
 
-/// Looks at the frames of one port of the switch. The worker that owns the port calls it, between two of the port's own
-/// calls; it must not wait. Times are nanoseconds since 1970.
+/// Looks at the frames of one port of the switch. The worker that owns the port calls it, between two of the
+/// port's own calls; it must not wait. Times are nanoseconds since 1970.
 pub trait FrameTap: Send + Sync {
-    /// The guest sent a frame, and nothing is decided about it yet. All that were sent before have gone their way.
+    /// The guest sent a frame, and nothing is decided about it yet. All that were sent before have gone their
+    /// way.
     fn sent(&self, frame: &TxFrame<'_>, time: u64);
 
     /// The switch dropped the frame that was sent last, or (None) all that were sent have gone their way.
@@ -32,8 +33,8 @@ pub fn wall_clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// A port with taps. It is there only while there is a capture: [`CapturedFrames::wrap`] and [`CapturedFrames::unwrap`] may be
-/// called between any two calls of the port, and tokens stay good.
+/// A port with taps. It is there only while there is a capture: [`CapturedFrames::wrap`] and
+/// [`CapturedFrames::unwrap`] may be called between any two calls of the port, and tokens stay good.
 pub struct CapturedFrames {
     inner: Box<dyn FramePort>,
     taps: Vec<Arc<dyn FrameTap>>,
@@ -95,8 +96,8 @@ impl FrameWrapper for CapturedFrames {
         count
     }
 
-    /// The switch asks for each frame once when it takes it, in the order in which they were fetched, and again if the frame
-    /// had to wait: only the first time it is shown to the taps.
+    /// The switch asks for each frame once when it takes it, in the order in which they were fetched, and
+    /// again if the frame had to wait: only the first time it is shown to the taps.
     #[inline]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let frame = self.inner.frame(token);

@@ -18,8 +18,9 @@ pub enum StreamEvent {
     Ends,
 }
 
-/// Looks at what sockets of VMs send. Workers call it with the bytes of each step of a stream, while they lie where their
-/// sender put them; it must not wait. Several threads may call at once. Times are nanoseconds since 1970.
+/// Looks at what sockets of VMs send. Workers call it with the bytes of each step of a stream, while they lie
+/// where their sender put them; it must not wait. Several threads may call at once. Times are nanoseconds
+/// since 1970.
 pub trait StreamTap: Send + Sync {
     /// `from` sent `len` bytes, which lie at the begin of `bytes`.
     fn sent(&self, from: StreamAddress, bytes: Bytes<'_>, len: usize, time: u64);
@@ -27,7 +28,8 @@ pub trait StreamTap: Send + Sync {
     /// Something else happened to the stream of which `of` is an end.
     fn event(&self, of: StreamAddress, event: StreamEvent, time: u64);
 
-    /// A packet from one virtio-vsock guest to another: its header, and where its payload lies, if it has one.
+    /// A packet from one virtio-vsock guest to another: its header, and where its payload lies, if it has
+    /// one.
     fn packet(&self, header: &Header, payload: Option<PacketPayload<'_>>, time: u64);
 
     /// `from` sent a datagram to its peer.
@@ -45,8 +47,8 @@ pub struct PacketPayload<'a> {
     pub len: usize,
 }
 
-/// An end with taps. It is there only while there is a capture: [`CapturedStream::wrap`] and [`CapturedStream::unwrap`] may be
-/// called between any two turns of the stream.
+/// An end with taps. It is there only while there is a capture: [`CapturedStream::wrap`] and
+/// [`CapturedStream::unwrap`] may be called between any two turns of the stream.
 pub struct CapturedStream {
     inner: Box<dyn StreamPort>,
     taps: Vec<Arc<dyn StreamTap>>,

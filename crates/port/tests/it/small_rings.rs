@@ -1,5 +1,6 @@
-//! Rings of a few bytes, exhausted: every state that they can reach, every index that the other side may offer in it,
-//! every order in which a producer and a consumer take their steps, and every copy between two of them.
+//! Rings of a few bytes, exhausted: every state that they can reach, every index that the other side may
+//! offer in it, every order in which a producer and a consumer take their steps, and every copy between two
+//! of them.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -10,7 +11,8 @@ use vmlane_port::{RingSlice, transfer};
 
 const SIZES: std::ops::RangeInclusive<u64> = 1..=8;
 
-/// Visits every state that can be reached from `start`; `next` checks one and says which follow it. Returns how many.
+/// Visits every state that can be reached from `start`; `next` checks one and says which follow it. Returns
+/// how many.
 fn exhaust<S: Clone + Eq + Hash>(start: S, mut next: impl FnMut(&S) -> Vec<S>) -> usize {
     let mut seen = HashSet::from([start.clone()]);
     let mut open = vec![start];
@@ -92,7 +94,8 @@ fn a_writer_accepts_every_head_up_to_its_tail_and_no_other() {
     }
 }
 
-/// A producer and a consumer that trust each other no further than they can check, and what lies between them.
+/// A producer and a consumer that trust each other no further than they can check, and what lies between
+/// them.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Pair {
     writing: Writing,

@@ -56,7 +56,8 @@ impl Helper {
         self.strangers_told = None;
     }
 
-    /// Something happened at the line. True: the daemon is there from now on, and knows nothing of the peers yet.
+    /// Something happened at the line. True: the daemon is there from now on, and knows nothing of the peers
+    /// yet.
     pub(super) fn line_event(&mut self) -> bool {
         let was_up = matches!(self.line, Line::Up { .. });
         let outcome = match &self.line {

@@ -63,7 +63,8 @@ impl Helper {
         self.tell_daemon();
     }
 
-    /// Judges the certificates of peers anew, by what is configured now. Connections of those that do not pass end.
+    /// Judges the certificates of peers anew, by what is configured now. Connections of those that do not
+    /// pass end.
     fn judge(&mut self, due: impl Fn(&Lane) -> bool) {
         let now = Instant::now();
         let mut unfit = Vec::new();
@@ -165,8 +166,8 @@ impl Helper {
         }
     }
 
-    /// Connections wait until the next tick. Out of descriptors, most likely: others must end first, and the listening socket would
-    /// be ready all the time.
+    /// Connections wait until the next tick. Out of descriptors, most likely: others must end first, and the
+    /// listening socket would be ready all the time.
     fn accept_later(&mut self) {
         self.accepts_later = true;
         self.wait_for_hosts(epoll::EventFlags::empty());
@@ -403,7 +404,8 @@ fn addresses(settings: &Settings, peers: &BTreeMap<String, PeerState>) -> HashSe
     calls.flat_map(known).collect()
 }
 
-/// Half of it to all of it: hosts that have lost the same one do not come back to it all at once, again and again.
+/// Half of it to all of it: hosts that have lost the same one do not come back to it all at once, again and
+/// again.
 fn spread(patience: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish();
     patience / 2 + (patience / 2).mul_f64(random as f64 / u64::MAX as f64)

@@ -33,7 +33,8 @@ pub(super) const PROGRAM: Token = 1 << 63;
 pub(super) enum Stage {
     /// The peer was asked, on behalf of the daemon's call of this number.
     Calling(u64),
-    /// The daemon was asked for a ring; `accepts`: for a call of its own, which the peer has accepted. What the peer said meanwhile.
+    /// The daemon was asked for a ring; `accepts`: for a call of its own, which the peer has accepted. What
+    /// the peer said meanwhile.
     Asking {
         socket: OwnedFd,
         accepts: bool,
@@ -83,7 +84,8 @@ pub struct Helper {
     /// Of connections that proved no peer's name.
     pub(super) strangers: Status,
     pub(super) strangers_told: Option<Status>,
-    /// What is read goes here where the link it is read from holds nothing: a thousand links that are silent hold no memory.
+    /// What is read goes here where the link it is read from holds nothing: a thousand links that are silent
+    /// hold no memory.
     pub(super) spare: Buffer,
     /// Links that have something to do.
     pub(super) busy: Distinct<Token>,

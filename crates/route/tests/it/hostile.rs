@@ -1,5 +1,6 @@
-//! A helper and peers that break rules: each loses its own connection, is counted, and a good peer notices nothing. The daemon is
-//! a stand-in that takes the helper's word, and answers wrongly where a test has it do so.
+//! A helper and peers that break rules: each loses its own connection, is counted, and a good peer notices
+//! nothing. The daemon is a stand-in that takes the helper's word, and answers wrongly where a test has it do
+//! so.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -310,7 +311,8 @@ fn whatever_the_daemon_answers_the_peer_hears_of_it_and_the_helper_stays() {
 fn slow_handshakes_end_and_leave_places_for_others() {
     let bed = Bed::new(Duration::from_secs(2));
     let mut good = bed.up("alpha");
-    // It is alpha's address, too, which has four places of its own. Of the others, one address gets as many as it leaves: half of 64.
+    // It is alpha's address, too, which has four places of its own. Of the others, one address gets as many
+    // as it leaves: half of 64.
     let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(bed.address).unwrap()).collect();
     let status = bed.status("", |status| count(status, "handshakes_late") >= 32);
     assert!(count(&status, "over_handshakes") >= 64, "{status}");

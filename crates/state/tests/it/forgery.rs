@@ -1,4 +1,5 @@
-//! What a process without the key writes into a journal is not believed, though it knows everything in the file.
+//! What a process without the key writes into a journal is not believed, though it knows everything in the
+//! file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -2,8 +2,8 @@
 //!
 //! A thread notes in a slot of its own when it begins a write and when the write is over. One thread looks at
 //! all slots from time to time, and sends a signal to a thread that is still in the write that it was in the
-//! last time. Its handler does nothing, but the write fails with EINTR. (If the thread was not waiting, or not
-//! any more, nothing happens.)
+//! last time. Its handler does nothing, but the write fails with EINTR. (If the thread was not waiting, or
+//! not any more, nothing happens.)
 #![allow(unsafe_code)] // a signal handler, and a signal for a thread
 
 use std::mem::MaybeUninit;
@@ -79,7 +79,8 @@ impl Drop for Own {
 
 fn install() -> std::io::Result<()> {
     extern "C" fn nothing(_signal: libc::c_int) {}
-    // SAFETY: a zeroed sigaction is valid; the handler does nothing. Without SA_RESTART, a call that waits fails.
+    // SAFETY: a zeroed sigaction is valid; the handler does nothing. Without SA_RESTART, a call that waits
+    // fails.
     unsafe {
         let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         action.sa_sigaction = nothing as *const () as usize;

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-/// Event fds have no file type of their own (anonymous inodes). Of all such files, they are the only ones that
-/// would read what a write points to, which here is nowhere.
+/// Event fds have no file type of their own (anonymous inodes). Of all such files, they are the only ones
+/// that would read what a write points to, which here is nowhere.
 pub fn check(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let kind = rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));

@@ -73,8 +73,8 @@ impl Requests {
         if result < 0 { Err(last_error()) } else { Ok(Requests { context, null, made: AtomicU32::new(0) }) }
     }
 
-    /// A write to what can only be read is refused with EBADF, after the kernel has looked at the event fd and
-    /// refused any other descriptor with EINVAL. Nothing is raised.
+    /// A write to what can only be read is refused with EBADF, after the kernel has looked at the event fd
+    /// and refused any other descriptor with EINVAL. Nothing is raised.
     pub fn is_event_fd(&self, fd: BorrowedFd<'_>) -> bool {
         loop {
             match self.submit(PWRITE, fd) {
@@ -112,8 +112,8 @@ impl Requests {
             ..Request::default()
         };
         let list = [&raw mut request];
-        // SAFETY: one valid request, which the kernel copies (and marks) before the call returns. It is for no
-        // bytes, so no buffer is used, then or later.
+        // SAFETY: one valid request, which the kernel copies (and marks) before the call returns. It is for
+        // no bytes, so no buffer is used, then or later.
         let made =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1 as libc::c_long, list.as_ptr()) };
         if made == 1 { Ok(()) } else { Err(last_error()) }

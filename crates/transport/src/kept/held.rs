@@ -11,9 +11,9 @@ pub fn hold(scope: &Scope, name: &str, fd: &OwnedFd) {
     }
 }
 
-/// Holds descriptors that came with request `number` until it has been carried out, but for those that no request can use:
-/// that one is refused in any case, and the process that holds descriptors must not have them, since closing a file of a file
-/// system that does not answer takes for ever.
+/// Holds descriptors that came with request `number` until it has been carried out, but for those that no
+/// request can use: that one is refused in any case, and the process that holds descriptors must not have
+/// them, since closing a file of a file system that does not answer takes for ever.
 pub fn hold_inbound(scope: &Scope, number: u64, fds: &[OwnedFd], is_usable: impl Fn(&OwnedFd) -> bool) {
     for (place, fd) in fds.iter().enumerate().filter(|(_, fd)| is_usable(fd)) {
         hold(scope, &format!("s/in.{number}.{place}"), fd);
@@ -23,7 +23,8 @@ pub fn hold_inbound(scope: &Scope, number: u64, fds: &[OwnedFd], is_usable: impl
 /// A descriptor of a request that was not carried out: number of the request, place, descriptor.
 pub type Inbound = (u64, u64, OwnedFd);
 
-/// What was found of a session beside its own: files of the device, by name, and descriptors of requests, in order.
+/// What was found of a session beside its own: files of the device, by name, and descriptors of requests, in
+/// order.
 pub fn sort(found: Found) -> (Found, Vec<Inbound>) {
     let (mut files, mut inbound) = (Found::default(), Vec::new());
     for (name, fd) in found.0 {

@@ -1,8 +1,8 @@
 //! The receiving half of a session: bytes and descriptors in, whole messages out.
 //!
-//! One fixed buffer (in the session's mail), one `recvmsg` a read. A read may bring several messages or a piece of one. The
-//! kernel ends a read at the first chunk that carried descriptors, so those belong to the last
-//! message *begun* in that read; they wait beside it until it is complete.
+//! One fixed buffer (in the session's mail), one `recvmsg` a read. A read may bring several messages or a
+//! piece of one. The kernel ends a read at the first chunk that carried descriptors, so those belong to the
+//! last message *begun* in that read; they wait beside it until it is complete.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -98,8 +98,8 @@ impl Inbox {
         (self.start, self.serving)
     }
 
-    /// Gives requests that a previous daemon had taken their descriptors: number of the request, descriptor. Those of
-    /// requests that are still in the socket come again with them.
+    /// Gives requests that a previous daemon had taken their descriptors: number of the request, descriptor.
+    /// Those of requests that are still in the socket come again with them.
     pub fn restore_fds(&mut self, mail: &Mail, fds: impl IntoIterator<Item = (u64, OwnedFd)>) {
         for (number, fd) in fds {
             let before = number.checked_sub(self.number);
@@ -250,7 +250,8 @@ impl Inbox {
     }
 }
 
-/// Size of the message that begins `bytes`, if one does. An invalid size ends the session when its turn comes.
+/// Size of the message that begins `bytes`, if one does. An invalid size ends the session when its turn
+/// comes.
 fn message_at(bytes: &[u8]) -> Option<usize> {
     let (header, _) = split::<Header>(bytes)?;
     let size = header.size.get() as usize;

@@ -82,8 +82,8 @@ impl Agreed {
         self.memory.names().chain(inflight).chain(log).collect()
     }
 
-    /// What a previous daemon recorded, with the files that it held. A file that is lost is memory that is not there; a record
-    /// that cannot be makes all of them worthless: None.
+    /// What a previous daemon recorded, with the files that it held. A file that is lost is memory that is
+    /// not there; a record that cannot be makes all of them worthless: None.
     pub fn restore(rings: u16, records: &Records, found: &mut Found, bound: &MemoryBound) -> Option<Agreed> {
         let mut agreed = Agreed::new(rings);
         for ((kind, number, _), bytes) in records {

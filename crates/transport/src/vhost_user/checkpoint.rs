@@ -1,8 +1,8 @@
 //! A session that outlives its daemon: what is held for the next one, and how that one continues.
 //!
-//! What a request changes is valid with the commit that says that it was carried out. Until then all files are held that were
-//! in force before it, so that a next daemon carries it out again from where it began; descriptors for events are replaced at
-//! once, which that one repeats.
+//! What a request changes is valid with the commit that says that it was carried out. Until then all files
+//! are held that were in force before it, so that a next daemon carries it out again from where it began;
+//! descriptors for events are replaced at once, which that one repeats.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -87,9 +87,9 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// From what was held below a device's scope, which the device takes over; call it before any thread of the device's runs.
-    /// None if no front end was connected, or if its session cannot go on: then it ends, and the log says why. A device whose
-    /// own state is of no use begins anew.
+    /// From what was held below a device's scope, which the device takes over; call it before any thread of
+    /// the device's runs. None if no front end was connected, or if its session cannot go on: then it ends,
+    /// and the log says why. A device whose own state is of no use begins anew.
     pub fn from(
         mut found: Found,
         scope: &Scope,
@@ -151,7 +151,8 @@ impl Prepared {
         let scope = &self.keep.files.scope;
         self.questions = found.take("back");
         restore_lines(&mut found, lines, self.agreed.rings.len());
-        // What is left was not in force yet, or no longer. Of a mail that is lost no request is left to need any.
+        // What is left was not in force yet, or no longer. Of a mail that is lost no request is left to need
+        // any.
         for name in found.0.keys().filter(|name| !name.starts_with("file.")) {
             if mail_lost || !name.starts_with("in.") {
                 scope.remove(&format!("s/{name}"));

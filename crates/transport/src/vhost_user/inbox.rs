@@ -61,8 +61,9 @@ impl Descriptors {
     }
 }
 
-/// Receives the next message into `mail`. None: the peer closed between two. `hold` is given its descriptors before it is taken
-/// from the socket, unless it comes in pieces. Also returns how many descriptors were closed because there were too many.
+/// Receives the next message into `mail`. None: the peer closed between two. `hold` is given its descriptors
+/// before it is taken from the socket, unless it comes in pieces. Also returns how many descriptors were
+/// closed because there were too many.
 #[expect(clippy::indexing_slicing, reason = "both have room for the longest message")]
 pub fn receive(
     socket: impl AsFd,
@@ -91,8 +92,8 @@ pub fn receive(
     Ok(Some((message, fds.surplus)))
 }
 
-/// Waits for a message and looks at it without taking it: its bytes, and its descriptors. None: it is not there as a whole, or
-/// is no request.
+/// Waits for a message and looks at it without taking it: its bytes, and its descriptors. None: it is not
+/// there as a whole, or is no request.
 #[expect(clippy::indexing_slicing, reason = "a valid size is one that there is room for, and one byte more")]
 fn peek(socket: &impl AsFd, bytes: &mut [u8]) -> Option<(usize, Descriptors)> {
     let look = |bytes: &mut [u8]| {
@@ -102,8 +103,8 @@ fn peek(socket: &impl AsFd, bytes: &mut [u8]) -> Option<(usize, Descriptors)> {
     };
     look(&mut bytes[..HEADER])?;
     let (_, size) = header(bytes).ok()?;
-    // A look ends behind what brings descriptors, but goes on to later messages until something does, even without room for
-    // any of their bytes. With room for one it can be told whose they are.
+    // A look ends behind what brings descriptors, but goes on to later messages until something does, even
+    // without room for any of their bytes. With room for one it can be told whose they are.
     match look(&mut bytes[..=size])? {
         (have, fds) if have == size => Some((size, fds)),
         (have, _) if have > size => Some((size, Descriptors::default())),

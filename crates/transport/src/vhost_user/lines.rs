@@ -34,8 +34,8 @@ struct Ring {
 #[derive(Debug)]
 enum Signal {
     Event(EventFd),
-    /// User Mode Linux is notified by SIGIO, which event fds do not raise: it passes one end of a socket pair, and
-    /// takes every eight bytes for a call (arch/um/drivers/virtio_uml.c).
+    /// User Mode Linux is notified by SIGIO, which event fds do not raise: it passes one end of a socket
+    /// pair, and takes every eight bytes for a call (arch/um/drivers/virtio_uml.c).
     Socket(OwnedFd),
 }
 

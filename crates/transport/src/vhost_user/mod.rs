@@ -6,9 +6,10 @@
 //! panic in device code is contained the same way. A session ends when the peer closes, when its
 //! stream is no longer valid, when its memory file was cut short, or when it is told to stop.
 //!
-//! The session of a device that survives ([`VhostDevice::survival`]) is continued by the next daemon. Requests are received into
-//! a shared file and answered from there (`kept/mail.rs`), and what has come of each is recorded before it is answered
-//! (`checkpoint.rs`; `docs/survival.md`). Messages have no numbers here, and equal ones may follow each other: they are counted.
+//! The session of a device that survives ([`VhostDevice::survival`]) is continued by the next daemon.
+//! Requests are received into a shared file and answered from there (`kept/mail.rs`), and what has come of
+//! each is recorded before it is answered (`checkpoint.rs`; `docs/survival.md`). Messages have no numbers
+//! here, and equal ones may follow each other: they are counted.
 
 mod agreed;
 mod checkpoint;
@@ -79,7 +80,8 @@ struct Unfinished {
 }
 
 impl<'d> Session<'d> {
-    /// A front end that has just connected. If the device survives, what the next daemon needs is held in `scope`.
+    /// A front end that has just connected. If the device survives, what the next daemon needs is held in
+    /// `scope`.
     pub fn new(
         stream: UnixStream,
         device: &'d mut dyn VhostDevice,
@@ -205,8 +207,8 @@ impl<'d> Session<'d> {
         if self.requests.memory_lost() { Err(SessionEnd::MemoryLost) } else { Ok(()) }
     }
 
-    /// Records what was done before the answer leaves: from then on the next daemon only answers. One that carries a descriptor
-    /// leaves first, since the next daemon would have to make that anew.
+    /// Records what was done before the answer leaves: from then on the next daemon only answers. One that
+    /// carries a descriptor leaves first, since the next daemon would have to make that anew.
     fn answer(&mut self, number: u64, size: usize, (bytes, file): Reply) -> Result<(), Errno> {
         let stream = self.handle.stream();
         let letter = match file {

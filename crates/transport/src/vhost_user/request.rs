@@ -83,8 +83,8 @@ pub struct Requests<'d> {
     /// Where descriptors are held for the next daemon.
     scope: Scope,
     pub agreed: Agreed,
-    /// Where a back end may ask the front end. Nothing is asked; but its end tells User Mode Linux, which does
-    /// not listen to its other socket, that the daemon is gone.
+    /// Where a back end may ask the front end. Nothing is asked; but its end tells User Mode Linux, which
+    /// does not listen to its other socket, that the daemon is gone.
     questions: Option<OwnedFd>,
     /// The session is a previous daemon's, and no ring runs yet.
     waits: bool,
@@ -118,8 +118,9 @@ impl<'d> Requests<'d> {
         self.note_memory();
     }
 
-    /// Finds out how far a previous daemon's device came: requests may ask for it, or stop a ring, before any runs. `anew`: there
-    /// are no records of it. A split ring says it itself; a packed one does not, and breaks.
+    /// Finds out how far a previous daemon's device came: requests may ask for it, or stop a ring, before any
+    /// runs. `anew`: there are no records of it. A split ring says it itself; a packed one does not, and
+    /// breaks.
     pub fn recover(&mut self, anew: bool) {
         let packed = self.agreed.features & feature::PACKED != 0;
         for setup in self.setups().into_iter().flatten().filter(|_| anew) {
@@ -136,7 +137,8 @@ impl<'d> Requests<'d> {
         self.waits
     }
 
-    /// Rings may run from now on. All guests are called once, for a call may have been lost with the previous daemon.
+    /// Rings may run from now on. All guests are called once, for a call may have been lost with the previous
+    /// daemon.
     pub fn go(&mut self) {
         self.waits = false;
         self.change(|_| ());
@@ -204,7 +206,8 @@ impl<'d> Requests<'d> {
                 if good { Ok(Answer::Done) } else { Err(RequestError::Field { name: "MTU", value: mtu }) }
             }
             request::SEND_RARP => {
-                // It names an address. What is announced is the one that the switch has for the port: a VMM has no say in that.
+                // It names an address. What is announced is the one that the switch has for the port: a VMM
+                // has no say in that.
                 u64_of(payload)?;
                 self.device.announce();
                 Ok(Answer::Done)
@@ -357,8 +360,9 @@ impl<'d> Requests<'d> {
         found.then_some(index as usize).ok_or(RequestError::Field { name: "ring", value: index.into() })
     }
 
-    /// A ring that does not run: it is stopped, or only disabled. A driver of User Mode Linux that is loaded anew sets up rings
-    /// that the one before it has disabled and nothing more (`vu_del_vqs` in arch/um/drivers/virtio_uml.c).
+    /// A ring that does not run: it is stopped, or only disabled. A driver of User Mode Linux that is loaded
+    /// anew sets up rings that the one before it has disabled and nothing more (`vu_del_vqs` in
+    /// arch/um/drivers/virtio_uml.c).
     #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn idle_ring(&self, index: u32) -> Result<usize, RequestError> {
         let index = self.ring(index)?;
@@ -388,8 +392,8 @@ impl<'d> Requests<'d> {
     #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn set_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
         let index = self.idle_ring(state.index.get())?;
-        // The ring begins anew where the front end says: what the device has noted of it is over. The front end's own record may
-        // be newer than what it says.
+        // The ring begins anew where the front end says: what the device has noted of it is over. The front
+        // end's own record may be newer than what it says.
         self.own_record(index).into_iter().for_each(|record| record.forget());
         self.resumed = false;
         let ring = &mut self.agreed.rings[index];
@@ -403,8 +407,8 @@ impl<'d> Requests<'d> {
         let index = self.ring(state.index.get())?;
         self.change(|this| this.agreed.rings[index].started = false);
         self.replace_line(Line::Kick, index, None)?;
-        // Stopped in order: the front end knows the position from here on. A record of the device's own stays: this may have to
-        // be answered again.
+        // Stopped in order: the front end knows the position from here on. A record of the device's own
+        // stays: this may have to be answered again.
         if self.own_record(index).is_none() {
             self.record(index).into_iter().for_each(|record| record.forget());
         }

@@ -23,8 +23,8 @@ pub struct Ring {
     /// Between SET_VRING_KICK and GET_VRING_BASE.
     pub started: bool,
     pub enabled: bool,
-    /// It begins anew, perhaps after a back end that died: where, is in its record if it has one, else in what the front end
-    /// has said.
+    /// It begins anew, perhaps after a back end that died: where, is in its record if it has one, else in
+    /// what the front end has said.
     pub recovers: bool,
 }
 

@@ -101,8 +101,8 @@ fn vmms_come_and_go_and_a_second_one_is_turned_away() {
     assert_eq!(first.read_u32(2, 0x100).unwrap(), 1);
     assert!(offered.server.connected());
 
-    // Killed and started again at once, many times: never old state, and turned away only where the machine stood
-    // still for longer than the end of the one before is waited for.
+    // Killed and started again at once, many times: never old state, and turned away only where the machine
+    // stood still for longer than the end of the one before is waited for.
     for round in 0..20 {
         drop(first);
         first = eventually("a VMM behind another one", || connect(&path));

@@ -1,5 +1,5 @@
-//! libblkio's virtio driver (rings, and the transport below them) against our NIC behind vhost-user: both formats,
-//! frames in both directions.
+//! libblkio's virtio driver (rings, and the transport below them) against our NIC behind vhost-user: both
+//! formats, frames in both directions.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,8 +23,8 @@ const PAIR: usize = 2;
 /// More laps than one, in both formats.
 const FRAMES: usize = 5 * SIZE as usize + 3;
 
-/// A frame's buffer beside its ring. The two lengths make both rings together whole pages, as our server wants
-/// regions to be.
+/// A frame's buffer beside its ring. The two lengths make both rings together whole pages, as our server
+/// wants regions to be.
 type Split = [u8; 1637];
 type Packed = [u8; 1647];
 

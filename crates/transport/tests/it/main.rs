@@ -1,4 +1,5 @@
-//! VMMs of every kind at a device's socket: well-behaved, foreign, hostile, gone; and daemons that follow each other.
+//! VMMs of every kind at a device's socket: well-behaved, foreign, hostile, gone; and daemons that follow
+//! each other.
 
 mod common;
 mod vhost_user_world;

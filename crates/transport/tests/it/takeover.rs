@@ -1,5 +1,5 @@
-//! A session's daemon dies, and another one continues with its VMM: at every moment of a request, with memory,
-//! interrupts and whatever was on its way; and with forged state.
+//! A session's daemon dies, and another one continues with its VMM: at every moment of a request, with
+//! memory, interrupts and whatever was on its way; and with forged state.
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -72,8 +72,8 @@ fn whether_a_driver_has_run_its_rings_is_known_until_the_device_is_reset() {
     assert!(!stats.has_run());
 }
 
-/// User Mode Linux, whose driver is unloaded and loaded again: rings are disabled, and never asked for their position. A packed
-/// ring begins at 0 each time, which means the first lap.
+/// User Mode Linux, whose driver is unloaded and loaded again: rings are disabled, and never asked for their
+/// position. A packed ring begins at 0 each time, which means the first lap.
 #[test]
 fn a_driver_that_is_loaded_anew_sets_up_rings_that_are_disabled_and_were_never_stopped() {
     let mut front = Front::with_memory();
@@ -171,7 +171,8 @@ fn cve_2022_0669_descriptors_do_not_leak() {
     front.alive();
 }
 
-/// User Mode Linux receives calls through a socket. If it does not read them, it loses calls, and we lose no time.
+/// User Mode Linux receives calls through a socket. If it does not read them, it loses calls, and we lose no
+/// time.
 #[test]
 fn calls_go_to_a_local_stream_socket_and_never_wait() {
     let mut front = Front::with_memory();
@@ -199,7 +200,8 @@ fn calls_go_to_a_local_stream_socket_and_never_wait() {
     front.alive();
 }
 
-/// The socket for a back end's requests is held as long as the session, so that its end announces the session's.
+/// The socket for a back end's requests is held as long as the session, so that its end announces the
+/// session's.
 #[test]
 fn the_socket_for_questions_lives_as_long_as_the_session() {
     let mut front = Front::agreed();

@@ -1,5 +1,5 @@
-//! A vhost-user session's daemon dies, and another one continues with its front end: at every moment of every request, with
-//! memory, rings and whatever was on its way; and with damaged state.
+//! A vhost-user session's daemon dies, and another one continues with its front end: at every moment of every
+//! request, with memory, rings and whatever was on its way; and with damaged state.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
@@ -77,8 +77,8 @@ struct Life {
 }
 
 impl Life {
-    /// Something happens, unless the daemon has died or dies now. While a request is carried out this panic is contained, and the
-    /// next event is the end.
+    /// Something happens, unless the daemon has died or dies now. While a request is carried out this panic
+    /// is contained, and the next event is the end.
     fn passes(&self, event: String) {
         if self.dies(event) {
             resume_unwind(Box::new(Killed));
@@ -591,7 +591,8 @@ impl Vmm {
 /// What of a run may not depend on who died.
 type Outcome = (Vec<(u32, Vec<u8>)>, Vec<Vec<String>>, String);
 
-/// Set-up in QEMU's order, `stop` and `cont`, memory that comes and goes, `system_reset`, a log of dirty pages.
+/// Set-up in QEMU's order, `stop` and `cont`, memory that comes and goes, `system_reset`, a log of dirty
+/// pages.
 fn qemu(mut vmm: Vmm) -> Outcome {
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let (high, low) = (vmm.rings[0].alloc(100), vmm.ram.regions()[0].0);
@@ -698,7 +699,8 @@ fn a_front_end_does_not_notice_that_its_daemon_dies() {
     }
 }
 
-/// A front end whose rings run, and whose daemon dies when it receives the next request; the next one waits for a permit.
+/// A front end whose rings run, and whose daemon dies when it receives the next request; the next one waits
+/// for a permit.
 fn about_to_die(packed: bool) -> (Vmm, Sender<()>) {
     let (permit, permits) = channel();
     let world = World::with(Fate::Lives, Some(permits));
@@ -983,8 +985,8 @@ fn a_session_without_its_settings_ends() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bytes anywhere in the mail and the log, and records of any kind: the next daemon answers, or ends the session; it never
-    /// panics.
+    /// Bytes anywhere in the mail and the log, and records of any kind: the next daemon answers, or ends the
+    /// session; it never panics.
     #[test]
     fn forgeries_end_a_session_at_most(
         scribbles in proptest::collection::vec(

@@ -98,8 +98,8 @@ fn action(action: &Action) -> String {
     }
 }
 
-/// The whole table, so that a change of it is a change of this text. What is not listed is ignored, and leaves the state
-/// as it was.
+/// The whole table, so that a change of it is a change of this text. What is not listed is ignored, and
+/// leaves the state as it was.
 #[test]
 fn every_state_and_every_event() {
     let mut table = String::new();
@@ -118,8 +118,8 @@ fn every_state_and_every_event() {
     assert!(table == include_str!("table.txt"), "{table}");
 }
 
-/// Whatever happens in whatever order: each end is told at most once that it is joined, never that it failed after that,
-/// leaves at most once, and a connection that both have left is over.
+/// Whatever happens in whatever order: each end is told at most once that it is joined, never that it failed
+/// after that, leaves at most once, and a connection that both have left is over.
 #[test]
 fn sequences_of_events_keep_the_promises() {
     for first in [None, Some(1)] {

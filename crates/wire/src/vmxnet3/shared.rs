@@ -91,7 +91,8 @@ impl ExtendedInterruptBlock {
     }
 }
 
-/// DriverShared as every driver has it, with a field for each of the driver's; [`ExtendedInterruptBlock`] may follow.
+/// DriverShared as every driver has it, with a field for each of the driver's; [`ExtendedInterruptBlock`] may
+/// follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DriverShared {

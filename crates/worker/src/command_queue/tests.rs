@@ -146,7 +146,8 @@ fn a_post_that_waits_already_is_merged_and_one_that_was_taken_is_not() {
     });
 }
 
-/// Two queues of one worker: whichever is asked, and in whatever order, the worker takes both and sleeps through neither.
+/// Two queues of one worker: whichever is asked, and in whatever order, the worker takes both and sleeps
+/// through neither.
 #[test]
 fn a_worker_with_two_queues_sleeps_through_neither() {
     let mut model = loom::model::Builder::new();

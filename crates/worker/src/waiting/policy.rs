@@ -128,7 +128,8 @@ impl Policy {
         self.long_naps.next(moved).is_some()
     }
 
-    /// Does it spin after `idle`, `rounds` rounds in a row, whatever its ports can do? As [`Self::decide`] would say.
+    /// Does it spin after `idle`, `rounds` rounds in a row, whatever its ports can do? As [`Self::decide`]
+    /// would say.
     #[inline]
     pub fn spins(&self, idle: Duration, rounds: u32) -> bool {
         rounds < SPINS && self.window.is_within(idle)

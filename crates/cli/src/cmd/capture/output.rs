@@ -25,7 +25,8 @@ impl Files {
         self.path.as_os_str() == "-"
     }
 
-    /// The name of file `number`: the first of an endless row has none, those of a ring have as many digits as the last.
+    /// The name of file `number`: the first of an endless row has none, those of a ring have as many digits
+    /// as the last.
     pub fn name(&self, number: u64) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         match self.count {

@@ -50,7 +50,8 @@ fn vms(args: &Args, runtime_dir: &Path, names: &[String], ask: bool) -> Result<D
     Ok(Diagnosis::new(evidence, began.elapsed().as_secs_f64()))
 }
 
-/// The way from the first guest to the second one, as the doctor in the first one sees it, then what their host sees.
+/// The way from the first guest to the second one, as the doctor in the first one sees it, then what their
+/// host sees.
 fn lab(args: &Args, name: &str) -> Result<u8, String> {
     let say = args.say();
     let failed = |error: anyhow::Error| format!("lab {name}: {error:#}");

@@ -11,7 +11,8 @@ use super::families::Scrape;
 use super::seen::Seen;
 use crate::cmd::control::Where;
 
-/// The text of a scrape is served again for so long: however often the exporter is asked, it does not ask the daemon more often.
+/// The text of a scrape is served again for so long: however often the exporter is asked, it does not ask the
+/// daemon more often.
 const FRESH: Duration = Duration::from_secs(1);
 /// How long the daemon may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);

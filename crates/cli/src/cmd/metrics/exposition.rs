@@ -12,7 +12,8 @@ pub enum Format {
     Prometheus,
 }
 
-/// Types that OpenMetrics has and the older format has not, with the ending of their samples' names and the type there.
+/// Types that OpenMetrics has and the older format has not, with the ending of their samples' names and the
+/// type there.
 const RENAMED: [(&str, &str, &str); 2] = [(" counter", "_total", " counter"), (" info", "_info", " gauge")];
 
 impl Format {
@@ -37,7 +38,8 @@ impl Format {
     }
 }
 
-/// In the older format, a counter's family has the name of its samples, and there are no units and no end mark.
+/// In the older format, a counter's family has the name of its samples, and there are no units and no end
+/// mark.
 fn older(openmetrics: &str) -> String {
     let types = openmetrics.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let endings: [HashSet<&str>; RENAMED.len()] =

@@ -1,8 +1,9 @@
-//! The families of metrics: their names, units and labels, and where their values are in the daemon's answers.
+//! The families of metrics: their names, units and labels, and where their values are in the daemon's
+//! answers.
 //!
-//! Labels are names of the configuration (VMs, uplinks, teams, mirrors) and of the daemon's own counters; nothing that a guest
-//! chose is among them, and the number of VMs is limited. A family is written with its name and type even if it has no
-//! sample, so that each name is there from the first scrape on.
+//! Labels are names of the configuration (VMs, uplinks, teams, mirrors) and of the daemon's own counters;
+//! nothing that a guest chose is among them, and the number of VMs is limited. A family is written with its
+//! name and type even if it has no sample, so that each name is there from the first scrape on.
 
 mod daemon;
 mod peers;
@@ -240,7 +241,8 @@ impl Families<'_> {
         Ok(())
     }
 
-    /// A family whose samples are the counters of each list that begin with `prefix`, with the rest of their names as the label `reason`.
+    /// A family whose samples are the counters of each list that begin with `prefix`, with the rest of their
+    /// names as the label `reason`.
     fn reasons<'i, const N: usize>(
         &mut self,
         family: &Family,

@@ -1,8 +1,8 @@
 //! A server of one page: HTTP/1.1, one request a connection, a bound on everything.
 //!
-//! Any user of the host may connect to a loopback address. So a connection is held for a limited time, a request has a
-//! limited length, and connections at once are limited; a client that does not ask, or does not take its answer, makes room for the
-//! next one (`places.rs`). Requests are read by `httparse`.
+//! Any user of the host may connect to a loopback address. So a connection is held for a limited time, a
+//! request has a limited length, and connections at once are limited; a client that does not ask, or does not
+//! take its answer, makes room for the next one (`places.rs`). Requests are read by `httparse`.
 
 mod places;
 
@@ -108,7 +108,8 @@ impl Answer {
         Answer { status, content_type: "text/plain; charset=utf-8", header: "", body }
     }
 
-    /// A request may not have been read to its end: closing at once would take the answer away from its reader.
+    /// A request may not have been read to its end: closing at once would take the answer away from its
+    /// reader.
     fn send(&self, to: &mut Timed, with_body: bool) -> io::Result<()> {
         let Answer { status, content_type, header, body } = self;
         let length = body.len();

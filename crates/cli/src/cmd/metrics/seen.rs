@@ -22,7 +22,8 @@ fn tell(what: &str) {
 }
 
 impl Seen {
-    /// Counts a scrape. Writes to stderr when the daemon stops answering and when it answers again, not each time.
+    /// Counts a scrape. Writes to stderr when the daemon stops answering and when it answers again, not each
+    /// time.
     pub fn note(&mut self, answers: &Result<(Status, Stats), ClientError>) {
         self.scrapes += 1;
         match answers {

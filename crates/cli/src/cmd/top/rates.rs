@@ -37,7 +37,8 @@ pub struct VmRates {
 pub struct Elapsed(f64);
 
 impl Elapsed {
-    /// By this process's clock: most counters continue when another daemon takes over, whose uptime begins again.
+    /// By this process's clock: most counters continue when another daemon takes over, whose uptime begins
+    /// again.
     pub fn between(before: &Look, now: &Look) -> Elapsed {
         Elapsed(now.at.duration_since(before.at).as_secs_f64().max(1e-3))
     }

@@ -1,4 +1,5 @@
-//! A file system that this process serves, and stops serving. The protocol: linux/fuse.h, as far as opening one file goes.
+//! A file system that this process serves, and stops serving. The protocol: linux/fuse.h, as far as opening
+//! one file goes.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -29,7 +30,8 @@ pub enum Answers {
     Nothing,
 }
 
-/// An open file whose server stalls. From the moment it is dropped on, everything is answered, and nothing waits any more.
+/// An open file whose server stalls. From the moment it is dropped on, everything is answered, and nothing
+/// waits any more.
 pub struct StallingFile {
     pub file: File,
     over: Arc<AtomicBool>,
@@ -68,8 +70,8 @@ impl StallingFile {
 
 impl Drop for StallingFile {
     fn drop(&mut self) {
-        // The server is not merely closed: a process that is just being started has both files until it begins
-        // its program, and waits for an answer as it closes the first.
+        // The server is not merely closed: a process that is just being started has both files until it
+        // begins its program, and waits for an answer as it closes the first.
         self.over.store(true, Ordering::Release);
     }
 }

@@ -1,5 +1,5 @@
-//! Round trips of one owner's VMs, with and without the hostile VMMs of another owner beside them: figures, no promise of
-//! time. What is promised is that those VMMs open nothing of the first owner's.
+//! Round trips of one owner's VMs, with and without the hostile VMMs of another owner beside them: figures,
+//! no promise of time. What is promised is that those VMMs open nothing of the first owner's.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -67,8 +67,8 @@ impl Harm {
     }
 }
 
-/// All that a VMM does here at once with VM c, a vfio-user card: it maps and cuts short, passes files that stall, reconnects,
-/// does not read, and tries the sockets of others.
+/// All that a VMM does here at once with VM c, a vfio-user card: it maps and cuts short, passes files that
+/// stall, reconnects, does not read, and tries the sockets of others.
 fn harass_by_vfio_user(daemon: &Daemon, harm: &Harm) {
     let stalling = StallingFile::open(Answers::Closing);
     become_user(HOSTILE);
@@ -99,8 +99,8 @@ fn harass_by_vfio_user(daemon: &Daemon, harm: &Harm) {
     }
 }
 
-/// With VM d, a vhost-user card: floods, event fds that cannot be written, and, in the first session, memory whose file is
-/// locked by a write that never ends.
+/// With VM d, a vhost-user card: floods, event fds that cannot be written, and, in the first session, memory
+/// whose file is locked by a write that never ends.
 fn harass_by_vhost_user(daemon: &Daemon, harm: &Harm) {
     let mut locked = Some(Nic::new(3));
     let hole = vmlane_mem::memfd("nothing in it", 1 << 20).unwrap();

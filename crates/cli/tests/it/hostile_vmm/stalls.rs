@@ -1,5 +1,5 @@
-//! Memory that stalls a thread that touches it: of a file system whose server stops answering, and by userfaultfd. The daemon
-//! refuses what may stall it, and other VMs and their worker go on.
+//! Memory that stalls a thread that touches it: of a file system whose server stops answering, and by
+//! userfaultfd. The daemon refuses what may stall it, and other VMs and their worker go on.
 
 use std::os::fd::AsFd;
 
@@ -49,8 +49,8 @@ fn ask_to_map(vmm: &mut Client, file: &StallingFile) {
     vmm.send(&message, &[file.file.as_fd()]).unwrap();
 }
 
-/// In a process of its own: a process that another test starts closes its copies of all files of this one, waits
-/// for the one that stalls, and has others, connections of that test, open meanwhile.
+/// In a process of its own: a process that another test starts closes its copies of all files of this one,
+/// waits for the one that stalls, and has others, connections of that test, open meanwhile.
 #[test]
 fn memory_of_a_file_system_that_stalls_is_refused_and_others_go_on() {
     if ran_alone() {
@@ -91,8 +91,9 @@ fn memory_of_a_file_system_that_stalls_is_refused_and_others_go_on() {
     assert_eq!(vmm.read_u16(CONFIG_REGION, 0).unwrap(), 0x15ad, "its session goes on");
 }
 
-/// A userfaultfd concerns mappings of the process that has registered it. The daemon has others, of the same file:
-/// a page that the file lacks comes at once. And what the VMM's own writes to the file hold meanwhile, the daemon does without.
+/// A userfaultfd concerns mappings of the process that has registered it. The daemon has others, of the same
+/// file: a page that the file lacks comes at once. And what the VMM's own writes to the file hold meanwhile,
+/// the daemon does without.
 #[test]
 fn memory_that_stalls_its_vmm_by_userfaultfd_stalls_neither_its_device_nor_others() {
     let daemon = daemon(&config(&["virtio-net"; 3]));

@@ -68,7 +68,8 @@ fn receive(mut socket: &TcpStream, stream: u8, count: &AtomicU64) -> Received {
     }
 }
 
-/// The VM's side: connects, and ends when standard input does. Says on standard output what came of its streams.
+/// The VM's side: connects, and ends when standard input does. Says on standard output what came of its
+/// streams.
 pub fn connect(address: &str) {
     let over = Arc::new(AtomicBool::new(false));
     let running: Vec<JoinHandle<String>> = (0..STREAMS as u8)

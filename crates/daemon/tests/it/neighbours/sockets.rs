@@ -1,4 +1,5 @@
-//! The worker of virtio-vsock: an honest pair of VMs, and VMs whose drivers are hostile; some of them have VMCI.
+//! The worker of virtio-vsock: an honest pair of VMs, and VMs whose drivers are hostile; some of them have
+//! VMCI.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,7 +173,8 @@ impl Peer {
     }
 }
 
-/// A packet of `guest` with `len` bytes behind its header: its address. Payload has memory up to what a packet may have.
+/// A packet of `guest` with `len` bytes behind its header: its address. Payload has memory up to what a
+/// packet may have.
 fn header(guest: &Guest, to: u32, operation: u16, len: usize) -> u64 {
     header_from(guest, 0, to, operation, len)
 }
@@ -336,7 +338,8 @@ fn connects_from_vmci(buffers: u16) -> Box<dyn Neighbours> {
             }
             port += CONNECTS;
             client.service();
-            // Half of what the server hears are requests. One that it does not hear of costs the worker next to nothing.
+            // Half of what the server hears are requests. One that it does not hear of costs the worker next
+            // to nothing.
             heard * CONNECT / 2 + CONNECTS as usize
         })
     })
@@ -356,8 +359,8 @@ fn slow_receiver() -> Box<dyn Neighbours> {
     })
 }
 
-/// VMCI guests of the pair's group flood each other; that costs the threads of their sessions, and the worker next to
-/// nothing.
+/// VMCI guests of the pair's group flood each other; that costs the threads of their sessions, and the worker
+/// next to nothing.
 fn datagrams() -> Box<dyn Neighbours> {
     World::with(|bench| {
         let (mut sender, _receiver) = (vmci(bench, 7), vmci(bench, 8));

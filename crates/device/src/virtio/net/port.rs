@@ -321,7 +321,8 @@ impl NetPort {
         }
     }
 
-    /// Calls a guest again that may have slept through the last call. True if it may have to be done once more.
+    /// Calls a guest again that may have slept through the last call. True if it may have to be done once
+    /// more.
     #[cold]
     fn repeat_call(&mut self, now: Instant) -> bool {
         let heard = self.rx.iter().all(|queue| queue.queue.is_heard());
@@ -411,7 +412,8 @@ impl WakeUp for NetPort {
     fn arm(&mut self) -> bool {
         self.tx.iter_mut().for_each(|queue| queue.queue.listen());
         self.control.iter_mut().for_each(|control| control.queue.listen());
-        // A driver stores a chain and then loads what we asked for: one of the two looks sees the other's store.
+        // A driver stores a chain and then loads what we asked for: one of the two looks sees the other's
+        // store.
         fence(Ordering::SeqCst);
         self.tx.iter().any(TxQueue::waits)
             || self.control.as_ref().is_some_and(|control| control.queue.waits())

@@ -135,7 +135,8 @@ impl RxQueue {
         Ok(())
     }
 
-    /// The usual case, quickly: one buffer in one piece has room for it all. Its chain and address, or None: look closer.
+    /// The usual case, quickly: one buffer in one piece has room for it all. Its chain and address, or None:
+    /// look closer.
     #[inline]
     fn single(&mut self, need: usize, rules: &RxRules, scratch: &mut Scratch) -> Option<(Taken, u64)> {
         if self.queue.log().is_some() {
@@ -205,15 +206,16 @@ impl RxQueue {
     }
 }
 
-/// Does a header of `header` bytes at `addr` end where a cache line does, so that no byte of the frame is in a line with it?
-/// DPDK's buffers are such ones. What the header says is mostly what the last one said, and neither side stores it then.
+/// Does a header of `header` bytes at `addr` end where a cache line does, so that no byte of the frame is in
+/// a line with it? DPDK's buffers are such ones. What the header says is mostly what the last one said, and
+/// neither side stores it then.
 #[inline]
 fn has_own_line(addr: u64, header: usize) -> bool {
     addr.wrapping_add(header as u64).is_multiple_of(CACHE_LINE)
 }
 
-/// What of a buffer (guest address, bytes) is worth fetching: all of it, or what comes behind a header with a line of its own,
-/// which is in this CPU's cache already.
+/// What of a buffer (guest address, bytes) is worth fetching: all of it, or what comes behind a header with a
+/// line of its own, which is in this CPU's cache already.
 #[inline]
 pub fn behind_own_line((addr, len): (u64, usize), header: usize) -> (u64, usize) {
     let own = if has_own_line(addr, header) { header.min(len) } else { 0 };

@@ -19,8 +19,9 @@ pub struct Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor(pub u16);
 
-/// A place or an index in a word of its own: were two neighbours loaded as one word just after one of them was stored,
-/// the load would wait until that store, and all stores to the guest's memory before it, are done.
+/// A place or an index in a word of its own: were two neighbours loaded as one word just after one of them
+/// was stored, the load would wait until that store, and all stores to the guest's memory before it, are
+/// done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Index(u32);
 
@@ -104,6 +105,7 @@ pub enum BadRing {
     Memory(#[from] Fault),
 }
 
-/// How many chains ahead buffers are fetched, and descriptors. The driver has just written both on another CPU.
+/// How many chains ahead buffers are fetched, and descriptors. The driver has just written both on another
+/// CPU.
 pub(super) const NEAR: u16 = 8;
 pub(super) const FAR: u16 = 16;

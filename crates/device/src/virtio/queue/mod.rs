@@ -109,8 +109,8 @@ impl Queue {
         read
     }
 
-    /// The usual case, quickly: the chain at `at` if it is a single descriptor that breaks no rule. None says nothing about
-    /// the ring; [`Self::read`] does.
+    /// The usual case, quickly: the chain at `at` if it is a single descriptor that breaks no rule. None says
+    /// nothing about the ring; [`Self::read`] does.
     #[inline]
     pub fn read_single(&mut self, at: Cursor) -> Option<(Taken, Segment)> {
         let read = match &mut self.kind {
@@ -121,15 +121,16 @@ impl Queue {
         read
     }
 
-    /// Descriptors read so far, those of indirect tables included, and one for each call of [`Self::read`]: what the
-    /// ring has cost the worker beside copies.
+    /// Descriptors read so far, those of indirect tables included, and one for each call of [`Self::read`]:
+    /// what the ring has cost the worker beside copies.
     #[inline]
     pub fn walked(&self) -> u64 {
         self.walked
     }
 
-    /// Looks ahead from `at`, behind the chain that was read last: `touch` is told of first buffers (or indirect
-    /// tables) whose turn comes soon, and how long they are, to be fetched; nothing about them is certain.
+    /// Looks ahead from `at`, behind the chain that was read last: `touch` is told of first buffers (or
+    /// indirect tables) whose turn comes soon, and how long they are, to be fetched; nothing about them is
+    /// certain.
     #[inline]
     pub fn look_ahead(&mut self, at: Cursor, touch: impl FnMut(u64, u32)) {
         match &mut self.kind {
@@ -167,7 +168,8 @@ impl Queue {
         tell
     }
 
-    /// If completions are not visible yet: what the ring's record, if it has one, says once they are, and where in its window.
+    /// If completions are not visible yet: what the ring's record, if it has one, says once they are, and
+    /// where in its window.
     #[inline]
     pub fn unshown(&self) -> Option<(usize, u64)> {
         match &self.kind {
@@ -176,8 +178,8 @@ impl Queue {
         }
     }
 
-    /// Is it known that the driver has looked at all completions that are visible? Drivers say so in split rings with event
-    /// index alone: there they ask to hear of the next one.
+    /// Is it known that the driver has looked at all completions that are visible? Drivers say so in split
+    /// rings with event index alone: there they ask to hear of the next one.
     pub fn is_heard(&self) -> bool {
         matches!(&self.kind, Kind::Split(ring) if ring.is_heard())
     }

@@ -141,8 +141,8 @@ impl Packed {
         (flags & (desc::NEXT | desc::INDIRECT) == 0).then_some((taken, segment))
     }
 
-    /// Calls `touch` with address and length of a buffer that is likely to be read soon. It is loaded again when its
-    /// turn comes.
+    /// Calls `touch` with address and length of a buffer that is likely to be read soon. It is loaded again
+    /// when its turn comes.
     #[inline]
     pub fn look_ahead(&self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
         let ahead = usize::from(self.forward(at, NEAR.min(self.size.get())).0 & !WRAP);

@@ -9,11 +9,12 @@ use super::record::Record;
 use crate::virtio::vhost::RingSetup;
 
 /// User Mode Linux begins packed rings at 0 without the mark of the first lap (arch/um/drivers/virtio_uml.c,
-/// vu_setup_vq). After a whole lap, which that position would mean, the first descriptor has the device's mark;
-/// where it does not, the ring is at its beginning.
+/// vu_setup_vq). After a whole lap, which that position would mean, the first descriptor has the device's
+/// mark; where it does not, the ring is at its beginning.
 ///
-/// DPDK's virtio-user says where the driver is and nothing of the device (drivers/net/virtio/virtio_user, virtio_user_kick_queue;
-/// as a back end, DPDK takes the one for the other). A device at 0 without the mark would be a whole lap behind, or more.
+/// DPDK's virtio-user says where the driver is and nothing of the device (drivers/net/virtio/virtio_user,
+/// virtio_user_kick_queue; as a back end, DPDK takes the one for the other). A device at 0 without the mark
+/// would be a whole lap behind, or more.
 fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
     const WRAP: u32 = 1 << 15;
     const BEGIN: u32 = WRAP | WRAP << 16;
@@ -32,7 +33,8 @@ fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32
     (u16::from_le_bytes(flags) & desc::USED == 0).then_some(BEGIN)
 }
 
-/// The index of the used ring. `noted`: a record that is written before the ring is, and so may be ahead of it: what it says is shown.
+/// The index of the used ring. `noted`: a record that is written before the ring is, and so may be ahead of
+/// it: what it says is shown.
 fn split(setup: &RingSetup, noted: Option<&Record>, memory: &MemoryMap) -> Option<u32> {
     let at = setup.device.checked_add(2)?;
     let mut index = [0; 2];
@@ -52,8 +54,9 @@ pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u
     if features & feature::PACKED == 0
         && let Some(record) = &setup.record
     {
-        // Also where nothing was recorded: Cloud Hypervisor, which keeps such memory, says where the driver is instead of how far
-        // a device came (virtio-devices/src/vhost_user/vu_common_ctrl.rs, setup_vhost_user).
+        // Also where nothing was recorded: Cloud Hypervisor, which keeps such memory, says where the driver
+        // is instead of how far a device came (virtio-devices/src/vhost_user/vu_common_ctrl.rs,
+        // setup_vhost_user).
         return split(setup, known.filter(|_| record.is_own()), memory);
     }
     let Some(record) = known else { return first_lap(setup, features, memory) };

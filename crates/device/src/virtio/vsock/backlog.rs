@@ -58,7 +58,8 @@ struct Line {
     packets: VecDeque<Waiting>,
     /// What they cost.
     cost: usize,
-    /// Since when the receiver has taken nothing; of a line of a previous daemon, since it is first asked for.
+    /// Since when the receiver has taken nothing; of a line of a previous daemon, since it is first asked
+    /// for.
     since: Option<Instant>,
 }
 
@@ -73,7 +74,8 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// Its device has this file from here on. What waited there with a previous daemon waits here; what was here waits no more.
+    /// Its device has this file from here on. What waited there with a previous daemon waits here; what was
+    /// here waits no more.
     pub fn bind(&mut self, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
         let (area, stored) = Area::open(kept.clone());
         *self = Backlog { area: Some((area, transaction.clone())), ..Backlog::default() };
@@ -119,7 +121,8 @@ impl Backlog {
         true
     }
 
-    /// Granules that were looked at for room since this was last asked: much where others lie between packets that wait.
+    /// Granules that were looked at for room since this was last asked: much where others lie between packets
+    /// that wait.
     pub fn take_searched(&mut self) -> usize {
         self.area.as_mut().map_or(0, |(area, _)| area.take_searched())
     }
@@ -272,7 +275,8 @@ mod tests {
         assert!(!backlog.is_over(4, now + LONGEST) && !backlog.is_over(5, now + LONGEST));
     }
 
-    /// What was valid when the last daemon died comes back, in order, as far as it was not delivered; places are used again.
+    /// What was valid when the last daemon died comes back, in order, as far as it was not delivered; places
+    /// are used again.
     #[test]
     fn what_waits_outlives_the_daemon() {
         let ((kept, transaction, mut backlog), payload, now) = (new(), payload(3 << 12), Instant::now());

@@ -1,8 +1,9 @@
 //! Connections between guests here and others that are no virtio guests: VMCI guests, programs of the host;
 //! and connections that a guest's `forward` map leads elsewhere.
 //!
-//! The daemon ends virtio-vsock for them: it answers requests, gives credit as bytes are taken, and
-//! keeps within the credit that the guest gives. The bytes go from one end to the other by streams, on this worker's thread.
+//! The daemon ends virtio-vsock for them: it answers requests, gives credit as bytes are taken, and keeps
+//! within the credit that the guest gives. The bytes go from one end to the other by streams, on this
+//! worker's thread.
 
 mod links;
 mod mailbox;
@@ -96,7 +97,8 @@ impl Bridge {
         self.guests.entry(cid).or_insert_with(guest);
     }
 
-    /// The VM's device has this file from here on. Connections that a previous daemon noted there go on if their other ends do.
+    /// The VM's device has this file from here on. Connections that a previous daemon noted there go on if
+    /// their other ends do.
     pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>, transaction: &Arc<Transaction>) {
         let noted = self.guests.get_mut(&cid).map(|guest| guest.bind(cid, kept, transaction));
         for noted in noted.unwrap_or_default() {
@@ -157,7 +159,8 @@ impl Bridge {
         }
     }
 
-    /// Streams with payload in flight take what they can at once; the rest is copied. Nothing is in flight any more.
+    /// Streams with payload in flight take what they can at once; the rest is copied. Nothing is in flight
+    /// any more.
     pub fn settle(&mut self, now: Instant) {
         let mut in_flight = std::mem::take(&mut self.in_flight);
         for name in &in_flight {
@@ -173,7 +176,8 @@ impl Bridge {
         self.in_flight = in_flight;
     }
 
-    /// Streams whose bytes for a guest have waited for buffers, which are there now, have their turns. True if there are some.
+    /// Streams whose bytes for a guest have waited for buffers, which are there now, have their turns. True
+    /// if there are some.
     pub fn fill(&mut self, names: Vec<Name>, now: Instant) -> bool {
         let mut moved = false;
         for name in names {
@@ -421,9 +425,9 @@ impl Bridge {
         self.mailbox.has_changed()
     }
 
-    /// Takes what the router has announced, and reports to guests what their streams have led to. True if something moved.
-    /// A panic of ours in a guest's turn ends that guest's rings and no other's. `early`: VMs whose rings do not run may have them
-    /// soon, as they had with a previous daemon.
+    /// Takes what the router has announced, and reports to guests what their streams have led to. True if
+    /// something moved. A panic of ours in a guest's turn ends that guest's rings and no other's. `early`:
+    /// VMs whose rings do not run may have them soon, as they had with a previous daemon.
     pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>, stats: &VsockStats, early: bool) -> bool {
         let mut moved = self.report_all(vms, stats);
         let unfinished = std::mem::take(&mut self.unfinished);
@@ -467,8 +471,8 @@ impl Bridge {
         moved
     }
 
-    /// Hears what the router said, as far as the guest has room for what it will be told. True if there was anything.
-    /// A client that has had its share of the round waits for the next.
+    /// Hears what the router said, as far as the guest has room for what it will be told. True if there was
+    /// anything. A client that has had its share of the round waits for the next.
     fn hear(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>, early: bool) -> bool {
         if let (Some(guest), Some(port)) = (self.guests.get_mut(&cid), vms.port(cid)) {
             guest.end_lost(port);

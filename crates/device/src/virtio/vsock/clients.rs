@@ -1,4 +1,5 @@
-//! Who asks guests for connections, and is charged for what that costs the worker: VMs of every kind, the host, peers.
+//! Who asks guests for connections, and is charged for what that costs the worker: VMs of every kind, the
+//! host, peers.
 
 use std::collections::HashMap;
 

@@ -1,15 +1,16 @@
 //! The credit of one direction: how many bytes are under way, and when to ask for news of them.
 //!
 //! A Linux receiver says that it has taken bytes only when little of its buffer is left
-//! (virtio_transport_stream_do_dequeue). Its sender has stopped by then, and neither end does anything until the news
-//! has gone all the way back. CREDIT_REQUEST (virtio 1.2, 5.10.6.3) makes it say so at once; asked in the middle
-//! of the buffer, it does while the sender still has credit.
+//! (virtio_transport_stream_do_dequeue). Its sender has stopped by then, and neither end does anything until
+//! the news has gone all the way back. CREDIT_REQUEST (virtio 1.2, 5.10.6.3) makes it say so at once; asked
+//! in the middle of the buffer, it does while the sender still has credit.
 
 use vmlane_wire::virtio_vsock::Header;
 
 use super::repeats::Credit;
 
-/// Bytes that a guest may have sent and its peer that is no virtio guest not taken: what a Linux socket has by default.
+/// Bytes that a guest may have sent and its peer that is no virtio guest not taken: what a Linux socket has
+/// by default.
 pub const CREDIT: usize = 256 << 10;
 /// Bytes between two questions, at least.
 const LEAST: u32 = 16 << 10;
@@ -24,7 +25,8 @@ pub struct Flow {
     room: u32,
     /// `sent` when the receiver was last asked.
     asked: u32,
-    /// It began before this daemon did: how much was sent is not known until the receiver says what it has taken.
+    /// It began before this daemon did: how much was sent is not known until the receiver says what it has
+    /// taken.
     is_unknown: bool,
 }
 
@@ -60,8 +62,8 @@ impl Flow {
         self.room.saturating_sub(self.sent.wrapping_sub(self.taken))
     }
 
-    /// `len` bytes are sent. True if the receiver should be asked: half of its buffer is under way, and a quarter
-    /// of it since the last question.
+    /// `len` bytes are sent. True if the receiver should be asked: half of its buffer is under way, and a
+    /// quarter of it since the last question.
     #[inline]
     pub fn sends(&mut self, len: u32) -> bool {
         self.sent = self.sent.wrapping_add(len);

@@ -1,8 +1,9 @@
 //! The event queue: what a driver hears that has connections of which this daemon knows nothing.
 //!
-//! A guest that was moved here, or whose daemon is another one now, is told with VIRTIO_VSOCK_EVENT_TRANSPORT_RESET: its
-//! driver resets all its sockets and reads its CID again (virtio 1.2, section 5.10.6.7). QEMU keeps the queue to itself and
-//! sends the event for its own devices; front ends that hand the queue over leave that to the device.
+//! A guest that was moved here, or whose daemon is another one now, is told with
+//! VIRTIO_VSOCK_EVENT_TRANSPORT_RESET: its driver resets all its sockets and reads its CID again (virtio 1.2,
+//! section 5.10.6.7). QEMU keeps the queue to itself and sends the event for its own devices; front ends that
+//! hand the queue over leave that to the device.
 
 use vmlane_mem::{Fault, Spans};
 use vmlane_wire::virtio_vsock::EVENT_TRANSPORT_RESET;

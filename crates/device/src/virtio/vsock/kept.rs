@@ -1,7 +1,8 @@
 //! What of a VM's virtio-vsock device outlives the daemon: words and blocks of bytes in a shared file.
 //!
-//! A word changes in a [`Transaction`] alone, so that all words of all devices of a worker, and the rings that their guests see,
-//! are of one moment whenever the daemon dies. A block of bytes is written while no word refers to it.
+//! A word changes in a [`Transaction`] alone, so that all words of all devices of a worker, and the rings
+//! that their guests see, are of one moment whenever the daemon dies. A block of bytes is written while no
+//! word refers to it.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -156,8 +157,9 @@ impl Kept {
     }
 }
 
-/// Finishes what a previous daemon's workers had begun to make valid: `found` is all that it has left. Before any device is there.
-/// If that is not possible no device has its state any more. Returns how many workers there were.
+/// Finishes what a previous daemon's workers had begun to make valid: `found` is all that it has left. Before
+/// any device is there. If that is not possible no device has its state any more. Returns how many workers
+/// there were.
 pub fn recover_all(found: &mut Found) -> usize {
     let logs = found.scope(LOGS).0;
     let count = logs.len();
@@ -174,8 +176,8 @@ pub fn recover_all(found: &mut Found) -> usize {
     count
 }
 
-/// Has the logs of workers held for the next daemon, in place of those of the last one, which had `before`: at any moment there is
-/// one.
+/// Has the logs of workers held for the next daemon, in place of those of the last one, which had `before`:
+/// at any moment there is one.
 pub fn hold_logs<'l>(
     store: &Arc<dyn Store>,
     logs: impl ExactSizeIterator<Item = &'l OwnedFd>,

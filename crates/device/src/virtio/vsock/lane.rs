@@ -1,11 +1,11 @@
-//! One connection between a guest here and what is no virtio guest: the end of a stream whose source is the guest's packets
-//! and whose sink is its receive buffers, under its credit.
+//! One connection between a guest here and what is no virtio guest: the end of a stream whose source is the
+//! guest's packets and whose sink is its receive buffers, under its credit.
 //!
-//! The device's worker and the stream's engine share a [`Lane`]; both are on one thread, so it is borrowed and never
-//! locked. For the time of one turn of the stream the payload of packets is *in flight*: the lane knows where in the guest's
-//! memory it lies, and the stream copies it from there. What its peer has no room for is then copied once more, into the
-//! lane's place in its device's file, and no more than the credit that was announced. So outside a turn nothing here refers to a
-//! chain, and the next daemon has all of it.
+//! The device's worker and the stream's engine share a [`Lane`]; both are on one thread, so it is borrowed
+//! and never locked. For the time of one turn of the stream the payload of packets is *in flight*: the lane
+//! knows where in the guest's memory it lies, and the stream copies it from there. What its peer has no room
+//! for is then copied once more, into the lane's place in its device's file, and no more than the credit that
+//! was announced. So outside a turn nothing here refers to a chain, and the next daemon has all of it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,7 +83,8 @@ struct State {
     inlet: Option<Arc<Inlet>>,
     /// What the next daemon goes on with.
     place: Place,
-    /// Bytes of the guest that its peer had no room for, from the one after those that were taken up to those that were received.
+    /// Bytes of the guest that its peer had no room for, from the one after those that were taken up to those
+    /// that were received.
     kept: Spans,
     /// Those behind them, where the guest has them; the first ones are taken already.
     in_flight: Spans,
@@ -94,7 +95,8 @@ struct State {
     /// How many were taken, and how many of them were reported to the guest.
     taken: u64,
     reported_taken: u64,
-    /// So many of those that come next were taken before a previous daemon's death, out of chains that it did not complete.
+    /// So many of those that come next were taken before a previous daemon's death, out of chains that it did
+    /// not complete.
     skipped: usize,
     /// Bytes that the guest was given.
     sent: u64,
@@ -126,7 +128,8 @@ impl State {
         self.kept.len() + self.in_flight()
     }
 
-    /// Calls `each` with the parts of `[from, from + len)`: which of these bytes is the first, where it lies, how many.
+    /// Calls `each` with the parts of `[from, from + len)`: which of these bytes is the first, where it lies,
+    /// how many.
     fn parts(&self, from: usize, len: usize, mut each: impl FnMut(usize, &Spans, usize, usize)) {
         let own = len.min(self.kept.len().saturating_sub(from));
         if own > 0 {
@@ -206,7 +209,8 @@ impl Lane {
         self.state.borrow().flow.all_taken()
     }
 
-    /// `len` bytes of `payload` are in flight until [`Lane::keep_rest`]. False: more than the guest had credit for.
+    /// `len` bytes of `payload` are in flight until [`Lane::keep_rest`]. False: more than the guest had
+    /// credit for.
     pub fn receive(&self, payload: &Spans, len: usize) -> bool {
         let mut state = self.state.borrow_mut();
         if state.pending() + len > CREDIT {

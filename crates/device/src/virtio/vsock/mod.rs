@@ -1,9 +1,9 @@
 //! virtio-vsock devices of VMs, and the packets between them.
 //!
-//! A packet goes from the sender's chain to the receiver's buffers with one copy. Credit is between the two guests:
-//! what one announces, the other hears; the daemon only asks receivers for news of it in time. Between two such
-//! devices nothing holds payload, but of packets whose receiver has no buffers: these wait, and delay no packet to another
-//! receiver. One that takes nothing for long loses its connections.
+//! A packet goes from the sender's chain to the receiver's buffers with one copy. Credit is between the two
+//! guests: what one announces, the other hears; the daemon only asks receivers for news of it in time.
+//! Between two such devices nothing holds payload, but of packets whose receiver has no buffers: these wait,
+//! and delay no packet to another receiver. One that takes nothing for long loses its connections.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -21,8 +21,8 @@ pub fn reply(port: &mut Port, header: Header, taps: &[Arc<dyn StreamTap>]) {
     port.reply(header);
 }
 
-/// Shows what was delivered of a packet from its byte `before` on: the header that the receiver got, and these bytes, which
-/// still lie in the memory of their sender.
+/// Shows what was delivered of a packet from its byte `before` on: the header that the receiver got, and
+/// these bytes, which still lie in the memory of their sender.
 #[cold]
 pub fn show(taps: &[Arc<dyn StreamTap>], from: &Port, outgoing: &Outgoing, before: usize, whole: bool) {
     let len = outgoing.done - before;

@@ -21,12 +21,13 @@ use super::transmit::{Outlet, Transmit};
 
 const TX: usize = 1;
 
-/// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before the worker
-/// sleeps. It frees their memory then; an interrupt costs an emulated guest as much as a packet.
+/// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before
+/// the worker sleeps. It frees their memory then; an interrupt costs an emulated guest as much as a packet.
 const LATE: Duration = Duration::from_micros(500);
-/// With so many bytes unheard of, a sender may wait for nothing else: Linux (since 6.7) charges packets to their socket until
-/// they are freed, and does not wake a sender that got credit while they hold more than half of its `sk_sndbuf`, 104 KiB by
-/// default (`skb_set_owner_w` in `virtio_transport_common.c`, `sock_writeable`).
+/// With so many bytes unheard of, a sender may wait for nothing else: Linux (since 6.7) charges packets to
+/// their socket until they are freed, and does not wake a sender that got credit while they hold more than
+/// half of its `sk_sndbuf`, 104 KiB by default (`skb_set_owner_w` in `virtio_transport_common.c`,
+/// `sock_writeable`).
 const HELD: usize = 32 << 10;
 /// What a packet takes beside its payload there, about.
 const PACKET: usize = 1 << 10;
@@ -45,8 +46,8 @@ pub struct Outgoing {
     pub waits: Option<Instant>,
 }
 
-/// One VM's rings. A worker owns it. Many fields, because what two rings, the packets on their way in each direction and the
-/// charge of this round need is looked at together in every turn.
+/// One VM's rings. A worker owns it. Many fields, because what two rings, the packets on their way in each
+/// direction and the charge of this round need is looked at together in every turn.
 pub struct Port {
     rx: Arc<Inlet>,
     tx: Arc<Outlet>,
@@ -280,8 +281,8 @@ impl Port {
         &self.payload
     }
 
-    /// A round begins, in which so many descriptors of the receive ring may be read. True if those of the last one
-    /// were too few.
+    /// A round begins, in which so many descriptors of the receive ring may be read. True if those of the
+    /// last one were too few.
     pub fn begin_round(&mut self, descriptors: usize) -> bool {
         self.rx.borrow_mut().begin_round(descriptors)
     }
@@ -303,9 +304,9 @@ impl Port {
         self.rx.borrow().takes_replies()
     }
 
-    /// Makes what was done visible. The driver hears of packets for it at once. Of packets that it sent it hears when half of
-    /// its ring is given back, or a little later; if they hold much memory, before the packets for it, since these may be the
-    /// credit that a sender waits for.
+    /// Makes what was done visible. The driver hears of packets for it at once. Of packets that it sent it
+    /// hears when half of its ring is given back, or a little later; if they hold much memory, before the
+    /// packets for it, since these may be the credit that a sender waits for.
     pub fn flush(&mut self, now: Instant) {
         self.transaction.commit();
         let calls = self.rx.borrow_mut().take_calls();
@@ -327,8 +328,8 @@ impl Port {
         }
     }
 
-    /// A round is over: waiting replies are delivered, what was done is visible. True if there was a reply, and what the
-    /// receive ring has caused.
+    /// A round is over: waiting replies are delivered, what was done is visible. True if there was a reply,
+    /// and what the receive ring has caused.
     pub fn end_round(&mut self, now: Instant) -> (bool, Work) {
         let mut rx = self.rx.borrow_mut();
         let (replied, work) = (rx.send_replies(), rx.take_work());
@@ -451,7 +452,8 @@ impl Port {
         }
     }
 
-    /// From here on what is done becomes valid with another worker's transactions; nothing is under way in one of the last's.
+    /// From here on what is done becomes valid with another worker's transactions; nothing is under way in
+    /// one of the last's.
     pub fn set_transaction(&mut self, transaction: &Arc<Transaction>) {
         self.rx.borrow_mut().set_transaction(transaction.clone());
         self.tx.borrow_mut().set_transaction(transaction.clone());
@@ -468,8 +470,8 @@ impl Port {
         self.bell.is_some()
     }
 
-    /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under way, it has to
-    /// be polled.
+    /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under
+    /// way, it has to be polled.
     pub fn announces_all(&self) -> bool {
         let rx = self.rx.borrow();
         let fills = rx.holds_replies() || rx.is_waited_for() || rx.is_limited();

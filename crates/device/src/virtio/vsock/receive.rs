@@ -371,7 +371,8 @@ impl Receive {
         self.lines.fail(RX);
     }
 
-    /// The ring's next owner continues at the first buffer that is not used. Nothing is written to it from here on.
+    /// The ring's next owner continues at the first buffer that is not used. Nothing is written to it from
+    /// here on.
     pub fn leave(&mut self) {
         self.broken = true;
         let first = self.unused.front().map_or(self.ring.next, |buffer| buffer.taken.at());

@@ -1,10 +1,11 @@
 //! RSTs that come again once their connection is over.
 //!
-//! Linux sends one when its peer has shut the connection down both ways. From then on the same ports may have a new
-//! connection. It sends another one when its program closes the old socket, however late
-//! (`virtio_transport_recv_connected` and `virtio_transport_close` in net/vmw_vsock/virtio_transport_common.c). No field
-//! of a packet says which connection it is of; so the second one would end a new connection. But both carry the credit of
-//! the old socket, whose program has taken all that it was sent; a refusal (`virtio_transport_reset_no_sock`) has none.
+//! Linux sends one when its peer has shut the connection down both ways. From then on the same ports may have
+//! a new connection. It sends another one when its program closes the old socket, however late
+//! (`virtio_transport_recv_connected` and `virtio_transport_close` in
+//! net/vmw_vsock/virtio_transport_common.c). No field of a packet says which connection it is of; so the
+//! second one would end a new connection. But both carry the credit of the old socket, whose program has
+//! taken all that it was sent; a refusal (`virtio_transport_reset_no_sock`) has none.
 
 use vmlane_port::Bounded;
 use vmlane_wire::virtio_vsock::Header;
@@ -47,8 +48,8 @@ impl<N: Copy + Eq> Repeats<N> {
         let _ = self.0.push((name, credit));
     }
 
-    /// Is this RST one of them? It is not expected again then. `ends`: the connection that has the name now, if there is one, is
-    /// about to end with such an RST.
+    /// Is this RST one of them? It is not expected again then. `ends`: the connection that has the name now,
+    /// if there is one, is about to end with such an RST.
     pub fn take(&mut self, name: &N, reset: &Header, ends: bool) -> bool {
         if ends {
             return false;

@@ -80,7 +80,8 @@ struct Sender<'a> {
 }
 
 impl Routes {
-    /// `transaction`: with which all that is done becomes valid. `leaves`: VMs to which nothing happens are not polled, as a worker wants it that sleeps.
+    /// `transaction`: with which all that is done becomes valid. `leaves`: VMs to which nothing happens are
+    /// not polled, as a worker wants it that sleeps.
     pub fn new(
         known: VmReader,
         stats: Arc<VsockStats>,
@@ -161,7 +162,8 @@ impl Routes {
         moved
     }
 
-    /// Every VM has its share of the round, less what was too much before. True if one is not through with the last.
+    /// Every VM has its share of the round, less what was too much before. True if one is not through with
+    /// the last.
     fn begin_round(&mut self) -> bool {
         self.meter.refill(QUOTA);
         let mut unfinished = false;
@@ -322,8 +324,8 @@ impl Routes {
                     continue;
                 }
             };
-            // What may end a stream comes behind the bytes before it. What goes to another ring at once is completed at once: it may
-            // be shown at any time.
+            // What may end a stream comes behind the bytes before it. What goes to another ring at once is
+            // completed at once: it may be shown at any time.
             let stays = |header: &Header| header.op.get() == op::RW && self.is_relayed(header);
             if !in_flight.is_empty() && !stays(&outgoing.header) {
                 self.settle(port, &mut in_flight, now);
@@ -481,8 +483,8 @@ impl Routes {
         Some(if relayed == Relayed::InFlight { Fate::InFlight } else { Fate::Finished })
     }
 
-    /// The receiver of a packet has no buffers for it. It waits in its ring for a moment, and then in the backlog. If that is
-    /// full its connection ends.
+    /// The receiver of a packet has no buffers for it. It waits in its ring for a moment, and then in the
+    /// backlog. If that is full its connection ends.
     #[cold]
     fn wait(
         &mut self,
@@ -596,8 +598,8 @@ impl Routes {
         self.vms.polled_ports().any(Port::repeats)
     }
 
-    /// Is there something for which nothing wakes the worker: a packet that waits for its receiver, a VM whose doorbell it
-    /// cannot listen to?
+    /// Is there something for which nothing wakes the worker: a packet that waits for its receiver, a VM
+    /// whose doorbell it cannot listen to?
     pub fn is_waiting(&self) -> bool {
         self.vms.polled_ports().any(|port| port.holds_packet() || port.is_waited_for() || !port.announces())
             || self.vms.holds_packets()

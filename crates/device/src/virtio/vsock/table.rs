@@ -1,5 +1,5 @@
-//! Who is connected to whom: so that peers are told when a VM goes, to bound what one may open, and to know what
-//! is under way.
+//! Who is connected to whom: so that peers are told when a VM goes, to bound what one may open, and to know
+//! what is under way.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,7 +51,8 @@ struct Connections {
     sides: HashMap<Known, Side>,
     /// Of its device, once that has had rings.
     book: Option<Book>,
-    /// Its guest has connections of which nothing is known, not even whether all their packets were delivered.
+    /// Its guest has connections of which nothing is known, not even whether all their packets were
+    /// delivered.
     lost: bool,
     /// How many of them it opened.
     opened: usize,
@@ -93,7 +94,8 @@ impl Connections {
         }
     }
 
-    /// Its device has this file from here on. What a previous daemon noted there comes back; what is not there is noted.
+    /// Its device has this file from here on. What a previous daemon noted there comes back; what is not
+    /// there is noted.
     fn bind(&mut self, transaction: &Transaction, kept: &Arc<Kept>) {
         let (mut book, noted) = Book::open(kept.clone(), Kind::Table);
         for (known, side) in &mut self.sides {
@@ -157,7 +159,8 @@ impl Table {
         lost && set(src).is_none_or(|set| !set.sides.contains_key(&sender))
     }
 
-    /// Connections that only one end knows, as that sees them, with its CID: the other one's VM is gone, or its file was.
+    /// Connections that only one end knows, as that sees them, with its CID: the other one's VM is gone, or
+    /// its file was.
     pub fn one_sided(&self) -> Vec<(u32, Known)> {
         let all = self.known.iter().flat_map(|(&cid, set)| set.sides.keys().map(move |&known| (cid, known)));
         let is_there = |(cid, known): &(u32, Known)| {
@@ -176,8 +179,8 @@ impl Table {
         ]
     }
 
-    /// A packet comes from its sender. Connections that others opened to it do not count against `most`: they would take from it
-    /// what it may open.
+    /// A packet comes from its sender. Connections that others opened to it do not count against `most`: they
+    /// would take from it what it may open.
     pub fn pass(&mut self, header: &Header, most: usize) -> Passage {
         match header.op.get() {
             op::RESPONSE | op::SHUTDOWN if self.is_lost(header) => return Passage::Lost,

@@ -1,7 +1,7 @@
 //! A worker: a thread that owns the rings of virtio-vsock devices.
 //!
-//! It is busy while packets move, then waits as `vmlane_worker` decides: before it sleeps, it asks all guests to announce what
-//! they do, and polls once more.
+//! It is busy while packets move, then waits as `vmlane_worker` decides: before it sleeps, it asks all guests
+//! to announce what they do, and polls once more.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -113,8 +113,8 @@ struct Questions {
 }
 
 impl VsockWorker {
-    /// Starts a worker that is alone and follows none, for VMs in `vms`. With a `relay`, VMCI guests and the host are reached: by
-    /// the router, and with the engine of streams that rides.
+    /// Starts a worker that is alone and follows none, for VMs in `vms`. With a `relay`, VMCI guests and the
+    /// host are reached: by the router, and with the engine of streams that rides.
     pub fn start(settings: Settings, vms: &VmTable, relay: Option<Relay>) -> std::io::Result<VsockWorker> {
         let worker = VsockWorker::start_one_of(0, 1, settings, vms, relay)?;
         worker.begin();
@@ -126,8 +126,8 @@ impl VsockWorker {
         self.post(Request::Begin);
     }
 
-    /// Starts the worker `number` of `count`, which share what a process may have of connections' memory. Until [`Self::begin`] all
-    /// VMs may still come.
+    /// Starts the worker `number` of `count`, which share what a process may have of connections' memory.
+    /// Until [`Self::begin`] all VMs may still come.
     pub(super) fn start_one_of(
         number: usize,
         count: usize,
@@ -200,7 +200,8 @@ impl VsockWorker {
         Arc::new(GuestEndpoint::new(cid, &self.mailbox))
     }
 
-    /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern it.
+    /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern
+    /// it.
     pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
         let mut taps = self.taps.lock();
         taps.push(tap);
@@ -236,8 +237,8 @@ impl VsockWorker {
         stats
     }
 
-    /// Takes a VM out of service, or back into it: then its driver must be loaded anew. When it returns, the worker does
-    /// not touch the memory of a VM that is out of service.
+    /// Takes a VM out of service, or back into it: then its driver must be loaded anew. When it returns, the
+    /// worker does not touch the memory of a VM that is out of service.
     pub fn set_quarantined(&self, cid: u32, on: bool) {
         self.ask(Request::Shut(cid, on));
     }

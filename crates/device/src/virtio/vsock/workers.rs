@@ -1,8 +1,8 @@
 //! The workers of all virtio-vsock devices, and which of them serves which VM.
 //!
-//! VMs of one isolation group can talk, and no others. So a group is with one worker: its packets are copied once, by one
-//! thread, and no two groups wait for each other. A VM that is given another group while it runs moves to that group's worker;
-//! its connections are reset, as those with its old group are anyway.
+//! VMs of one isolation group can talk, and no others. So a group is with one worker: its packets are copied
+//! once, by one thread, and no two groups wait for each other. A VM that is given another group while it runs
+//! moves to that group's worker; its connections are reset, as those with its old group are anyway.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -42,8 +42,8 @@ impl VsockWorkers {
         self.all().for_each(|worker| worker.begin());
     }
 
-    /// A VM has such a device from here on, or may have another group. Returns who serves it, and what the device counts: in `stats`
-    /// if it is new.
+    /// A VM has such a device from here on, or may have another group. Returns who serves it, and what the
+    /// device counts: in `stats` if it is new.
     pub fn add(&self, vm: &Vm, stats: Arc<GuestStats>) -> (Home, Arc<GuestStats>) {
         let mut places = self.places.lock();
         let worker = self.at(places.place(vm));
@@ -94,7 +94,8 @@ impl VsockWorkers {
         all.into_iter()
     }
 
-    /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern it.
+    /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern
+    /// it.
     pub fn add_tap(&self, tap: &Arc<dyn StreamTap>) {
         self.all().for_each(|worker| worker.add_tap(tap.clone()));
     }
@@ -121,7 +122,8 @@ impl Home {
         action(&self.0.lock())
     }
 
-    /// The VM is served by `worker` from here on, with its rings where they are. Returns what its device counts there.
+    /// The VM is served by `worker` from here on, with its rings where they are. Returns what its device
+    /// counts there.
     fn move_to(&self, cid: Cid, worker: &Arc<VsockWorker>, stats: Arc<GuestStats>) -> Arc<GuestStats> {
         let mut home = self.0.lock();
         if Arc::ptr_eq(&home, worker) {
@@ -144,7 +146,8 @@ impl Places {
         Places { workers, vms: BTreeMap::new(), homes: BTreeMap::new() }
     }
 
-    /// A VM goes to its group's worker, or, as the first of a group, to the one that has the fewest VMs if it is new.
+    /// A VM goes to its group's worker, or, as the first of a group, to the one that has the fewest VMs if it
+    /// is new.
     fn place(&mut self, vm: &Vm) -> usize {
         let others = self.vms.iter().filter(|(cid, _)| **cid != vm.cid);
         let of_group = others.map(|(_, place)| place).find(|(_, group)| *group == vm.group);

@@ -104,7 +104,8 @@ struct Ends {
     spill: Sides<Option<(u64, Vec<u8>)>>,
 }
 
-/// The pages of an end whose rings have these sizes, if what is recorded of them fits and they are still there.
+/// The pages of an end whose rings have these sizes, if what is recorded of them fits and they are still
+/// there.
 fn pages_of(
     (to_peer, from_peer): (u64, u64),
     (page, list): &(usize, Vec<u64>),
@@ -118,8 +119,8 @@ fn pages_of(
     Waiting::resolve(map, page.trailing_zeros(), list, produce)
 }
 
-/// What is left of the bytes that a peer has left behind, from the index that they begin at, for a ring of `size` bytes whose tail
-/// is `tail`.
+/// What is left of the bytes that a peer has left behind, from the index that they begin at, for a ring of
+/// `size` bytes whose tail is `tail`.
 fn rest_of(spill: Option<(u64, Vec<u8>)>, tail: u64, size: u64) -> Vec<u8> {
     let Some((from, bytes)) = spill.filter(|_| size > 0) else { return Vec::new() };
     let delivered = (tail + size - from % size) % size;
@@ -188,8 +189,8 @@ impl Hypervisor {
         true
     }
 
-    /// Restores a joined pair of which one end belongs to an endpoint of another kind: with that one's end, if it was restored, or
-    /// with what that has left. None: it cannot be resumed.
+    /// Restores a joined pair of which one end belongs to an endpoint of another kind: with that one's end,
+    /// if it was restored, or with what that has left. None: it cannot be resumed.
     fn resume_routed(
         &self,
         inner: &mut Inner,

@@ -1,8 +1,8 @@
 //! Frames in ring order, from the first that is not completed on: finished in any order, completed
 //! in theirs.
 
-/// A frame that was taken from the ring: its last descriptor, and two flags. One word, since a load of what was stored in
-/// parts just before waits for all stores before them, those to guests' memory too.
+/// A frame that was taken from the ring: its last descriptor, and two flags. One word, since a load of what
+/// was stored in parts just before waits for all stores before them, those to guests' memory too.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken(u32);
 

@@ -1,4 +1,5 @@
-//! Connections between two virtio-vsock guests while a capture looks at them: what is recorded is what the guests got.
+//! Connections between two virtio-vsock guests while a capture looks at them: what is recorded is what the
+//! guests got.
 
 use vmlane_capture::{Counts, Direction, Filter, Kind};
 use vmlane_guestsim::vsock::{Bench, Guest};

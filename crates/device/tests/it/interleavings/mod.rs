@@ -18,7 +18,8 @@
 //! | `guests`, `world` | writer and reader, and all that is shared |
 //! | `explore`, `seen` | the search |
 //!
-//! `VMLANE_MODEL=full` (`make soak`) explores all guests with more bytes and larger rings: minutes instead of seconds.
+//! `VMLANE_MODEL=full` (`make soak`) explores all guests with more bytes and larger rings: minutes instead of
+//! seconds.
 
 mod broken;
 mod device;

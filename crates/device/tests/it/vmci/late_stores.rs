@@ -1,6 +1,7 @@
-//! Guests without fences: a Linux for one processor stores an index and loads the device's behind it with nothing between but
-//! a compiler's barrier. The processor may show the store to others after it has loaded. So the device may publish room that such
-//! a writer does not see before it sleeps, and not see that its ring was full; the same with bytes and a reader.
+//! Guests without fences: a Linux for one processor stores an index and loads the device's behind it with
+//! nothing between but a compiler's barrier. The processor may show the store to others after it has loaded.
+//! So the device may publish room that such a writer does not see before it sleeps, and not see that its ring
+//! was full; the same with bytes and a reader.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -180,8 +181,8 @@ const SLEEPS: u32 = 30_000;
 /// One such guest at a time: each thread is to have a CPU.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs a guest's thread, and `turn` of the device until that has ended; it is told how many turns moved nothing before. True if
-/// the guest slept and was not told.
+/// Runs a guest's thread, and `turn` of the device until that has ended; it is told how many turns moved
+/// nothing before. True if the guest slept and was not told.
 fn beside_a_guest(guest: impl FnOnce() -> bool + Send, mut turn: impl FnMut(u32) -> bool) -> bool {
     let _alone = ALONE.lock();
     std::thread::scope(|scope| {

@@ -79,7 +79,8 @@ fn journal(kind: u32, records: &Records) -> OwnedFd {
     journal.file().try_clone().unwrap()
 }
 
-/// Where nothing is known of a driver, or what is known is wrong, its buffers may be anywhere: it can only be loaded anew.
+/// Where nothing is known of a driver, or what is known is wrong, its buffers may be anywhere: it can only be
+/// loaded anew.
 fn begins_anew(Rich { world, drivers, queues }: Rich) {
     let [mut a, mut b, mut c] = drivers;
     [&mut a, &mut b, &mut c].into_iter().for_each(Driver::restore_addresses);
@@ -209,7 +210,8 @@ fn what_is_missing_is_missed() {
     }
 }
 
-/// Every record in turn is overwritten: the device it describes is reset or told of the end; VM 5 never notices.
+/// Every record in turn is overwritten: the device it describes is reset or told of the end; VM 5 never
+/// notices.
 #[test]
 fn each_damaged_record_hurts_whom_it_is_about() {
     let sound = rich(Path::Dma);

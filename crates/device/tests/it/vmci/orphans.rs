@@ -166,8 +166,8 @@ fn act(vms: &mut [Vm], step: Step) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Handles that are used again and again, in any order of creations, attaches, detaches and resets: every end is
-    /// charged as long as it is held, and no longer, and in the end no memory of any VM is mapped.
+    /// Handles that are used again and again, in any order of creations, attaches, detaches and resets: every
+    /// end is charged as long as it is held, and no longer, and in the end no memory of any VM is mapped.
     #[test]
     fn handles_used_again_pin_nothing(steps in prop::collection::vec(step(), 1..60)) {
         let world = World::new();

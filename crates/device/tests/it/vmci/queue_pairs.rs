@@ -130,7 +130,8 @@ fn quotas_are_checked_before_anything_is_kept() {
     assert!((limit, refused) == (20_000, 2) && used > 0 && used <= limit);
 }
 
-/// A server with Linux's default buffers, 512 KiB a connection, does not meet the limit before its memory is short.
+/// A server with Linux's default buffers, 512 KiB a connection, does not meet the limit before its memory is
+/// short.
 #[test]
 fn unless_configured_half_of_the_memory_is_the_limit() {
     let world = World::new();

@@ -1,4 +1,5 @@
-//! Every order in which workers raise interrupts while the guest masks, unmasks and changes its vectors: none is lost.
+//! Every order in which workers raise interrupts while the guest masks, unmasks and changes its vectors: none
+//! is lost.
 //!
 //! The code is the device's own, compiled once more over `loom`'s types.
 

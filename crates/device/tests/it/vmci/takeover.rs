@@ -148,9 +148,10 @@ fn life(world: &RestartableDaemon, path: Path) {
 fn no_request_is_the_wrong_one_to_die_in() {
     for path in Path::ALL {
         for (cid, moment) in [3, 4].into_iter().flat_map(|cid| Moment::ALL.map(|moment| (cid, moment))) {
-            // How many requests a life takes depends on the clock: for a millisecond after ATTACH was taken the device holds
-            // notices back, and one that it did not hold back is fetched. So no life counts for another: each
-            // dies in its request number `nth`, until one is over before it has made so many.
+            // How many requests a life takes depends on the clock: for a millisecond after ATTACH was taken
+            // the device holds notices back, and one that it did not hold back is fetched. So no life counts
+            // for another: each dies in its request number `nth`, until one is over before it has made so
+            // many.
             let requests = (0..).take_while(|&nth| dies_in(path, cid, nth, moment)).count();
             assert!(requests > FEWEST, "{path:?}: only {requests} requests of VM {cid}");
         }

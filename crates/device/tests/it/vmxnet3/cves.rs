@@ -1,5 +1,5 @@
-//! Classes of CVEs in other implementations (facts 7.3) that are not tested beside what they are about: where the
-//! others are, says the table in `SECURITY.md`.
+//! Classes of CVEs in other implementations (facts 7.3) that are not tested beside what they are about: where
+//! the others are, says the table in `SECURITY.md`.
 
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};

@@ -1,4 +1,5 @@
-//! A guest that comes with connections of which this daemon knows nothing is told so on its event queue, once.
+//! A guest that comes with connections of which this daemon knows nothing is told so on its event queue,
+//! once.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -141,8 +141,9 @@ fn connect(bench: &mut Bench, from: &mut Guest, to: &mut Guest, port: u32) {
     to.taken();
 }
 
-/// In steps of 10 ms: `a` sends a packet to `slow` and one to `good` every 100 ms, as far as its ring has room; `slow` posts
-/// a buffer every `gap` steps. How many packets `good` got, and how many connections were reset.
+/// In steps of 10 ms: `a` sends a packet to `slow` and one to `good` every 100 ms, as far as its ring has
+/// room; `slow` posts a buffer every `gap` steps. How many packets `good` got, and how many connections were
+/// reset.
 fn beside_a_slow_receiver(gap: usize, steps: usize) -> (usize, u64) {
     let (mut bench, mut a, mut slow) = pair(false);
     let mut good = bench.guest(vm(5), false);
@@ -197,7 +198,8 @@ fn payload(packets: Vec<(Header, Vec<u8>)>) -> Vec<u8> {
     packets.into_iter().filter(|(header, _)| header.op.get() == op::RW).flat_map(|(_, bytes)| bytes).collect()
 }
 
-/// More packets than the ring has chains wait for a receiver that has no buffers; connections beside them move, both ways.
+/// More packets than the ring has chains wait for a receiver that has no buffers; connections beside them
+/// move, both ways.
 #[test]
 fn packets_that_wait_stop_no_other_connection() {
     const WAITING: usize = 3 * RING as usize;
@@ -237,8 +239,8 @@ fn packets_that_wait_stop_no_other_connection() {
     }
 }
 
-/// A sender that minds no credit, and a receiver without buffers: what waits is bounded, and leaves places for what waits for
-/// others.
+/// A sender that minds no credit, and a receiver without buffers: what waits is bounded, and leaves places
+/// for what waits for others.
 #[test]
 fn what_waits_of_one_guest_is_bounded_and_shared_by_its_receivers() {
     const LEN: usize = 60_000;

@@ -1,5 +1,5 @@
-//! The daemon dies in the middle of a step of a connection with a ring that outlives it, as a VMCI guest's does: the next one
-//! goes on, and every byte arrives once.
+//! The daemon dies in the middle of a step of a connection with a ring that outlives it, as a VMCI guest's
+//! does: the next one goes on, and every byte arrives once.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -44,7 +44,8 @@ fn a_program_that_reads_nothing_delays_no_other_connection() {
     let (end, file) = host::end(1 << 20, host.clone());
     let (_, mut incoming) = vmlane_sock::ring::map(file, 1 << 20).expect("a ring");
     accepted(&mut bench, &mut a, &host, LOCAL + 1, end);
-    // All that it has credit for: a socket's worth with the program, and one with the daemon. No chain is left waiting.
+    // All that it has credit for: a socket's worth with the program, and one with the daemon. No chain is
+    // left waiting.
     sends(&mut bench, &mut a, LOCAL, &vec![7; 2 * WINDOW]);
     assert!(!a.received().iter().any(|(header, _)| header.op.get() == op::RST));
     let bytes: Vec<u8> = (0..300_000u32).map(|at| (at >> 4) as u8).collect();

@@ -1,5 +1,5 @@
-//! What one end of a connection does, the other one sees, however far its own handshake has come: bytes, the end of
-//! either half, close and reset, at every stage, for every pair of kinds of endpoint.
+//! What one end of a connection does, the other one sees, however far its own handshake has come: bytes, the
+//! end of either half, close and reset, at every stage, for every pair of kinds of endpoint.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A guest sends the RST of a connection once more, as Linux does when its program closes the socket: a new connection of the same
-//! ports does not end by it.
+//! A guest sends the RST of a connection once more, as Linux does when its program closes the socket: a new
+//! connection of the same ports does not end by it.
 
 use std::time::Duration;
 

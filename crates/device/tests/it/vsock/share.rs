@@ -1,5 +1,5 @@
-//! What a hostile VM may take of virtio-vsock: of a saturated worker, in metered work, never more than its share; of connections,
-//! those of its own limit.
+//! What a hostile VM may take of virtio-vsock: of a saturated worker, in metered work, never more than its
+//! share; of connections, those of its own limit.
 
 use vmlane_guestsim::virtio::out;
 use vmlane_guestsim::vsock::{Bench, Guest, RING, vm};
@@ -43,8 +43,8 @@ struct Run {
     descriptors: usize,
 }
 
-/// An honest VM that always has packets for another, which always has buffers, beside `attack`, which is called before
-/// each round.
+/// An honest VM that always has packets for another, which always has buffers, beside `attack`, which is
+/// called before each round.
 fn beside(attack: impl FnOnce(&mut Bench) -> Box<dyn FnMut()>) -> Run {
     let (mut bench, mut a, mut b) = pair(false);
     let mut attack = attack(&mut bench);

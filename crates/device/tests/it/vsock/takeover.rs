@@ -1,4 +1,5 @@
-//! The daemon dies between any two steps by which what it has done becomes valid: the next one delivers every packet once.
+//! The daemon dies between any two steps by which what it has done becomes valid: the next one delivers every
+//! packet once.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -136,7 +137,8 @@ impl World {
         [&a.rx, &a.tx, &b.rx, &b.tx][ring].device.store_u16(2, index);
     }
 
-    /// A round, which ends in the middle of its last step if that can be cut; then the next daemon takes over. True if it could.
+    /// A round, which ends in the middle of its last step if that can be cut; then the next daemon takes
+    /// over. True if it could.
     fn cut(&mut self) -> bool {
         let before = self.shown();
         // A word that changes alone is in no log.

@@ -1,4 +1,5 @@
-//! The rules that hold for every figure and report of the rows in `experiments/`, and for the pictures kept there.
+//! The rules that hold for every figure and report of the rows in `experiments/`, and for the pictures kept
+//! there.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -136,7 +137,8 @@ fn check_axis(name: &str, chart: &Chart, svg: &str) {
     assert_eq!(one, y_title.contains(" / "), "{name}: {y_title}");
 }
 
-/// A mark is the middle of its runs and its whisker reaches as far as they do; a ratio that was not taken run by run says so.
+/// A mark is the middle of its runs and its whisker reaches as far as they do; a ratio that was not taken run
+/// by run says so.
 fn check_middles(name: &str, chart: &Chart) {
     let apart = chart.foot.join(" ").contains("mark: ratio of the ");
     for point in chart.series.iter().flat_map(|series| &series.values).filter_map(Value::point) {
@@ -187,8 +189,8 @@ fn check(name: &str, svg: &str) {
     }
 }
 
-/// A report has the figures' words, a caption for every figure, and quotes a paper only where one is named; the
-/// tables and pictures of the README are current.
+/// A report has the figures' words, a caption for every figure, and quotes a paper only where one is named;
+/// the tables and pictures of the README are current.
 fn check_page(dir: &std::path::Path, drawn: &[(String, Chart, String)]) {
     let name = dir.display();
     let page = crate::report::page_of(dir).unwrap();

@@ -52,7 +52,8 @@ impl Server {
             tracing::warn!(%error, "memory for a host socket");
             Errno::NOBUFS
         })?;
-        // A guest that answers and is done at once wakes it before the answer has gone out on the same socket.
+        // A guest that answers and is done at once wakes it before the answer has gone out on the same
+        // socket.
         waker.stop_signals();
         let key = Key { client: from, server: to };
         let call = self.router.open(key, Some(end), waker.clone()).map_err(|error| match error {

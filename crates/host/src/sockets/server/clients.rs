@@ -25,7 +25,8 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Room for so many, and for so many of them whose request has not arrived. One user or VM cannot use either up.
+    /// Room for so many, and for so many of them whose request has not arrived. One user or VM cannot use
+    /// either up.
     pub fn new(bounds: &Bounds) -> Clients {
         Clients {
             by_token: HashMap::new(),

@@ -112,7 +112,8 @@ impl Server {
         self.close(token);
     }
 
-    /// A joined stream's process has gone. A helper that has not said that it is done was cut off, and so are its peers.
+    /// A joined stream's process has gone. A helper that has not said that it is done was cut off, and so are
+    /// its peers.
     pub(super) fn leaves(&mut self, token: Token) {
         let Some(client) = self.clients.get(token) else { return };
         let said = match &client.state {
@@ -187,7 +188,8 @@ impl Server {
         }
     }
 
-    /// The line is gone: nothing can be asked for until there is another one. Streams end as their connections do.
+    /// The line is gone: nothing can be asked for until there is another one. Streams end as their
+    /// connections do.
     fn line_ends(&mut self) {
         tracing::warn!("the helper for streams between hosts is gone");
         self.routes.line = None;

@@ -1,5 +1,5 @@
-//! VMs whose VMMs have hybrid sockets: connections to their guests, which a VMM is asked for, and from them, which come at the
-//! sockets of their forwards.
+//! VMs whose VMMs have hybrid sockets: connections to their guests, which a VMM is asked for, and from them,
+//! which come at the sockets of their forwards.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -105,8 +105,8 @@ impl Server {
         }
     }
 
-    /// The guest has accepted, and may have closed since. False if its end cannot be made; a client that has given up is dealt with
-    /// here.
+    /// The guest has accepted, and may have closed since. False if its end cannot be made; a client that has
+    /// given up is dealt with here.
     fn vmm_accepts(&mut self, token: Token, call: Call, hung_up: bool) -> bool {
         let Key { client: (peer_cid, peer_port), server: (cid, port) } = call.key;
         let address = StreamAddress { cid, port, peer_cid, peer_port };

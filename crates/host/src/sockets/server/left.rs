@@ -1,5 +1,5 @@
-//! Streams between a program and another host whose bytes do not pass the daemon: how program and helper get to know each other, and
-//! how they part.
+//! Streams between a program and another host whose bytes do not pass the daemon: how program and helper get
+//! to know each other, and how they part.
 
 use std::os::fd::AsFd;
 
@@ -24,8 +24,8 @@ impl Server {
         listener.is_some_and(|client| matches!(client.state, State::Listening { ring: true, .. }))
     }
 
-    /// One of the two is joined, and if it is the program, was told so. Once both are, the helper gets the ring: it may signal from
-    /// then on.
+    /// One of the two is joined, and if it is the program, was told so. Once both are, the helper gets the
+    /// ring: it may signal from then on.
     pub(super) fn introduce(&mut self, call: Call, program: bool) {
         let Some(left) = self.routes.left.get_mut(&call.number) else { return };
         left.told |= program;
@@ -74,7 +74,8 @@ impl Server {
         }
     }
 
-    /// A program whose helper has gone has signalled: all that is to be heard of is that it leaves its ring to the daemon.
+    /// A program whose helper has gone has signalled: all that is to be heard of is that it leaves its ring
+    /// to the daemon.
     pub(super) fn orphan_signals(&self, token: Token) {
         if let Some(waker) = self.clients.get(token).and_then(|client| client.waker.as_ref()) {
             waker.take_orphans_signals();

@@ -42,8 +42,8 @@ impl Server {
         if switched { self.turns.again(token) } else { self.close(token) }
     }
 
-    /// Does its socket carry the stream? One that carries signals is read by the stream's worker, and only its end is of interest
-    /// here.
+    /// Does its socket carry the stream? One that carries signals is read by the stream's worker, and only
+    /// its end is of interest here.
     pub(super) fn watch_bytes(&self, token: Token, bytes: bool) {
         let Some(client) = self.clients.get(token) else { return };
         let of_bytes = if bytes { EventFlags::IN | EventFlags::OUT } else { EventFlags::empty() };

@@ -1,4 +1,5 @@
-//! What the thread knows of other hosts: what is configured, the helper's line, calls that wait for its answer.
+//! What the thread knows of other hosts: what is configured, the helper's line, calls that wait for its
+//! answer.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -44,7 +45,8 @@ pub struct RouteTable {
     pub line: Option<Token>,
     /// Messages of calls that the line has no room for, by number. Each is of a call in `asked`.
     backlog: Bounded<(u64, Vec<u8>)>,
-    /// Calls that were given up, of which the helper knows and has not been notified. Each keeps its client's place until then.
+    /// Calls that were given up, of which the helper knows and has not been notified. Each keeps its client's
+    /// place until then.
     given_up: Bounded<Call>,
     /// Calls that the helper has not answered, by number.
     asked: HashMap<u64, AskedCall>,
@@ -143,7 +145,8 @@ impl RouteTable {
         }
     }
 
-    /// The line is gone, and with it what the helper knew. Calls that it has not answered are left to [`Self::answered`].
+    /// The line is gone, and with it what the helper knew. Calls that it has not answered are left to
+    /// [`Self::answered`].
     pub fn line_ends(&mut self) {
         self.backlog.clear();
         while let Some(call) = self.given_up.pop() {

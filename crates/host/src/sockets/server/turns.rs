@@ -1,5 +1,6 @@
-//! Whose turn it is: streams that have more to do, sockets at which more connections wait. Within a round of the thread, one
-//! user's or VM's streams move so many bytes; beyond, they wait for the next one, and others are served.
+//! Whose turn it is: streams that have more to do, sockets at which more connections wait. Within a round of
+//! the thread, one user's or VM's streams move so many bytes; beyond, they wait for the next one, and others
+//! are served.
 
 use std::collections::HashMap;
 

@@ -122,8 +122,8 @@ pub fn is_up(name: &str) -> Result<bool, TapError> {
     Ok(unsafe { request.ifr_ifru.ifru_flags } & libc::IFF_UP as libc::c_short != 0)
 }
 
-/// Sets the interface up or down. An interface that is set up is made quiet first: the host itself has no address there, answers
-/// nothing and sends nothing.
+/// Sets the interface up or down. An interface that is set up is made quiet first: the host itself has no
+/// address there, answers nothing and sends nothing.
 pub fn set_up(name: &str, up: bool) -> Result<(), TapError> {
     let failed = |source| TapError::Setting { name: name.to_owned(), what: "to be set up or down", source };
     let (socket, mut request) = flags(name, failed)?;
@@ -139,9 +139,9 @@ pub fn set_up(name: &str, up: bool) -> Result<(), TapError> {
         .map_err(failed)
 }
 
-/// What the host's own network stack may not do at the interface: speak IPv6, answer ARP, forward, and take packets that were
-/// sent to all. A switch that takes an interface's frames away from the stack needs none of this; one that reads them by a
-/// packet socket leaves the stack a copy.
+/// What the host's own network stack may not do at the interface: speak IPv6, answer ARP, forward, and take
+/// packets that were sent to all. A switch that takes an interface's frames away from the stack needs none of
+/// this; one that reads them by a packet socket leaves the stack a copy.
 const QUIET: [(&str, &str, &str); 4] = [
     ("ipv6", "disable_ipv6", "1"),
     ("ipv4", "arp_ignore", "8"),

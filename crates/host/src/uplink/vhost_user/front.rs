@@ -1,7 +1,8 @@
-//! The front end's half of the vhost-user protocol (`docs/interop/vhost-user.rst` of QEMU): what is agreed on, where the rings
-//! lie, and that they run.
+//! The front end's half of the vhost-user protocol (`docs/interop/vhost-user.rst` of QEMU): what is agreed
+//! on, where the rings lie, and that they run.
 //!
-//! The back end is not trusted: each of its answers is awaited until one deadline for all of them, copied once and checked.
+//! The back end is not trusted: each of its answers is awaited until one deadline for all of them, copied
+//! once and checked.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;

@@ -1,7 +1,8 @@
-//! Sockets where peers connect. The other switch is the socket's client then; it is the back end all the same.
+//! Sockets where peers connect. The other switch is the socket's client then; it is the back end all the
+//! same.
 //!
-//! The socket's directory may be the other switch's, so no name in it is believed: the mode is given before the name, and rights
-//! to the file itself.
+//! The socket's directory may be the other switch's, so no name in it is believed: the mode is given before
+//! the name, and rights to the file itself.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -89,7 +90,8 @@ impl SocketName {
     }
 }
 
-/// A socket at `path` that root, this process's user and `owner` can connect to. A socket that nothing listens at is replaced.
+/// A socket at `path` that root, this process's user and `owner` can connect to. A socket that nothing
+/// listens at is replaced.
 pub fn listen(path: &Path, owner: Option<Owner>) -> Result<(OwnedFd, SocketName), ListenError> {
     listen_with(path, owner, WAITING)
 }

@@ -10,10 +10,12 @@ use vmlane_wire::virtio::split_bytes;
 
 /// Descriptors of a ring, and buffers.
 pub const RING: u16 = 512;
-/// Bytes of a buffer, the header's included: an ordinary frame fits; a longer one takes several. An odd number of cache lines:
-/// with a power of two, the first lines of all buffers would compete for a few places in the CPUs' caches.
+/// Bytes of a buffer, the header's included: an ordinary frame fits; a longer one takes several. An odd
+/// number of cache lines: with a power of two, the first lines of all buffers would compete for a few places
+/// in the CPUs' caches.
 pub const BUFFER: usize = 33 * 64;
-/// The first byte's address, for the peer's rings and for its descriptors. Not 0, which some back ends take for none.
+/// The first byte's address, for the peer's rings and for its descriptors. Not 0, which some back ends take
+/// for none.
 pub const BASE: u64 = 1 << 32;
 const PAGE: u64 = 4096;
 const LINE: usize = 64;
@@ -49,8 +51,8 @@ impl Buffers {
         self.at + (usize::from(id) * BUFFER) as u64
     }
 
-    /// The first 16 bytes of a buffer, little endian, each word loaded once. No call and no private copy: a copy that is stored
-    /// as two words and loaded as one waits for all stores before it.
+    /// The first 16 bytes of a buffer, little endian, each word loaded once. No call and no private copy: a
+    /// copy that is stored as two words and loaded as one waits for all stores before it.
     #[inline]
     pub fn first_words(&self, id: u16) -> [u64; 2] {
         [0, 8].map(|at| self.window.load_u64(usize::from(id) * BUFFER + at))

@@ -1,4 +1,5 @@
-//! Frames to the peer: copied into buffers that lie one behind another, so that a frame of any length has one descriptor.
+//! Frames to the peer: copied into buffers that lie one behind another, so that a frame of any length has one
+//! descriptor.
 
 use vmlane_mem::{MemoryMap, Spans, lines_ahead};
 use vmlane_port::{DropReason, MAX_FRAME, RxFrame, VnetHeader};

@@ -23,7 +23,8 @@ use super::ring::{Broken, Ring};
 
 /// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
 const AGGREGATE: usize = HEADER + u16::MAX as usize;
-/// Frames delivered before they are made visible, at most: the peer may work on the first ones while others arrive.
+/// Frames delivered before they are made visible, at most: the peer may work on the first ones while others
+/// arrive.
 const VISIBLE: u32 = 32;
 
 /// How a connection's port says that it cannot go on.
@@ -60,7 +61,8 @@ impl AsFd for Link {
     }
 }
 
-/// The event fds of a connection's rings, by ring. The peer has them, too, so they are never read, and raised with care.
+/// The event fds of a connection's rings, by ring. The peer has them, too, so they are never read, and raised
+/// with care.
 #[derive(Debug)]
 pub struct Lines {
     pub kicks: [EventFd; 2],
@@ -104,8 +106,8 @@ pub struct VhostUserPort {
 }
 
 impl VhostUserPort {
-    /// The port of a connection that has agreed on `features`, for packets of at most `mtu` bytes. No peer may have seen `memory`
-    /// before.
+    /// The port of a connection that has agreed on `features`, for packets of at most `mtu` bytes. No peer
+    /// may have seen `memory` before.
     pub fn new(
         memory: &Memory,
         (features, mtu): (u64, u16),
@@ -283,7 +285,8 @@ impl FramePort for VhostUserPort {
 impl WakeUp for VhostUserPort {
     fn arm(&mut self) -> bool {
         self.incoming.ring.listen();
-        // The peer stores a used index and then loads what we asked for: one of the two looks sees the other's store.
+        // The peer stores a used index and then loads what we asked for: one of the two looks sees the
+        // other's store.
         fence(Ordering::SeqCst);
         !self.broken && self.incoming.ring.is_used()
     }

@@ -1,7 +1,8 @@
 //! The driver's side of a split ring (virtio 1.2, section 2.7) whose descriptors are tied to buffers.
 //!
-//! The peer can write to all of the ring at any time, so only what it has to write is ever read: the used ring, each word
-//! once for each decision. Which buffers it has, what they were described as and how far the ring came is known here.
+//! The peer can write to all of the ring at any time, so only what it has to write is ever read: the used
+//! ring, each word once for each decision. Which buffers it has, what they were described as and how far the
+//! ring came is known here.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -50,8 +51,8 @@ pub struct Ring {
     with_peer: Box<[bool]>,
     /// How many of them it has.
     count: u16,
-    /// What each descriptor says of length and flags, and what each place of the available ring says. What stays as it was
-    /// is not stored again: the peer's copy of the cache line stays good.
+    /// What each descriptor says of length and flags, and what each place of the available ring says. What
+    /// stays as it was is not stored again: the peer's copy of the cache line stays good.
     described: Box<[u64]>,
     places: Box<[u16]>,
     /// Buffers made available, and those of them that the peer may know of.
@@ -130,7 +131,8 @@ impl Ring {
         }
         self.available.store_u16(INDEX, self.posted);
         self.published = self.posted;
-        // The peer stores what it wants and then loads the index: one of the two looks sees the other's store.
+        // The peer stores what it wants and then loads the index: one of the two looks sees the other's
+        // store.
         fence(Ordering::SeqCst);
         self.used.load_u16(FLAGS) & NO_NOTICE == 0
     }
@@ -152,7 +154,8 @@ impl Ring {
         if there > self.count { Err(Broken::Index(there)) } else { Ok(there >= count) }
     }
 
-    /// The next buffer that was given back, of those that [`Self::has_used`] has counted. It is still the peer's.
+    /// The next buffer that was given back, of those that [`Self::has_used`] has counted. It is still the
+    /// peer's.
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "compared with the length of the ring")]
     pub fn peek(&self) -> Result<Used, Broken> {
@@ -173,8 +176,8 @@ impl Ring {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Looks ahead at the buffers that were given back next: calls `touch` with their numbers and bytes, to be fetched. Each is
-    /// looked at once; nothing about them is certain.
+    /// Looks ahead at the buffers that were given back next: calls `touch` with their numbers and bytes, to
+    /// be fetched. Each is looked at once; nothing about them is certain.
     #[inline]
     pub fn look_ahead(&mut self, most: u16, mut touch: impl FnMut(usize, usize)) {
         let until = self.seen.wrapping_sub(self.taken).min(most);

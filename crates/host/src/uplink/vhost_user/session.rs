@@ -1,5 +1,5 @@
-//! The thread behind an uplink: connects to the peer, or waits for it to connect; attaches the port, waits until the connection
-//! ends, and begins again.
+//! The thread behind an uplink: connects to the peer, or waits for it to connect; attaches the port, waits
+//! until the connection ends, and begins again.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,7 +65,8 @@ pub struct VhostUser {
 }
 
 impl VhostUser {
-    /// Serves `port` of the switch with an uplink whose peers come from `peers`, for packets of at most `mtu` bytes.
+    /// Serves `port` of the switch with an uplink whose peers come from `peers`, for packets of at most `mtu`
+    /// bytes.
     pub fn start(
         (name, mtu): (&str, u16),
         peers: Peers,

@@ -1,5 +1,5 @@
-//! What needs rights: the program of an interface, and a socket with memory for each of its queues. The files that come out
-//! of it may go to a process without rights, which makes a port of them.
+//! What needs rights: the program of an interface, and a socket with memory for each of its queues. The files
+//! that come out of it may go to a process without rights, which makes a port of them.
 #![allow(unsafe_code)] // system calls that no crate has: options and addresses of AF_XDP sockets, ioctl, mmap
 
 use std::io;
@@ -18,7 +18,8 @@ use crate::uplink::link::Link;
 pub struct XdpOptions {
     /// Up to 15 bytes. It must be there.
     pub name: String,
-    /// How many of its queues, from the first one on; None: all that are in use. Frames of other queues go to the host.
+    /// How many of its queues, from the first one on; None: all that are in use. Frames of other queues go to
+    /// the host.
     pub queues: Option<u16>,
 }
 
@@ -342,8 +343,8 @@ mod ethtool {
         }
         request.ifr_ifru.ifru_data = (&raw mut *question).cast();
         let fd = socket.as_fd().as_raw_fd();
-        // SAFETY: the kernel reads and writes one request, and the question, which has the form of its command; both outlive
-        // the call.
+        // SAFETY: the kernel reads and writes one request, and the question, which has the form of its
+        // command; both outlive the call.
         let result = unsafe { libc::ioctl(fd, libc::SIOCETHTOOL as _, &raw mut request) };
         (result >= 0).then_some(())
     }
@@ -471,7 +472,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing refers to it any more: the kernel has the pages.
+        // SAFETY: the mapping is this value's own, and nothing refers to it any more: the kernel has the
+        // pages.
         let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
     }
 }

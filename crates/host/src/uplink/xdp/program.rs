@@ -1,5 +1,6 @@
-//! The XDP program of an interface: it gives each frame to the socket of the queue that the frame came by, and those of
-//! queues without a socket to the host. Five instructions, written by hand (docs/decisions/0016-af-xdp.md).
+//! The XDP program of an interface: it gives each frame to the socket of the queue that the frame came by,
+//! and those of queues without a socket to the host. Five instructions, written by hand
+//! (docs/decisions/0016-af-xdp.md).
 #![allow(unsafe_code)] // bpf(2)
 
 use std::io;
@@ -81,7 +82,8 @@ struct LinkCreate {
 }
 
 fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads the attributes, and what they point to; both outlive the call. It writes nothing.
+    // SAFETY: the kernel reads the attributes, and what they point to; both outlive the call. It writes
+    // nothing.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
 }

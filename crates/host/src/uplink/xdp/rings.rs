@@ -1,7 +1,8 @@
-//! The rings that an AF_XDP socket shares with the kernel (linux/if_xdp.h, Documentation/networking/af_xdp.rst).
+//! The rings that an AF_XDP socket shares with the kernel (linux/if_xdp.h,
+//! Documentation/networking/af_xdp.rst).
 //!
-//! Each ring has one producer and one consumer, who publish how far they are as counters that wrap around. The kernel is
-//! trusted, and its counter is checked all the same: more entries than the ring holds are none.
+//! Each ring has one producer and one consumer, who publish how far they are as counters that wrap around.
+//! The kernel is trusted, and its counter is checked all the same: more entries than the ring holds are none.
 #![allow(unsafe_code)] // mmap, and accesses to what the kernel shares
 
 use std::io;
@@ -45,7 +46,8 @@ struct Ring<T> {
     entries: PhantomData<T>,
 }
 
-// SAFETY: a mapping of this value's own, accessed by atomics, and by raw copies of entries that the counters give to us.
+// SAFETY: a mapping of this value's own, accessed by atomics, and by raw copies of entries that the counters
+// give to us.
 unsafe impl<T> Send for Ring<T> {}
 
 impl<T: Entry> Ring<T> {
@@ -214,8 +216,8 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// Maps the rings of a socket whose rings have [`ENTRIES`] entries each, and have not been used yet. Before Linux 6.4, the
-    /// kernel refuses (EBUSY) once the socket is bound.
+    /// Maps the rings of a socket whose rings have [`ENTRIES`] entries each, and have not been used yet.
+    /// Before Linux 6.4, the kernel refuses (EBUSY) once the socket is bound.
     pub fn map(socket: impl AsFd) -> io::Result<Rings> {
         let at = offsets(&socket)?;
         let (rx, tx) = (libc::XDP_PGOFF_RX_RING as u64, libc::XDP_PGOFF_TX_RING as u64);

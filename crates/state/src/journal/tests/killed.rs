@@ -1,5 +1,5 @@
-//! A writer that is killed between any two words that it stores, in every kind of change: what the next daemon finds is
-//! what was valid before the change, or after it.
+//! A writer that is killed between any two words that it stores, in every kind of change: what the next
+//! daemon finds is what was valid before the change, or after it.
 
 use super::super::*;
 use super::model::kill_after;

@@ -1,5 +1,5 @@
-//! A journal's file for tests: one whose writer is killed between any two stores of a word, or one of `loom`, which
-//! tries every order in which another thread may see them.
+//! A journal's file for tests: one whose writer is killed between any two stores of a word, or one of `loom`,
+//! which tries every order in which another thread may see them.
 
 use std::cell::{Cell, RefCell};
 use std::io;

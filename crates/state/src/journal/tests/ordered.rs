@@ -1,5 +1,5 @@
-//! Every order in which another thread may see what a commit stores: it sees the records of a commit whole, or those of
-//! the one before. The writer that is killed is the weaker case, and in `killed.rs`.
+//! Every order in which another thread may see what a commit stores: it sees the records of a commit whole,
+//! or those of the one before. The writer that is killed is the weaker case, and in `killed.rs`.
 
 use loom::thread;
 

@@ -83,7 +83,8 @@ const HYBRID: [Shown; 8] = [
     shown("not_owner", "vm_peers_not_owner", "Processes at a VM's hybrid sockets that are not its owner's"),
 ];
 
-/// Counters of the VM's device for sockets: it has one of either kind at most. Bytes have the names of VMCI's.
+/// Counters of the VM's device for sockets: it has one of either kind at most. Bytes have the names of
+/// VMCI's.
 fn sockets(vm: &VmStats) -> CounterList {
     if vm.vsock.iter().next().is_none() {
         return vm.vmci.clone();

@@ -1,7 +1,7 @@
 //! Who is connected, and who makes room when all places are taken.
 //!
-//! The users of loopback addresses are not known here. A client that wants an answer sends its request at once and reads the answer at
-//! once, so one that does neither keeps no one else out, whoever it is.
+//! The users of loopback addresses are not known here. A client that wants an answer sends its request at
+//! once and reads the answer at once, so one that does neither keeps no one else out, whoever it is.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
@@ -78,8 +78,8 @@ pub struct Place {
 }
 
 impl Places {
-    /// A place for one more connection. If all are taken, the oldest one that waits for its client ends for it; `None`: there is none
-    /// of these.
+    /// A place for one more connection. If all are taken, the oldest one that waits for its client ends for
+    /// it; `None`: there is none of these.
     pub fn take(self: &Arc<Self>, stream: &Arc<TcpStream>, bounds: Bounds) -> Option<Place> {
         let mut table = self.0.lock();
         if table.open.len() >= bounds.connections {

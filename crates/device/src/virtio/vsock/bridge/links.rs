@@ -100,7 +100,8 @@ impl GuestLinks {
         }
     }
 
-    /// Its device has this file from here on. Returns those that a previous daemon had, to be given to [`Self::restore`].
+    /// Its device has this file from here on. Returns those that a previous daemon had, to be given to
+    /// [`Self::restore`].
     pub fn bind(
         &mut self,
         cid: u32,
@@ -118,8 +119,8 @@ impl GuestLinks {
         self.lost.push((place, name));
     }
 
-    /// One that a previous daemon had goes on if its peer does, for which it was joined: what is known of it, its end. None: it is
-    /// over.
+    /// One that a previous daemon had goes on if its peer does, for which it was joined: what is known of it,
+    /// its end. None: it is over.
     pub fn restore(
         &mut self,
         (place, name, entry): (u32, Name, Entry),
@@ -144,7 +145,8 @@ impl GuestLinks {
         Some((link, key, role, RestoredEnd { end, remote, counts, said }))
     }
 
-    /// Its guest gets an RST for each connection that a previous daemon had, as far as there is room for them.
+    /// Its guest gets an RST for each connection that a previous daemon had, as far as there is room for
+    /// them.
     pub fn end_lost(&mut self, port: &mut Port) {
         while port.takes_replies()
             && let Some((place, name)) = self.lost.pop()

@@ -1,7 +1,8 @@
 //! What the router says of connections to the worker of virtio-vsock guests, from any thread.
 //!
-//! Each guest has a mailbox of its own, so that one that takes nothing costs no other guest anything. What waits in
-//! one is bounded: requests by their number, news of requests that the guest has heard of by its connections.
+//! Each guest has a mailbox of its own, so that one that takes nothing costs no other guest anything. What
+//! waits in one is bounded: requests by their number, news of requests that the guest has heard of by its
+//! connections.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

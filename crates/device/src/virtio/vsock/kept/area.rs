@@ -1,4 +1,5 @@
-//! Where bytes lie that wait for a receiver: blocks of granules, each with one word that says that it is in use.
+//! Where bytes lie that wait for a receiver: blocks of granules, each with one word that says that it is in
+//! use.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ const WORDS: usize = 64;
 const BLOCKS: usize = (WORDS + 8 * GRANULES).next_multiple_of(4096);
 pub const BYTES: usize = BLOCKS + GRANULE * GRANULES;
 
-/// Bits of the word of a block's first granule: bytes that are delivered, granules, a number by which blocks are in order.
+/// Bits of the word of a block's first granule: bytes that are delivered, granules, a number by which blocks
+/// are in order.
 const SIZE: u32 = 20;
 const ORDER: u32 = 32;
 const _: () = assert!(MAX_PAYLOAD < 1 << SIZE && MAX_PAYLOAD / GRANULE < (1 << (ORDER - SIZE)) - 2);
@@ -118,8 +120,8 @@ impl Area {
         free
     }
 
-    /// Puts what is left of a packet there: `rest` of its payload, which ends there. Also returns those bytes. None: there is no
-    /// room.
+    /// Puts what is left of a packet there: `rest` of its payload, which ends there. Also returns those
+    /// bytes. None: there is no room.
     pub fn put(
         &mut self,
         transaction: &Transaction,
@@ -143,8 +145,8 @@ impl Area {
         Some((block, bytes))
     }
 
-    /// Free granules: behind those that were found last, since blocks mostly go in the order in which they came; from the beginning
-    /// where none are in use, so that little of the file is ever used.
+    /// Free granules: behind those that were found last, since blocks mostly go in the order in which they
+    /// came; from the beginning where none are in use, so that little of the file is ever used.
     fn find(&mut self, transaction: &Transaction, granules: usize) -> Option<usize> {
         self.release(transaction.commits());
         if self.live == 0 {

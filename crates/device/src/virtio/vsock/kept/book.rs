@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{Kept, Kind, Transaction, at, lanes};
 use crate::virtio::vsock::table::Known;
 
-/// Connections of one device that are noted. One beyond goes on like the others, but a later daemon does not end it when the VM at
-/// its other end goes.
+/// Connections of one device that are noted. One beyond goes on like the others, but a later daemon does not
+/// end it when the VM at its other end goes.
 const PLACES: u32 = 1 << 16;
 /// Two words each. First the word that says how many places were ever used.
 const PLACE: usize = 16;
@@ -19,7 +19,8 @@ pub struct Entry {
     pub known: Known,
     pub client: bool,
     pub established: bool,
-    /// Flags of SHUTDOWN: what it has said, and what it was sent. The latter of connections with no virtio guest alone.
+    /// Flags of SHUTDOWN: what it has said, and what it was sent. The latter of connections with no virtio
+    /// guest alone.
     pub shut: u32,
     pub told: u32,
     /// Where such a connection's counts are (`lanes.rs`).

@@ -1,8 +1,10 @@
-//! Connections with what is no virtio guest: how many bytes went each way, and those of the guest that its peer had no room for.
+//! Connections with what is no virtio guest: how many bytes went each way, and those of the guest that its
+//! peer had no room for.
 //!
-//! The counts say where a connection stands that the next daemon goes on with. What the guest was sent becomes valid with the rings
-//! that it reads, what was received of it with those that it wrote. What its peer has taken is stored at once, after its ring has
-//! it: that ring says what is missing. Bytes are written where none lie to which valid counts refer.
+//! The counts say where a connection stands that the next daemon goes on with. What the guest was sent
+//! becomes valid with the rings that it reads, what was received of it with those that it wrote. What its
+//! peer has taken is stored at once, after its ring has it: that ring says what is missing. Bytes are written
+//! where none lie to which valid counts refer.
 
 use std::sync::Arc;
 
@@ -41,7 +43,8 @@ pub enum Word {
 #[derive(Debug, Default)]
 pub struct Places {
     used: Vec<bool>,
-    /// Free once the transaction with this number is valid: which, and how many of its bytes were ever written.
+    /// Free once the transaction with this number is valid: which, and how many of its bytes were ever
+    /// written.
     leaving: Vec<(u64, usize, usize)>,
 }
 

@@ -11,7 +11,8 @@ use super::{Kept, at};
 
 /// Beyond so many they are forgotten.
 pub const MOST: usize = 512;
-/// Places, which are used in turn: those that wait, and those that were sent in a transaction that is not valid yet.
+/// Places, which are used in turn: those that wait, and those that were sent in a transaction that is not
+/// valid yet.
 const PLACES: u32 = 2 * MOST as u32;
 const PLACE: usize = 48;
 const _: () = assert!(HEADER <= PLACE);

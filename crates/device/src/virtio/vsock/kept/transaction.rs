@@ -1,9 +1,10 @@
 //! What a worker has done and no guest has seen yet.
 //!
-//! A packet leaves its sender's ring and comes into its receiver's. If the daemon died after one ring was shown and before
-//! the other, the next daemon would deliver the packet twice or never. So all that changes is first written to a log, as words
-//! and where they belong; one store makes the log valid; then the words are stored, and the rings shown. The next daemon stores
-//! the words of a valid log again, and [`recover`](crate::virtio::queue::recover) shows what was not shown.
+//! A packet leaves its sender's ring and comes into its receiver's. If the daemon died after one ring was
+//! shown and before the other, the next daemon would deliver the packet twice or never. So all that changes
+//! is first written to a log, as words and where they belong; one store makes the log valid; then the words
+//! are stored, and the rings shown. The next daemon stores the words of a valid log again, and
+//! [`recover`](crate::virtio::queue::recover) shows what was not shown.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,8 +30,8 @@ mod log {
 }
 /// Bytes of an entry: whose word it is, where, what.
 const ENTRY: usize = 24;
-/// Entries of a log, which is sparse. More words than these become valid in several steps: all connections of some VMs have ended
-/// at once then.
+/// Entries of a log, which is sparse. More words than these become valid in several steps: all connections of
+/// some VMs have ended at once then.
 const ENTRIES: usize = 1 << 17;
 const LEN: u64 = ((log::ENTRIES + ENTRIES * ENTRY) as u64).next_multiple_of(4096);
 

@@ -1,4 +1,5 @@
-//! The VMs that a worker serves: they come, get rings and lose them, leave; and what an operator may see of them.
+//! The VMs that a worker serves: they come, get rings and lose them, leave; and what an operator may see of
+//! them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -63,7 +64,8 @@ impl Routes {
         Some(Moved { rings, stats })
     }
 
-    /// Sends a guest an RST for each of its connections; it gets as many as replies may wait ([`Port::reply`]).
+    /// Sends a guest an RST for each of its connections; it gets as many as replies may wait
+    /// ([`Port::reply`]).
     fn reset_guest(&self, cid: u32, port: &mut Port) {
         for known in self.table.of(cid) {
             let from = (known.peer, known.peer_port);
@@ -94,8 +96,8 @@ impl Routes {
         }
     }
 
-    /// What the device of a VM has to do outlives the daemon in this file from here on. What a previous daemon left there comes back.
-    /// True if it had another one.
+    /// What the device of a VM has to do outlives the daemon in this file from here on. What a previous
+    /// daemon left there comes back. True if it had another one.
     pub fn bind(&mut self, cid: u32, kept: &Arc<Kept>) -> bool {
         let is_new = self.table.bind(cid, kept);
         if is_new {
