@@ -22,7 +22,7 @@ const SINK: u64 = 80 << 10;
 
 /// A sender's memory, full of a pattern, and a receiver's.
 pub struct Bench {
-    lent: Spans,
+    in_flight: Spans,
     sink: Spans,
     body: Vec<u8>,
 }
@@ -37,7 +37,7 @@ impl Bench {
         map.write(0, &body).expect("mapped");
         let mut sink = Spans::new(map.clone(), true);
         sink.set(SINK, WHOLE).expect("mapped");
-        Bench { lent: Spans::new(map, true), sink, body }
+        Bench { in_flight: Spans::new(map, true), sink, body }
     }
 
     /// What a device would lend, then what the switch makes of it.
@@ -55,11 +55,11 @@ impl Bench {
         let head = &head[..visible];
         let Some(offload) = offload(kinds, &request, head, len) else { return };
         let tag = (kinds & 0x80 != 0).then_some(Tci(0x2005));
-        self.lent.set(0, len).expect("mapped");
-        let lent = TxFrame { head, spans: &self.lent, offload, tag, verified: false };
+        self.in_flight.set(0, len).expect("mapped");
+        let in_flight = TxFrame { head, spans: &self.in_flight, offload, tag, verified: false };
         let mut scratch = [0; MAX_HEAD];
-        let Ok(frame) = Frame::new(&lent, &mut scratch) else { return };
-        check_pop(&frame, &lent);
+        let Ok(frame) = Frame::new(&in_flight, &mut scratch) else { return };
+        check_pop(&frame, &in_flight);
         let found = layers(frame.head);
         assert_eq!(found, again::ethernet(frame.head, 0), "{:x?}", frame.head);
         check_layers(frame.head, &found);
@@ -93,7 +93,7 @@ impl Bench {
     fn packet<'a>(&'a self, frame: &Frame<'_>, head: &'a [u8], skip: usize) -> RxFrame<'a> {
         RxFrame {
             head,
-            body: &self.lent,
+            body: &self.in_flight,
             body_at: frame.popped + head.len() + skip,
             body_len: frame.len() - head.len() - skip,
             tag: None,
@@ -229,16 +229,18 @@ fn offload(kinds: u8, request: &[u8; VnetHeader::SIZE], head: &[u8], len: usize)
 }
 
 /// A popped tag and the rest are the frame as it came.
-fn check_pop(frame: &Frame<'_>, lent: &TxFrame<'_>) {
+fn check_pop(frame: &Frame<'_>, in_flight: &TxFrame<'_>) {
     assert!(frame.head.len() >= HEADER && frame.len() >= frame.head.len());
     if frame.popped == 0 {
-        assert!(frame.head == lent.head && frame.tag == lent.tag && frame.offload == lent.offload);
+        assert!(
+            frame.head == in_flight.head && frame.tag == in_flight.tag && frame.offload == in_flight.offload
+        );
         return;
     }
-    let (addresses, rest) = lent.head.split_at(12);
+    let (addresses, rest) = in_flight.head.split_at(12);
     assert_eq!((&frame.head[..12], &frame.head[12..]), (addresses, &rest[TAG..]));
     assert_eq!(frame.tag, Some(Tci(u16::from_be_bytes([rest[2], rest[3]]))));
-    assert!(lent.tag.is_none() && rest[..2] == [0x81, 0]);
+    assert!(in_flight.tag.is_none() && rest[..2] == [0x81, 0]);
 }
 
 /// Offsets lie inside the head.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use vmlane_guestsim::nic::InlineFrames;
 use vmlane_guestsim::vhost_user_peer::{Offer, RawPeer, VNET};
-use vmlane_guestsim::{OneByOne, PATIENCE};
+use vmlane_guestsim::{OneByOne, TIMEOUT};
 use vmlane_host::uplink::vhost_user::{Peers, VhostUser};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
@@ -31,7 +31,7 @@ const MTU: u16 = 1500;
 const BODY: usize = 72 << 10;
 
 /// A frame that the uplink lent, as it was at first.
-struct Lent {
+struct InFlight {
     token: Token,
     head: Vec<u8>,
     offload: Offload,
@@ -50,7 +50,7 @@ pub struct Bench {
     _uplink: VhostUser,
     frames: Arc<InlineFrames>,
     peer: RawPeer,
-    lent: Vec<Lent>,
+    in_flight: Vec<InFlight>,
     /// The peer has kept the rules so far. What it reads of the rings can be believed.
     honest: bool,
     readable: bool,
@@ -86,7 +86,7 @@ impl Bench {
     /// An uplink whose connection stands.
     pub fn new(input: &mut Input<'_>) -> Bench {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-        ours.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        ours.set_read_timeout(Some(TIMEOUT)).expect("a limit");
         theirs.set_nonblocking(true).expect("as a connection is");
         let mut first = Some(OwnedFd::from(theirs));
         let connect = move || first.take().ok_or_else(|| "there was one connection".to_owned());
@@ -94,7 +94,7 @@ impl Bench {
         let peers = Peers::Connect(Box::new(connect));
         let uplink = VhostUser::start(("lan", MTU), peers, frames.clone(), PortId(7)).expect("a thread");
         let peer = RawPeer::serve(ours, offer(input.number::<8>()));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !frames.is_attached() {
             assert!(Instant::now() < deadline, "it was never attached");
             std::thread::yield_now();
@@ -110,7 +110,7 @@ impl Bench {
             _uplink: uplink,
             frames,
             peer,
-            lent: Vec::new(),
+            in_flight: Vec::new(),
             honest: true,
             readable: true,
             sent: VecDeque::new(),
@@ -228,7 +228,7 @@ impl Bench {
 
     /// Might the uplink take this for a frame, or for one that the peer has taken?
     fn may_give_back(&self, ring: usize, id: u32, len: u32) -> bool {
-        if ring == IN && self.lent.len() + self.sent.len() >= RING / 2 {
+        if ring == IN && self.in_flight.len() + self.sent.len() >= RING / 2 {
             // So many are lent that no more are looked at.
             return true;
         }
@@ -249,7 +249,7 @@ impl Bench {
             if !self.fetch(&mut nothing) {
                 return;
             }
-            while !self.lent.is_empty() {
+            while !self.in_flight.is_empty() {
                 if !self.finish(&mut nothing) {
                     return;
                 }
@@ -299,11 +299,11 @@ impl Bench {
     fn fetch(&mut self, input: &mut Input<'_>) -> bool {
         let mut tokens = [Token(0); 16];
         let most = 1 + usize::from(input.byte()) % tokens.len();
-        let (lent, sent, honest) = (&mut self.lent, &mut self.sent, self.honest);
+        let (in_flight, sent, honest) = (&mut self.in_flight, &mut self.sent, self.honest);
         let fetch = |end: &mut dyn FramePort| {
             let count = end.fetch(&mut tokens[..most]);
             for &token in &tokens[..count] {
-                assert!(lent.iter().all(|other| other.token != token), "{token:?} was lent twice");
+                assert!(in_flight.iter().all(|other| other.token != token), "{token:?} was lent twice");
                 let frame = end.frame(token);
                 check(&frame);
                 if honest {
@@ -316,9 +316,9 @@ impl Bench {
                     assert!(sent.pop_front().is_some_and(|sent| is(&sent)), "it is not what the peer sent");
                     assert!(bytes.starts_with(frame.head));
                 }
-                lent.push(Lent { token, head: frame.head.to_vec(), offload: frame.offload });
+                in_flight.push(InFlight { token, head: frame.head.to_vec(), offload: frame.offload });
             }
-            assert!(count <= most && lent.len() <= end.info().look_ahead);
+            assert!(count <= most && in_flight.len() <= end.info().lookahead);
         };
         let look = self.frames.with(fetch);
         assert!(look.is_some() || !honest, "the peer has kept all rules and lost its connection");
@@ -327,19 +327,19 @@ impl Bench {
 
     /// The switch is done with some, in any order. What it knows of them has not changed.
     fn finish(&mut self, input: &mut Input<'_>) -> bool {
-        let Some(last) = self.lent.len().checked_sub(1) else { return true };
+        let Some(last) = self.in_flight.len().checked_sub(1) else { return true };
         let count = 1 + usize::from(input.byte()) % (last + 1);
         for _ in 0..count {
-            let at = usize::from(input.byte()) % self.lent.len();
-            let lent = self.lent.swap_remove(at);
+            let at = usize::from(input.byte()) % self.in_flight.len();
+            let in_flight = self.in_flight.swap_remove(at);
             let finished = self.with(|end| {
-                let frame = end.frame(lent.token);
+                let frame = end.frame(in_flight.token);
                 assert!(
-                    frame.head == lent.head && frame.offload == lent.offload,
+                    frame.head == in_flight.head && frame.offload == in_flight.offload,
                     "{:?} has changed",
-                    lent.token
+                    in_flight.token
                 );
-                end.finish(&[lent.token]);
+                end.finish(&[in_flight.token]);
             });
             if finished.is_none() {
                 return false;

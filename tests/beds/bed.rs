@@ -11,7 +11,7 @@ use vmlane_api::call;
 use vmlane_lab::{Guest, Lab, LabSpec, merge_config};
 
 use crate::topology::Topology;
-use crate::{PATIENCE, Process, wait_until};
+use crate::{Process, TIMEOUT, wait_until};
 
 /// Words that must not appear in a guest's kernel log.
 const ALARMS: [&str; 5] = ["BUG:", "WARNING:", "Oops", "Call Trace", "soft lockup"];
@@ -212,7 +212,7 @@ impl Bed {
         let mut now = before;
         wait_until("another daemon answers", || {
             let client = vmlane_api::Client::connect(&self.lab().daemon_runtime_dir());
-            let pong = client.ok().and_then(|client| client.with_timeout(PATIENCE).call(&call::Ping {}).ok());
+            let pong = client.ok().and_then(|client| client.with_timeout(TIMEOUT).call(&call::Ping {}).ok());
             now = pong.and_then(|pong| Pid::from_raw(pong.pid as i32)).unwrap_or(before);
             now != before
         });

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use vmlane_lab::Guest;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// A minute for a connect (SO_VM_SOCKETS_CONNECT_TIMEOUT), which is two seconds otherwise: an option
 /// of a socat that connects, which applies it before it does, in spite of its name.
@@ -83,7 +83,7 @@ pub fn carry(near: &Guest, far: &Guest, carrier: Carrier, route: Route, mode: Mo
     far.sh(&fill).unwrap();
     let address = format!("VSOCK-LISTEN:{}", route.listen);
     let listening = far.spawn(["sh", "-c", &socat(&address, mode != Mode::Out, mode != Mode::Back)]).unwrap();
-    listening.wait_for("listening on", PATIENCE).unwrap();
+    listening.wait_for("listening on", TIMEOUT).unwrap();
     let start = Instant::now();
     let line = carrier.connecting(route, mode);
     loop {
@@ -92,7 +92,7 @@ pub fn carry(near: &Guest, far: &Guest, carrier: Carrier, route: Route, mode: Mo
         // A listener's kernel gives each handshake one second. On a busy machine an emulated 5.10, which
         // names its rings' pages byte by byte, may need more, again and again.
         let late = error.contains(" E connect(") && error.contains("Connection reset by peer");
-        assert!(late && start.elapsed() < PATIENCE, "{error}\nthe listening end: {}", listening.stderr());
+        assert!(late && start.elapsed() < TIMEOUT, "{error}\nthe listening end: {}", listening.stderr());
     }
     let output = listening.wait().unwrap();
     assert!(output.success(), "guest {}: socat: {}", far.name(), output.stderr());

@@ -33,7 +33,7 @@ use std::time::Duration;
 pub use vmlane_testkit::{Process, eventually, wait_until};
 
 /// How long a step may take on a machine that emulates its guests and has other work.
-pub const PATIENCE: Duration = vmlane_testkit::LONGEST;
+pub const TIMEOUT: Duration = vmlane_testkit::LONGEST;
 
 /// Whether the long form was requested: `VMLANE_TESTS=full`, as `make acceptance` does.
 pub fn full() -> bool {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::{PATIENCE, Process, eventually, wait_until};
+use crate::{Process, TIMEOUT, eventually, wait_until};
 
 /// A QEMU, controlled through its QMP socket.
 pub struct Qmp {
@@ -20,7 +20,7 @@ pub struct Qmp {
 impl Qmp {
     pub fn connect(path: &Path) -> Qmp {
         let stream = eventually("QEMU's socket answers", || UnixStream::connect(path).ok());
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut lines = BufReader::new(stream.try_clone().unwrap());
         lines.read_line(&mut String::new()).unwrap();
         let mut qmp = Qmp { stream, lines };

@@ -7,7 +7,7 @@ use serde_json::Value;
 use vmlane_lab::{Guest, Output, Running};
 
 use crate::alone::vmlane;
-use crate::{Bed, PATIENCE, eventually};
+use crate::{Bed, TIMEOUT, eventually};
 
 /// A script that serves until it is dropped.
 pub struct Service(pub Running);
@@ -31,7 +31,7 @@ fn command(script: &str) -> Vec<String> {
 pub fn serve(guest: &Guest, script: &str) -> Service {
     eventually(script, || {
         let running = guest.spawn(command(script)).unwrap();
-        match running.wait_for("listening", PATIENCE) {
+        match running.wait_for("listening", TIMEOUT) {
             Ok(()) => Some(Service(running)),
             // A server that was just dropped ends a moment later.
             Err(_) if running.stderr().contains("Address already in use") => None,
@@ -113,7 +113,7 @@ fn run(bed: &Bed, from: &str, script: &str) -> Running {
 
 /// Waits until data of a stream flows.
 pub fn moves(stream: Running) -> Running {
-    stream.wait_for("moving", PATIENCE).unwrap();
+    stream.wait_for("moving", TIMEOUT).unwrap();
     stream
 }
 

@@ -5,7 +5,7 @@ use vmlane_lab::{LabSpec, Machine, Running};
 
 use crate::traffic::{address, whole_pings};
 use crate::{
-    Bed, Carrier, Mode, PATIENCE, PATIENT, Route, Service, carry, flagged, give_tcp, lab, take_tcp, whole,
+    Bed, Carrier, Mode, PATIENT, Route, Service, TIMEOUT, carry, flagged, give_tcp, lab, take_tcp, whole,
 };
 
 /// A lab of two guests with both virtio devices.
@@ -91,19 +91,19 @@ impl Traffic {
         let taker = take_tcp(&b);
         let tcp = give_tcp(bed, "a", "10.77.0.2");
         let listening = b.spawn(["socat", "-d", "-d", "-u", "VSOCK-LISTEN:6002", "OPEN:/dev/null"]).unwrap();
-        listening.wait_for("listening on", PATIENCE).unwrap();
+        listening.wait_for("listening on", TIMEOUT).unwrap();
         let cid = bed.cid("b");
         let address =
             if wants_flag(bed, "a") { flagged(cid, 6002) } else { format!("VSOCK-CONNECT:{cid}:6002") };
         let line = format!("socat -d -d -u OPEN:/dev/zero {address},{PATIENT} 2>&1; echo ended");
         let stream = a.spawn(["sh", "-c", &line]).unwrap();
-        stream.wait_for("starting data transfer", PATIENCE).unwrap();
+        stream.wait_for("starting data transfer", TIMEOUT).unwrap();
         Traffic { stream, _running: (tcp, taker, listening) }
     }
 
     /// Waits until a has been told that its vsock stream has ended.
     pub fn wait_for_the_end(&self) {
-        self.stream.wait_for("ended", PATIENCE).unwrap();
+        self.stream.wait_for("ended", TIMEOUT).unwrap();
     }
 }
 

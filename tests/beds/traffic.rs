@@ -3,7 +3,7 @@
 use serde_json::Value;
 use vmlane_lab::Guest;
 
-use crate::{Bed, PATIENCE};
+use crate::{Bed, TIMEOUT};
 
 /// The IPv4 address of guest number `guest` (from 1) on card `card` (from 0).
 pub fn address(card: u32, guest: u32) -> String {
@@ -65,7 +65,7 @@ pub fn file(from: &Guest, to: &Guest, address: &str, mib: u32) {
     let listen = "exec socat -d -d -u TCP-LISTEN:5001,reuseaddr CREATE:/dev/shm/out";
     let listening = to.spawn(["sh", "-c", listen]).unwrap();
     from.sh(&format!("head -c {mib}M /dev/urandom >/dev/shm/in")).unwrap();
-    listening.wait_for("listening on", PATIENCE).unwrap();
+    listening.wait_for("listening on", TIMEOUT).unwrap();
     let sum = |guest: &Guest, file: &str, first: &str| {
         guest.sh(&format!("{first} sha256sum </dev/shm/{file} && rm /dev/shm/{file}")).unwrap()
     };
@@ -92,7 +92,7 @@ pub fn gigabits(json: &str) -> f64 {
 pub fn iperf(bed: &Bed, [from, to]: [&str; 2], address: &str, port: u32, options: &str) -> f64 {
     let server =
         bed.guest(to).spawn(["iperf3", "-s", "-1", "--forceflush", "-p", &port.to_string()]).unwrap();
-    server.wait_for("listening", PATIENCE).unwrap();
+    server.wait_for("listening", TIMEOUT).unwrap();
     let text = bed.guest(from).sh(&format!("iperf3 -J -c {address} -p {port} {options}")).unwrap();
     server.wait().unwrap();
     gigabits(&text)

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use vmlane_lab::{Guest, Machine, Running};
-use vmlane_tests::{Bed, PATIENCE, full, median, siblings, tree};
+use vmlane_tests::{Bed, TIMEOUT, full, median, siblings, tree};
 
 vmlane_tests::tests! {
     long { bench_netperf_and_iperf3_all_give_results, a_tool_that_shares_no_code_measures_the_same_vsock }
@@ -147,7 +147,7 @@ fn compare(place: &str, from: &Guest, address: &str) {
 fn servers(guest: &Guest) -> Vec<Running> {
     let start = |argv: &[&str], word: &str| {
         let running = guest.spawn(argv.iter().copied()).unwrap();
-        running.wait_for(word, PATIENCE).unwrap();
+        running.wait_for(word, TIMEOUT).unwrap();
         running
     };
     said(guest, "netserver >/dev/null");
@@ -171,7 +171,7 @@ fn tiny(from: &Guest, to: &Guest, (cid, port): (u32, u32), (size, read): (u32, u
     let any = u32::MAX;
     let line = format!("TINY_READ={read} exec /root/tiny server vsock:{any}:{port}");
     let server = to.spawn(["sh", "-c", &line]).unwrap();
-    server.wait_for("ready", PATIENCE).unwrap();
+    server.wait_for("ready", TIMEOUT).unwrap();
     let sent = numbers(&said(from, &format!("/root/tiny client vsock:{cid}:{port} {size} 1")));
     let end = server.wait().unwrap();
     assert!(end.success(), "{}", end.stderr());
@@ -203,7 +203,7 @@ fn a_tool_that_shares_no_code_measures_the_same_vsock() {
     let (bed, a, b) = guests("tiny");
     [&a, &b].iter().for_each(|guest| guest.cp_to(&program, "/root/tiny").unwrap());
     let server = b.spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
-    server.wait_for("listening on vsock", PATIENCE).unwrap();
+    server.wait_for("listening on vsock", TIMEOUT).unwrap();
     let (cid, port) = (bed.cid("b"), Cell::new(7000));
     for (size, read) in SIZES.map(|size| (size, size)).into_iter().chain([(4096, 65536)]) {
         let next = || {

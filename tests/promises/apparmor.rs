@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use vmlane_tests::{Bed, PATIENCE, kept, lab};
+use vmlane_tests::{Bed, TIMEOUT, kept, lab};
 
 vmlane_tests::tests! {
     long { the_daemon_serves_under_its_profile_in_force }
@@ -52,7 +52,7 @@ fn the_daemon_serves_under_its_profile_in_force() {
              --state-dir /var/lib/vmlane"
         );
         let running = a.spawn(["sh", "-c", &line]).unwrap();
-        running.wait_for("ready pid=", PATIENCE).unwrap();
+        running.wait_for("ready pid=", TIMEOUT).unwrap();
         running
     };
     let first = daemon();
@@ -66,7 +66,7 @@ fn the_daemon_serves_under_its_profile_in_force() {
     let status = a.sh("vmlane status").unwrap();
     assert!(["web", "db", "mail"].iter().all(|vm| status.contains(vm)), "{status}");
     let program = a.spawn(["vmlane", "listen", "any"]).unwrap();
-    program.wait_for("listening at", PATIENCE).unwrap();
+    program.wait_for("listening at", TIMEOUT).unwrap();
     drop(program);
     a.sh("timeout 2 vmlane capture -w /tmp/one.pcapng || [ $? = 124 ]").unwrap();
 

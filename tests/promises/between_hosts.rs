@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmlane_lab::LabSpec;
 use vmlane_sock::{Listener, Stream};
 use vmlane_tests::alone::own_memory;
-use vmlane_tests::{Bed, PATIENCE, full, kept, python, serve, wait_until};
+use vmlane_tests::{Bed, TIMEOUT, full, kept, python, serve, wait_until};
 use world::{CIDS, DEAD_S, World};
 
 vmlane_tests::tests! {
@@ -136,17 +136,17 @@ fn end(world: &mut World, fate: Fate) -> Duration {
 fn streams(world: &World) -> Vec<Stream> {
     let [alpha, beta] = &world.sites;
     let listener = Listener::bind_by(&beta.host(), PORT).unwrap();
-    listener.set_timeout(Some(PATIENCE)).unwrap();
+    listener.set_timeout(Some(TIMEOUT)).unwrap();
     let says = |mut stream: &Stream, word: &[u8; 5]| stream.write_all(word).unwrap();
     let hears = |mut stream: &Stream, word: &[u8; 5]| {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut heard = [0; 5];
         stream.read_exact(&mut heard).unwrap();
         assert_eq!(&heard, word);
     };
     let connect = |_| {
-        let patience = Duration::from_secs(50);
-        let stream = Stream::connect_by(&alpha.host(), CIDS[1], PORT, patience).unwrap();
+        let timeout = Duration::from_secs(50);
+        let stream = Stream::connect_by(&alpha.host(), CIDS[1], PORT, timeout).unwrap();
         says(&stream, b"there");
         // So that no more wait than a listener has places for.
         hears(&stream, b"heard");
@@ -180,7 +180,7 @@ fn all_reset(ends: &[Stream], start: Instant) -> Duration {
     let mut left = ends.len();
     let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 256];
     while left > 0 {
-        assert!(start.elapsed() < PATIENCE, "{left} of {} ends have heard nothing", ends.len());
+        assert!(start.elapsed() < TIMEOUT, "{left} of {} ends have heard nothing", ends.len());
         let wait = Timespec { tv_sec: 1, tv_nsec: 0 };
         let (events, _) = epoll::wait(&waiting, &mut space, Some(&wait)).unwrap();
         for event in events.iter() {

@@ -19,7 +19,7 @@ use namespaces::{
 use serde_json::Value;
 use told_apart::kernels_whose_programs_need_a_flag_are_told_apart;
 use vmlane_lab::{LabSpec, Machine, Running};
-use vmlane_tests::{Bed, PATIENCE, full, kept};
+use vmlane_tests::{Bed, TIMEOUT, full, kept};
 
 vmlane_tests::tests! {
     guests {
@@ -50,7 +50,7 @@ fn lab(what: &str, devices: &[&str]) -> LabSpec {
 fn server(bed: &Bed, guest: &str, listen: &str) -> Running {
     let words = ["vmlane", "bench", "server", "--doctor", "--listen", listen];
     let server = bed.guest(guest).spawn(words).unwrap();
-    server.wait_for("listening on", PATIENCE).unwrap();
+    server.wait_for("listening on", TIMEOUT).unwrap();
     server
 }
 
@@ -105,7 +105,7 @@ fn still_differing(before: &[String], settings: impl Fn() -> Vec<String>) -> Vec
     let begun = Instant::now();
     loop {
         let changed = differing(before, &settings());
-        if changed.is_empty() || begun.elapsed() > PATIENCE {
+        if changed.is_empty() || begun.elapsed() > TIMEOUT {
             return changed;
         }
         std::thread::sleep(Duration::from_millis(100));

@@ -19,7 +19,7 @@ use vmlane_route::{Bounds, Files, Helper, PeerSettings, Settings, authority};
 use vmlane_sock::{Host, Stream};
 use vmlane_testkit::Daemon;
 use vmlane_tests::alone::{self, output, own_memory, processor_seconds, vmlane};
-use vmlane_tests::{PATIENCE, Process, kept, wait_until};
+use vmlane_tests::{TIMEOUT, Process, kept, wait_until};
 
 vmlane_tests::tests! {
     long { a_thousand_hosts_come_vanish_and_come_back }
@@ -200,7 +200,7 @@ impl World {
         let before = self.spent(helper);
         for number in 0..COUNT {
             let cid = first_cid(number * 7 % hosts, number % RANGES) + number % RANGE;
-            let stream = Stream::connect_by(&host, cid as u32, 80, PATIENCE);
+            let stream = Stream::connect_by(&host, cid as u32, 80, TIMEOUT);
             assert!(stream.is_err(), "a host without a daemon has accepted");
         }
         let after = self.spent(helper);

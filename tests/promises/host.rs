@@ -10,7 +10,7 @@ use std::process::{ChildStdout, Command, Stdio};
 use vmlane_lab::Running;
 use vmlane_tests::alone::{output, told};
 use vmlane_tests::{
-    Bed, PATIENCE, PATIENT, Process, full, kept, python_on_host, spec, take, tree, trickle, wait_until, whole,
+    Bed, TIMEOUT, PATIENT, Process, full, kept, python_on_host, spec, take, tree, trickle, wait_until, whole,
 };
 
 vmlane_tests::tests! {
@@ -234,7 +234,7 @@ fn measured(what: &str, mut run: impl FnMut() -> Result<String, String>) {
 fn the_host_measures_against_a_guest_and_back(bed: &Bed) {
     let guest = bed.guest("a");
     let server = guest.spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
-    server.wait_for("listening", PATIENCE).unwrap();
+    server.wait_for("listening", TIMEOUT).unwrap();
     let kinds = ["stream", "maerts", "bidir", "rr", "crr"].map(|kind| (kind, "vsock"));
     let kinds = kinds.into_iter().chain([("rr", "vsock-dgram"), ("maerts", "vsock-dgram")]);
     let words = |kind: &str, to: String| {
@@ -319,7 +319,7 @@ while True:
     data, peer = s.recvfrom(70000)
     s.sendto(data, peer)";
     let server = bed.guest("a").spawn(["python3", "-u", "-c", echo]).unwrap();
-    server.wait_for("bound", PATIENCE).unwrap();
+    server.wait_for("bound", TIMEOUT).unwrap();
     let ask = "import socket
 s = socket.socket(socket.AF_VSOCK, socket.SOCK_DGRAM)
 s.settimeout(60)

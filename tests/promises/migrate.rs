@@ -11,7 +11,7 @@ use vmlane_lab::LabSpec;
 use vmlane_sock::{Host, Listener, Stream};
 use vmlane_tests::alone::{status, told as said_by, vmlane};
 use vmlane_tests::moving::{Qemu, Qmp};
-use vmlane_tests::{Bed, PATIENCE, Process, kept, serve, wait_until};
+use vmlane_tests::{Bed, TIMEOUT, Process, kept, serve, wait_until};
 
 vmlane_tests::tests! {
     long { virtio_guests_migrate_under_traffic }
@@ -134,16 +134,16 @@ fn virtio_guests_migrate_under_traffic() {
     // All programs stay in memory: the other QEMUs' disks do not have what was written meanwhile.
     let _serving = serve(&bed.guest("b"), "echoed serve 7000");
     let sending = bed.guest("a").spawn(["python3", "/t/echoed.py", "send", "10.77.0.2", "7000"]).unwrap();
-    sending.wait_for("moving", PATIENCE).unwrap();
+    sending.wait_for("moving", TIMEOUT).unwrap();
     let _listening = serve(&bed.guest("b"), &format!("moved listen {PORT}"));
     let [here, there] = [&from, &to].map(|run| Listener::bind_by(&Host::at(run), PORT).unwrap());
     let far = bed.cid("b").to_string();
     let port = PORT.to_string();
     let holding = bed.guest("a").spawn(["python3", "/t/moved.py", "hold", &far, &port]).unwrap();
-    holding.wait_for("held", PATIENCE).unwrap();
-    [&here, &there].iter().for_each(|listener| listener.set_timeout(Some(PATIENCE)).unwrap());
+    holding.wait_for("held", TIMEOUT).unwrap();
+    [&here, &there].iter().for_each(|listener| listener.set_timeout(Some(TIMEOUT)).unwrap());
     let (mut program, _) = here.accept().unwrap();
-    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.set_read_timeout(Some(TIMEOUT)).unwrap();
     let sources = ["a", "b"].map(|guest| (guest, Qemu::of_lab(&name, guest)));
     let consoles = [&sources[0].1, &sources[1].1].map(|source| source.console.clone());
     wait_until("blocks move", || blocks(&consoles[0]).len() > 3);
@@ -193,7 +193,7 @@ fn virtio_guests_migrate_under_traffic() {
     let ready = || status(&to)["vms"].as_array().is_some_and(|vms| vms.iter().any(is_ready));
     wait_until("the guest has its device", ready);
     let cid = bed.cid("b") + FARTHER as u32;
-    drop(Stream::connect_by(&Host::at(&to), cid, PORT, PATIENCE).unwrap());
+    drop(Stream::connect_by(&Host::at(&to), cid, PORT, TIMEOUT).unwrap());
 
     // Devices that QEMU cannot take along, and does not refuse (11.1): vmlane does, before.
     let alone = alone(&sources[0].1, &qemu_args(&config, &to, "stays", false).unwrap(), folder.path());

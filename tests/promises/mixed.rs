@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use vmlane_tests::traffic::iperf;
-use vmlane_tests::{Bed, PATIENCE, full, kept, median};
+use vmlane_tests::{Bed, TIMEOUT, full, kept, median};
 
 vmlane_tests::tests! {
     long in MIXED { mixed_pairs_keep_up_with_pairs_of_one_kind }
@@ -17,7 +17,7 @@ fn mixed_pairs_keep_up_with_pairs_of_one_kind(bed: &Bed) {
     let seconds = if full() { 5 } else { 1 };
     let servers = ["a", "b", "c", "d"].map(|guest| {
         let server = bed.guest(guest).spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
-        server.wait_for("listening on vsock", PATIENCE).unwrap();
+        server.wait_for("listening on vsock", TIMEOUT).unwrap();
         server
     });
     compare(["VMCI", "virtio-vsock"], GUESTS, |from, to| {

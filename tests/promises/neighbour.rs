@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use vmlane_tests::traffic::{address, card_up};
-use vmlane_tests::{Bed, PATIENCE, Service, kept, median, spec};
+use vmlane_tests::{Bed, TIMEOUT, Service, kept, median, spec};
 
 vmlane_tests::tests! {
     long in VMXNET3 { an_honest_pair_keeps_working_beside_a_hostile_guest }
@@ -39,7 +39,7 @@ fn disturb(bed: &Bed, (pairs, neighbour): Guests, scripts: &[&str]) -> Vec<Servi
         let script = script.replace("CIDS", &cids.join(" ")).replace("ADDRESS", &victim);
         let argv = format!("exec python3 /t/hostile.py {script}");
         let running = bed.guest(neighbour).spawn(["sh", "-c", &argv]).unwrap();
-        running.wait_for("at it", PATIENCE).unwrap();
+        running.wait_for("at it", TIMEOUT).unwrap();
         Service(running)
     };
     scripts.iter().map(start).collect()
@@ -77,7 +77,7 @@ fn beside(bed: &Bed, guests: Guests, rounds: usize, seconds: u32) {
     let server = |to: &&str| {
         let line = ["vmlane", "bench", "server", "--listen", "tcp:0.0.0.0", "--listen", "vsock:"];
         let server = bed.guest(to).spawn(line).unwrap();
-        server.wait_for("listening on vsock", PATIENCE).unwrap();
+        server.wait_for("listening on vsock", TIMEOUT).unwrap();
         server
     };
     let servers: Vec<_> = pairs.iter().map(|(_, to)| server(to)).collect();

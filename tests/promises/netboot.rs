@@ -2,7 +2,7 @@
 //! finds vmlane's VMXNET3, requests an address, and loads a kernel through it.
 
 use vmlane_tests::traffic::port;
-use vmlane_tests::{Bed, PATIENCE, kept};
+use vmlane_tests::{Bed, TIMEOUT, kept};
 
 vmlane_tests::tests! {
     long in KILLS { firmware_boots_a_guest_through_the_switch }
@@ -27,7 +27,7 @@ fn firmware_boots_a_guest_through_the_switch(bed: &Bed) {
     assert!(write.unwrap().success());
     let server = ["python3", "-u", "/t/netboot.py", "10.77.0.2", "10.77.0.3", "/dev/shm/boot"];
     let server = b.spawn(server).unwrap();
-    server.wait_for("serving", PATIENCE).unwrap();
+    server.wait_for("serving", TIMEOUT).unwrap();
 
     let before = port(bed, "c", 0, "rx_bytes");
     c.kill().unwrap();
@@ -37,7 +37,7 @@ fn firmware_boots_a_guest_through_the_switch(bed: &Bed) {
         "this is not the kernel from the network"
     );
     for line in ["dhcp ack", "tftp boot.ipxe", "http GET /vmlinuz", "http GET /initrd"] {
-        server.wait_for(line, PATIENCE).unwrap();
+        server.wait_for(line, TIMEOUT).unwrap();
     }
     // The kernel's driver takes over the NIC from the firmware.
     c.sh("ping -q -c 3 -i 0.2 -M do -s 1472 10.77.0.2").unwrap();

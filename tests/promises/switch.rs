@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use vmlane_tests::alone::{output, processor_seconds};
 use vmlane_tests::traffic::{card_up, gigabits, iperf, pings, port, routed};
-use vmlane_tests::{Bed, Configured, PATIENCE, Process, full, kept, wait_until};
+use vmlane_tests::{Bed, Configured, TIMEOUT, Process, full, kept, wait_until};
 
 vmlane_tests::tests! {
     guests in VMXNET3 {
@@ -44,11 +44,11 @@ fn policies_allow_and_refuse_as_configured(bed: &Bed) {
         ));
         // Promiscuous mode: does c see what a and b say to each other?
         let sniff = c.spawn(["tcpdump", "-lni", "eth0", "icmp and host 10.77.0.2"]).unwrap();
-        sniff.wait_for("listening on", PATIENCE).unwrap();
+        sniff.wait_for("listening on", TIMEOUT).unwrap();
         a.sh("ping -q -c 5 -i 0.3 10.77.0.2").unwrap();
         // What c sees in any case, after what it may not see.
         b.sh("ping -q -c 3 -i 0.3 10.77.0.3").unwrap();
-        sniff.wait_for("10.77.0.2 > 10.77.0.3: ICMP echo request", PATIENCE).unwrap();
+        sniff.wait_for("10.77.0.2 > 10.77.0.3: ICMP echo request", TIMEOUT).unwrap();
         let seen = sniff.stdout();
         let others = seen.contains("10.77.0.1 > 10.77.0.2: ICMP echo request");
         assert_eq!(others, allowed, "promiscuous = {allowed}: {seen}");
@@ -127,24 +127,24 @@ fn multicast_is_kept_to_a_guest_that_answers_the_switchs_query(bed: &Bed) {
                   socket.inet_aton('239.1.2.3') + socket.inet_aton('10.77.0.2')); print('joined', flush=True)\n\
                   while True: print('got', s.recv(100).decode(), flush=True)";
     let b = bed.guest("b").spawn(["python3", "-c", listen]).unwrap();
-    b.wait_for("joined", PATIENCE).unwrap();
+    b.wait_for("joined", TIMEOUT).unwrap();
     bed.guest("c").sh("ip link set eth0 allmulticast on").unwrap();
     let c = bed.guest("c").spawn(["tcpdump", "-lni", "eth0", "udp port 7000"]).unwrap();
-    c.wait_for("listening on", PATIENCE).unwrap();
+    c.wait_for("listening on", TIMEOUT).unwrap();
     let send = |number: u32| {
         let to = "UDP4-DATAGRAM:239.1.2.3:7000,ip-multicast-if=10.77.0.1";
         bed.guest("a").sh(&format!("printf n{number}. | socat -u - {to}")).unwrap();
     };
     send(1);
-    b.wait_for("got n1.", PATIENCE).unwrap();
-    c.wait_for("239.1.2.3.7000", PATIENCE).unwrap();
+    b.wait_for("got n1.", TIMEOUT).unwrap();
+    c.wait_for("239.1.2.3.7000", TIMEOUT).unwrap();
     let _snoop = multicast("snoop");
     let mut number = 1;
     wait_until("only the guest that joined gets the group", || {
         let before = c.stdout().lines().count();
         number += 1;
         send(number);
-        b.wait_for(&format!("got n{number}."), PATIENCE).unwrap();
+        b.wait_for(&format!("got n{number}."), TIMEOUT).unwrap();
         // c is heard of again by what goes to all.
         bed.guest("a").sh("ping -q -c 1 10.77.0.3").unwrap();
         c.stdout().lines().count() == before
@@ -233,7 +233,7 @@ fn vlans_are_separate_and_tags_pass(bed: &Bed) {
     assert!(a.sh("ping -q -c 2 -W 1 10.77.0.3").is_err(), "untagged frames do not enter VLAN 10");
     let rate = iperf(bed, ["a", "c"], "10.99.0.3", 5201, "-t 1");
     let server = bed.guest("b").spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
-    server.wait_for("listening on vsock", PATIENCE).unwrap();
+    server.wait_for("listening on vsock", TIMEOUT).unwrap();
     a.sh(&format!("vmlane bench stream --to vsock:{} -l 0.5", bed.cid("b"))).unwrap();
     let packets = capture.packets();
     let count = |what: &str, is: &dyn Fn(&Packet) -> bool| {
@@ -316,7 +316,7 @@ fn the_host_is_a_peer_behind_an_uplink(bed: &Bed) {
     // The host sends a file to the guest and takes one, over plain TCP sockets.
     let listening =
         a.spawn(["sh", "-c", "socat -d -d -u TCP-LISTEN:5001,reuseaddr CREATE:/dev/shm/out"]).unwrap();
-    listening.wait_for("listening on", PATIENCE).unwrap();
+    listening.wait_for("listening on", TIMEOUT).unwrap();
     let send = "import os,socket,hashlib; d=os.urandom(16<<20); s=socket.create_connection(('10.77.0.1',5001)); \
                 s.sendall(d); s.close(); print(hashlib.sha256(d).hexdigest())";
     let sent = output(&mut on_host(bed, &["python3", "-c", send]));
@@ -381,7 +381,7 @@ fn segments_reach_a_guest_with_lro(bed: &Bed, merged: bool) {
     let before = count();
     let listening = a.spawn(["sh", "-c", "socat -d -d -u TCP-LISTEN:5003,reuseaddr CREATE:/dev/shm/out"]);
     let listening = listening.unwrap();
-    listening.wait_for("listening on", PATIENCE).unwrap();
+    listening.wait_for("listening on", TIMEOUT).unwrap();
     let (sent, _) = send_segments(bed, 8);
     assert!(listening.wait().unwrap().success());
     let got = a.sh("sha256sum </dev/shm/out && rm /dev/shm/out").unwrap();
@@ -412,7 +412,7 @@ fn measure_merging(bed: &Bed) {
     let cpu = |pids: &[u32]| pids.iter().map(|&pid| processor_seconds(pid)).sum::<f64>();
     let sink = "socat -d -d -u TCP-LISTEN:5003,reuseaddr,fork OPEN:/dev/null";
     let sink = bed.guest("a").spawn(["sh", "-c", sink]).unwrap();
-    sink.wait_for("listening on", PATIENCE).unwrap();
+    sink.wait_for("listening on", TIMEOUT).unwrap();
     for round in 0..6 {
         for on in [round % 2 == 0, round % 2 != 0] {
             let _coalesce = coalesce(bed, on);

@@ -6,7 +6,7 @@ use vmlane_tests::traffic::{
     address, both, card_up, file, files, iperf, port, reload_cards, routed, whole_pings,
 };
 use vmlane_tests::{
-    Bed, Carrier, Mode, PATIENCE, PATIENT, Route, carry, full, kept, lab, reload_virtio_vsock,
+    Bed, Carrier, Mode, TIMEOUT, PATIENT, Route, carry, full, kept, lab, reload_virtio_vsock,
 };
 
 vmlane_tests::tests! {
@@ -148,7 +148,7 @@ fn a_virtio_guest_that_forwards_loses_nothing(bed: &Bed) {
 fn traffic_survives_the_daemon(bed: &Bed) {
     as_requested(bed);
     let ping = bed.guest("a").spawn(["ping", "-i", "0.1", "-c", "70", "10.77.0.2"]).unwrap();
-    ping.wait_for("icmp_seq=10 ", PATIENCE).unwrap();
+    ping.wait_for("icmp_seq=10 ", TIMEOUT).unwrap();
     bed.kill_daemon();
     let said = ping.wait().unwrap().stdout();
     let received = said.split(", ").find_map(|part| part.strip_suffix(" received")?.parse::<u32>().ok());
@@ -201,7 +201,7 @@ for i in range(200):
         .guest("b")
         .spawn(["socat", "-d", "-d", "-t", "60", "VSOCK-LISTEN:6000,fork", "EXEC:cat"])
         .unwrap();
-    echo.wait_for("listening on", PATIENCE).unwrap();
+    echo.wait_for("listening on", TIMEOUT).unwrap();
     bed.guest("a").sh(&format!("PYTHONPATH=/t python3 -c \"{connections}\"")).unwrap();
     drop(echo);
     for guest in ["a", "b"] {
@@ -233,7 +233,7 @@ for size in (1, 3000, 4096, 60000, 200000): s.send(bytes([size % 251]) * size)
 s.recv(1)
 ";
     let taking = bed.guest("b").spawn(["python3", "-c", take]).unwrap();
-    taking.wait_for("listening", PATIENCE).unwrap();
+    taking.wait_for("listening", TIMEOUT).unwrap();
     bed.guest("a").sh(&format!("PYTHONPATH=/t python3 -c \"{give}\"")).unwrap();
     let output = taking.wait().unwrap();
     assert!(output.stdout().contains("equal"), "{}{}", output.stdout(), output.stderr());
@@ -243,13 +243,13 @@ s.recv(1)
 fn a_killed_guest_ends_its_peers_connections(bed: &Bed) {
     let a = bed.guest("a");
     let listening = a.spawn(["socat", "-d", "-d", "VSOCK-LISTEN:6002", "EXEC:'sleep 1000'"]).unwrap();
-    listening.wait_for("listening on", PATIENCE).unwrap();
+    listening.wait_for("listening on", TIMEOUT).unwrap();
     let line = format!("sleep 1000 | socat -d -d - VSOCK-CONNECT:3:6002,{PATIENT} 2>&1; echo ended");
     let waiting = bed.guest("b").spawn(["sh", "-c", &line]).unwrap();
-    waiting.wait_for("successfully connected", PATIENCE).unwrap();
+    waiting.wait_for("successfully connected", TIMEOUT).unwrap();
     a.kill().unwrap();
     // Linux reports end of file when an established stream is reset.
-    waiting.wait_for("is at EOF", PATIENCE).unwrap();
+    waiting.wait_for("is at EOF", TIMEOUT).unwrap();
     a.start().unwrap();
     bed.equip("a");
     kept("virtio", "the streams of a killed guest's peers end");

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use vmlane_tests::alone::output;
 use vmlane_tests::topology::{MIXED, Topology};
-use vmlane_tests::{Bed, PATIENCE, Process, Service, full, kept, python, python_on_host, serve};
+use vmlane_tests::{Bed, TIMEOUT, Process, Service, full, kept, python, python_on_host, serve};
 
 use crate::host::lines_of;
 
@@ -95,7 +95,7 @@ s = socket.socket(40, 1); s.bind((0xffffffff, 6300)); s.listen()
 print('listening', flush=True)
 print(s.accept()[1][0], flush=True)";
     let running = bed.guest("c").spawn(["python3", "-c", see]).unwrap();
-    running.wait_for("listening", PATIENCE).unwrap();
+    running.wait_for("listening", TIMEOUT).unwrap();
     output(&mut python_on_host(bed, &["-c", "import vs; s = vs.connected(5, 6300, again=0)"]));
     assert_eq!(running.wait().unwrap().stdout().lines().last(), Some("9"));
 }

@@ -114,9 +114,9 @@ pub fn ask(
     to: &Address,
     options: &Options,
     request: &serde_json::Value,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Told, Error> {
-    Questions::new(to, options).ask(request, patience)
+    Questions::new(to, options).ask(request, timeout)
 }
 
 /// Asks one question after another over the same connection.
@@ -132,10 +132,10 @@ impl<'a> Questions<'a> {
     }
 
     /// The same question as [`ask`]. After an error, the next one makes a connection of its own.
-    pub fn ask(&mut self, request: &serde_json::Value, patience: Duration) -> Result<Told, Error> {
+    pub fn ask(&mut self, request: &serde_json::Value, timeout: Duration) -> Result<Told, Error> {
         let question = Message::Ask { request: request.clone() };
         if let Some(channel) = self.channel.take() {
-            match channel.send(&question).and_then(|()| self.hear(channel, patience)) {
+            match channel.send(&question).and_then(|()| self.hear(channel, timeout)) {
                 // A server of before hangs up after an answer.
                 Err(Error::Gone { .. }) => {}
                 other => return other,
@@ -146,11 +146,11 @@ impl<'a> Questions<'a> {
             None => self.to.clone(),
         };
         let channel = greet(&control, self.options, &question)?;
-        self.hear(channel, patience)
+        self.hear(channel, timeout)
     }
 
-    fn hear(&mut self, channel: Channel, patience: Duration) -> Result<Told, Error> {
-        match channel.recv(patience, "examining its machine")? {
+    fn hear(&mut self, channel: Channel, timeout: Duration) -> Result<Told, Error> {
+        match channel.recv(timeout, "examining its machine")? {
             Message::Answer { answer } => {
                 let (here, there) = channel.conn().ip_addresses();
                 self.channel = Some(channel);
@@ -237,7 +237,7 @@ fn assemble(
     let mut conns = Vec::new();
     for session in 0..spec.sessions as usize {
         let conn = Conn::connect_until(data, buffers, until)?;
-        conn.set_patience(load::IDLE).map_err(Error::data(session, "preparing the connection"))?;
+        conn.set_timeout(load::IDLE).map_err(Error::data(session, "preparing the connection"))?;
         if spec.nodelay {
             conn.set_nodelay().map_err(Error::data(session, "setting nodelay (-D)"))?;
         }
@@ -385,8 +385,8 @@ fn finish(
     channel: &Channel,
     sessions: Result<Vec<Session>, Error>,
 ) -> Result<(Vec<Session>, Outcome), Error> {
-    let patience = if sessions.is_ok() { RESULT } else { ANSWER };
-    let answer = channel.send(&Message::Finish).and_then(|()| channel.recv(patience, "reporting its side"));
+    let timeout = if sessions.is_ok() { RESULT } else { ANSWER };
+    let answer = channel.send(&Message::Finish).and_then(|()| channel.recv(timeout, "reporting its side"));
     match (sessions, answer) {
         (Ok(sessions), Ok(Message::Result(outcome))) => Ok((sessions, outcome)),
         (Ok(_), Ok(other)) => Err(channel.unexpected(&other)),

@@ -139,21 +139,21 @@ impl Channel {
             frame.extend_from_slice(&body);
         }
         let doing = "sending a control message";
-        self.conn.set_patience(ANSWER).map_err(Error::io(doing))?;
+        self.conn.set_timeout(ANSWER).map_err(Error::io(doing))?;
         self.conn.write_all(&frame).map_err(|cause| self.failure(cause, ANSWER, doing))
     }
 
     /// The next message; the peer's `Error` becomes ours. `patience` covers the message as a whole, so
     /// a peer that sends a byte a second gains nothing.
-    pub fn recv(&self, patience: Duration, doing: &'static str) -> Result<Message, Error> {
+    pub fn recv(&self, timeout: Duration, doing: &'static str) -> Result<Message, Error> {
         let now = Instant::now();
-        let until = self.until.map_or(now + patience, |until| until.min(now + patience));
-        let patience = until.saturating_duration_since(now);
+        let until = self.until.map_or(now + timeout, |until| until.min(now + timeout));
+        let timeout = until.saturating_duration_since(now);
         let mut prefix = [0; 4];
-        self.fill(&mut prefix, until, patience, doing)?;
+        self.fill(&mut prefix, until, timeout, doing)?;
         let length = length(prefix).map_err(|why| self.wrong(why))?;
         let mut body = vec![0; length];
-        self.fill(&mut body, until, patience, doing)?;
+        self.fill(&mut body, until, timeout, doing)?;
         match parse(&body).map_err(|why| self.wrong(why))? {
             Message::Error { message } => {
                 Err(Error::Refused { peer: self.peer.clone(), message: printable(&message) })
@@ -174,14 +174,14 @@ impl Channel {
     }
 
     /// Whether the peer says (or hangs up) something within `patience`. Nothing is read.
-    pub fn wait(&self, patience: Duration) -> Result<bool, Error> {
-        let until = Instant::now().checked_add(patience);
+    pub fn wait(&self, timeout: Duration) -> Result<bool, Error> {
+        let until = Instant::now().checked_add(timeout);
         let failed = |cause| Error::Io { doing: "waiting for the peer", cause };
         loop {
             if self.conn.is_readable(false).map_err(failed)? {
                 return Ok(true);
             }
-            let left = until.map_or(patience, |until| until.saturating_duration_since(Instant::now()));
+            let left = until.map_or(timeout, |until| until.saturating_duration_since(Instant::now()));
             let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
             let mut fds = [PollFd::new(&self.conn, PollFlags::IN)];
             let ready = retry_on_intr(|| poll(&mut fds, Some(&timeout)));
@@ -202,7 +202,7 @@ impl Channel {
         let mut scrap = [0; 4096];
         while Instant::now() < until {
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
-            if self.conn.set_patience(left).is_err() || !matches!(self.conn.read(&mut scrap), Ok(1..)) {
+            if self.conn.set_timeout(left).is_err() || !matches!(self.conn.read(&mut scrap), Ok(1..)) {
                 break;
             }
         }
@@ -220,17 +220,17 @@ impl Channel {
         &self,
         mut buffer: &mut [u8],
         until: Instant,
-        patience: Duration,
+        timeout: Duration,
         doing: &'static str,
     ) -> Result<(), Error> {
         while !buffer.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(self.failure(io::ErrorKind::TimedOut.into(), patience, doing));
+                return Err(self.failure(io::ErrorKind::TimedOut.into(), timeout, doing));
             }
             // A zero time-out would mean "for ever", and the kernel counts in jiffies.
-            self.conn.set_patience(left.max(Duration::from_millis(10))).map_err(Error::io(doing))?;
-            match self.conn.read(buffer).map_err(|cause| self.failure(cause, patience, doing))? {
+            self.conn.set_timeout(left.max(Duration::from_millis(10))).map_err(Error::io(doing))?;
+            match self.conn.read(buffer).map_err(|cause| self.failure(cause, timeout, doing))? {
                 0 => return Err(Error::Gone { peer: self.peer.clone(), doing }),
                 count => {
                     let rest = std::mem::take(&mut buffer).get_mut(count..);
@@ -241,11 +241,11 @@ impl Channel {
         Ok(())
     }
 
-    fn failure(&self, cause: io::Error, patience: Duration, doing: &'static str) -> Error {
+    fn failure(&self, cause: io::Error, timeout: Duration, doing: &'static str) -> Error {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
         let peer = self.peer.clone();
         match cause.kind() {
-            _ if is_timeout(&cause) => Error::Silent { peer, waited: patience, doing },
+            _ if is_timeout(&cause) => Error::Silent { peer, waited: timeout, doing },
             BrokenPipe | ConnectionReset | NotConnected => Error::Gone { peer, doing },
             _ => Error::Io { doing, cause },
         }

@@ -28,7 +28,7 @@ pub const MOST_VMS: usize = 1024;
 pub const MOST_BYTES: u64 = 16 << 10;
 
 /// How long another daemon may take to end.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Where the daemon of the usual runtime directory keeps what is to outlive it.
 pub const STATE_DIR: &str = "/var/lib/vmlane";
@@ -172,7 +172,7 @@ fn make(state: &Path, path: &Path, owners: &[u32]) -> io::Result<File> {
 /// Until this process ends. One that another daemon holds may be about to be free: it ends, or is about to
 /// start a program.
 fn lock(directory: &File, path: &Path) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match flock(directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),

@@ -11,7 +11,7 @@ use vmlane_api::{Done, Failure, WorkerStatus};
 use crate::host::Host;
 use crate::served::Served;
 use crate::vm::ServedVm;
-use crate::watchdog::{DaemonStats, PATIENCE, Watchdog};
+use crate::watchdog::{DaemonStats, TIMEOUT, Watchdog};
 
 /// What is known of the daemon's own faults.
 pub struct Health {
@@ -24,7 +24,7 @@ pub struct Health {
 impl Health {
     /// Watches all workers of `host`.
     pub fn of(host: &Host) -> Health {
-        let mut dog = Watchdog::new(PATIENCE);
+        let mut dog = Watchdog::new(TIMEOUT);
         for (number, heartbeat) in host.workers.heartbeats().iter().enumerate() {
             dog.watch(format!("worker-{number}"), heartbeat.clone(), |stream| format!("stream {stream}"));
         }

@@ -34,7 +34,7 @@ use crate::uplink::Uplinks;
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
 /// How long a daemon may take to make room for another.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the command line says.
 #[derive(Clone, Debug)]
@@ -288,7 +288,7 @@ fn hold_user_lock(store: &dyn Store, found: &mut Found) {
 fn take_place(paths: &Paths, owners: &[u32]) -> Result<Claim, RunError> {
     let is_there = runtime::open(paths, owners)?.is_some();
     if is_there && let Ok(client) = Client::connect(paths.runtime()) {
-        let mut client = client.with_timeout(PATIENCE);
+        let mut client = client.with_timeout(TIMEOUT);
         // One that does not answer any more may be gone already; the claim shows.
         let hand_over = call::HandOver { layout: vmlane_state::LAYOUT };
         if let Err(error @ ClientError::Refused { .. }) = client.call(&hand_over) {
@@ -296,7 +296,7 @@ fn take_place(paths: &Paths, owners: &[u32]) -> Result<Claim, RunError> {
             return Err(RunError::Host { what, cause: io::Error::other(error.to_string()) });
         }
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match runtime::claim(paths, owners) {
             Ok(claim) => return Ok(claim),

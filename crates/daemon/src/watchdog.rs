@@ -9,7 +9,7 @@ use vmlane_stats::counters;
 use vmlane_worker::{Heartbeat, HeartbeatReading};
 
 /// A round takes microseconds; a worker that others keep from running still has one within this time.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+pub const TIMEOUT: Duration = Duration::from_secs(2);
 /// A worker that stays stuck is reported again after this long.
 const AGAIN: Duration = Duration::from_secs(30);
 
@@ -41,12 +41,12 @@ struct Watched {
 /// All workers of the daemon.
 pub struct Watchdog {
     workers: Vec<Watched>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Watchdog {
-    pub fn new(patience: Duration) -> Watchdog {
-        Watchdog { workers: Vec::new(), patience }
+    pub fn new(timeout: Duration) -> Watchdog {
+        Watchdog { workers: Vec::new(), timeout }
     }
 
     /// Watches one more worker.
@@ -69,7 +69,7 @@ impl Watchdog {
                 continue;
             }
             worker.last = reading;
-            if now.duration_since(worker.since) < self.patience {
+            if now.duration_since(worker.since) < self.timeout {
                 continue;
             }
             well = false;

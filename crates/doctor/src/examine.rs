@@ -74,7 +74,7 @@ impl Plan {
 }
 
 /// For the server to watch its machine, or to measure its loopback.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// An answer of the other end that takes longer is worth to be told.
 const WORTH_TELLING: Duration = Duration::from_secs(1);
 /// So is a measurement that takes so much longer than it was to; what is under way has to arrive first.
@@ -100,7 +100,7 @@ pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) 
     let began = Instant::now();
     // Both machines are watched at the same time.
     let (load, asked) = std::thread::scope(|scope| {
-        let asking = scope.spawn(|| questions.ask(&Question::Facts.to_value(), PATIENCE));
+        let asking = scope.spawn(|| questions.ask(&Question::Facts.to_value(), TIMEOUT));
         let load = Load::watch(WATCHED);
         let asked = asking.join().unwrap_or_else(|_| {
             Err(Error::Usage("asking the other machine failed: its answer could not be read".to_owned()))
@@ -342,7 +342,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     /// Asks the other machine, and keeps how long that took.
     fn ask(&mut self, what: &str, question: &Question, takes: Duration) -> Result<Told, Error> {
         let began = Instant::now();
-        let told = self.questions.ask(&question.to_value(), PATIENCE);
+        let told = self.questions.ask(&question.to_value(), TIMEOUT);
         match &told {
             Ok(_) => self.note_wait(what, began.elapsed().saturating_sub(takes)),
             Err(error) => note_silence(&mut self.evidence, error),

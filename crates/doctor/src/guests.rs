@@ -11,7 +11,7 @@ use crate::facts::{Facts, Path};
 use crate::host::{Host, Vm};
 use crate::question::Question;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the host knows, and what those VMs say of themselves that answer, if they are to be asked.
 pub fn join(host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Evidence {
@@ -47,7 +47,7 @@ fn ask(vm: &Vm, options: &Options) -> Result<Facts, String> {
     };
     let address: Address =
         format!("vsock:{cid}:{DEFAULT_PORT}").parse().map_err(|error| format!("{error}"))?;
-    let told = vmlane_bench::ask(&address, options, &Question::Facts.to_value(), PATIENCE);
+    let told = vmlane_bench::ask(&address, options, &Question::Facts.to_value(), TIMEOUT);
     Facts::from_answer(told.map_err(|error| error.to_string())?.answer)
 }
 

@@ -21,8 +21,8 @@ use vmlane_lab::{Device, Guest, Lab, Running};
 use vmlane_lab::{GuestStatus, Status};
 
 /// What a run may take beyond its length, and each further client of it.
-const PATIENCE: Duration = Duration::from_secs(30);
-const MORE_PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(30);
+const LONGER_TIMEOUT: Duration = Duration::from_secs(4);
 /// Of a log that goes into a row.
 const LOG_BYTES: usize = 4000;
 
@@ -175,16 +175,16 @@ impl Bench {
             let of = tool::clients(factors, plan, &flow.to, flow.place);
             commands.extend(of.into_iter().map(|argv| (self.lab.guest(&flow.guest), argv)));
         }
-        let more = MORE_PATIENCE * commands.len() as u32;
-        let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
+        let more = LONGER_TIMEOUT * commands.len() as u32;
+        let timeout = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + TIMEOUT + more;
         let processes = self.processes();
         let method = if factors.tool == Tool::Vmlane { StartMethod::Barrier } else { StartMethod::Script };
         // The log of the guest that died says more than that of its peer.
-        let group = StartGroup::gather(method, commands, PATIENCE + more, stop)
+        let group = StartGroup::gather(method, commands, TIMEOUT + more, stop)
             .or_else(|error| self.look().and(Err(error)))?;
         let counted = self.counters(&factors.device)?;
         let (cpu, begin) = (Cpu::sample(&processes), Instant::now());
-        let ends = group.go(patience, stop, &mut || self.look());
+        let ends = group.go(timeout, stop, &mut || self.look());
         row.wall_seconds = (begin.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         if let (Some(before), Some(after)) = (cpu, Cpu::sample(&processes)) {
             let used = after.since(&before);

@@ -131,7 +131,7 @@ impl StartGroup {
     pub fn gather(
         method: StartMethod,
         commands: Vec<(Guest, Vec<String>)>,
-        patience: Duration,
+        timeout: Duration,
         stop: &AtomicBool,
     ) -> Result<StartGroup> {
         let (sender, ends) = mpsc::channel();
@@ -162,12 +162,12 @@ impl StartGroup {
                 let _ = sender.send((number, exit.map(|exit| Output { exit, ..output })));
             });
         }
-        group.wait_until_ready(patience, stop)?;
+        group.wait_until_ready(timeout, stop)?;
         Ok(group)
     }
 
-    fn wait_until_ready(&self, patience: Duration, stop: &AtomicBool) -> Result<()> {
-        let deadline = Instant::now() + patience;
+    fn wait_until_ready(&self, timeout: Duration, stop: &AtomicBool) -> Result<()> {
+        let deadline = Instant::now() + timeout;
         while let Some(late) = self.members.iter().find(|member| member.words.count() == 0) {
             if let Ok((number, end)) = self.ends.try_recv() {
                 let name = &self.members[number].name;
@@ -178,7 +178,7 @@ impl StartGroup {
                 bail!("stopped");
             }
             if Instant::now() > deadline {
-                bail!("guest {} did not start its client in {:.0} s", late.name, patience.as_secs_f64());
+                bail!("guest {} did not start its client in {:.0} s", late.name, timeout.as_secs_f64());
             }
             late.words.line(0, Duration::from_millis(5));
         }
@@ -214,12 +214,12 @@ impl StartGroup {
     /// wait.
     pub fn go(
         self,
-        patience: Duration,
+        timeout: Duration,
         stop: &AtomicBool,
         alive: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Ends> {
         let given = self.start()?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut outputs: Vec<Option<Output>> = vec![None; self.members.len()];
         let mut looked = Instant::now();
         while outputs.iter().any(Option::is_none) {
@@ -239,7 +239,7 @@ impl StartGroup {
                 alive()?;
             }
             if Instant::now() > deadline {
-                bail!("no result in {:.0} s", patience.as_secs_f64());
+                bail!("no result in {:.0} s", timeout.as_secs_f64());
             }
         }
         let starts = match given {
@@ -310,12 +310,12 @@ impl Words {
     }
 
     /// The line of a number, waited for.
-    fn line(&self, number: usize, patience: Duration) -> Option<(String, Instant)> {
+    fn line(&self, number: usize, timeout: Duration) -> Option<(String, Instant)> {
         let (heard, came) = &*self.0;
         let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
         let missing = |heard: &mut Heard| heard.lines.len() <= number;
         let (heard, _) =
-            came.wait_timeout_while(heard, patience, missing).unwrap_or_else(PoisonError::into_inner);
+            came.wait_timeout_while(heard, timeout, missing).unwrap_or_else(PoisonError::into_inner);
         heard.lines.get(number).cloned()
     }
 

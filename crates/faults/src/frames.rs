@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use vmlane_port::wrap::{Fault, FrameWrapper};
-use vmlane_port::{FramePort, Frames, Glance, PortId, PortStats, Refused, RxFrame, Ticked};
+use vmlane_port::{FramePort, Frames, Needs, PortId, PortStats, Refused, RxFrame, Ticked};
 
 use crate::line::{Impairment, Line};
 use crate::trigger::Trigger;
@@ -161,8 +161,8 @@ impl FrameWrapper for FaultyPort {
         }
     }
 
-    fn glance(&self) -> Glance {
+    fn needs(&self) -> Needs {
         let holds = self.line.as_ref().is_some_and(Line::holds_frames);
-        if holds { Glance::Turn } else { self.inner.glance() }
+        if holds { Needs::Turn } else { self.inner.needs() }
     }
 }

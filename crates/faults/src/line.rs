@@ -21,7 +21,7 @@ pub const MAX_HELD: usize = 64;
 /// The most later frames that overtake one.
 pub const FURTHEST: u32 = 8;
 /// How long a frame waits to be overtaken by frames that may never come.
-const PATIENCE: Duration = Duration::from_millis(1);
+const TIMEOUT: Duration = Duration::from_millis(1);
 /// Bytes of memory for a held frame.
 const SLOT: usize = MAX_FRAME.next_multiple_of(4096);
 
@@ -114,7 +114,7 @@ impl Held {
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        let due = if self.behind == 0 { self.due } else { self.due + PATIENCE };
+        let due = if self.behind == 0 { self.due } else { self.due + TIMEOUT };
         now >= due
     }
 }

@@ -56,8 +56,8 @@ impl Registers for Remote {
 pub fn attach(socket: &std::path::Path, ram: u64) -> Result<Driver, AttachError> {
     let (client, ram, vectors) = connect(socket, ram)?;
     let lines = Lines::msix();
-    let bell = lines.clone();
-    std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &bell))?;
+    let doorbell = lines.clone();
+    std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &doorbell))?;
     Ok(Driver::probe(Box::new(Remote(client)), ram, lines, Path::Dma)?)
 }
 

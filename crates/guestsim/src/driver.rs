@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use vmlane_device::pci::CONFIG_REGION;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::lines::Lines;
 use super::queues::{PairSpec, Queues};
 use super::ram::{PAGE, Placement, Ram};
@@ -76,7 +76,7 @@ impl DmaBuffer {
 
     /// Spins until `busy` has the wanted value, as Linux does with interrupts off.
     pub fn await_busy(&self, busy: bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.busy() != busy {
             assert!(Instant::now() < deadline, "the device never set busy to {busy}: the vCPU is lost");
             std::thread::yield_now();

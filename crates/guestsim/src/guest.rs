@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::driver::Driver;
 use super::lines::Lines;
 use super::receive::Datagram;
@@ -63,7 +63,7 @@ impl Guest {
 
     /// Handles interrupts until `done` holds.
     pub fn wait_until(&self, what: &'static str, mut done: impl FnMut() -> bool) -> Result<(), SocketError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let spin = Duration::from_nanos(self.spin.load(Ordering::Relaxed));
         loop {
             let ticket = self.lines.ticket();

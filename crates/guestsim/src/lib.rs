@@ -76,4 +76,4 @@ pub use socket::SocketError;
 pub use stream::Stream;
 
 /// How long anything may take before it counts as hung. Generous: machines are shared.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+pub const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);

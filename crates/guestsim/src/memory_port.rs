@@ -8,13 +8,14 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Aggregate, ChecksumStatus, DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, Layers, MAX_FRAME,
-    MAX_HEAD, Offload, Overhead, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
+    Aggregate, ChecksumStatus, DropReason, Filter, FramePort, FramePortInfo, HEAD, Layers, MAX_FRAME,
+    MAX_HEAD, Needs, Offload, Overhead, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame,
+    WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
 /// Frames that the port lends at once, at most.
-pub const LOOK_AHEAD: usize = 256;
+pub const LOOKAHEAD: usize = 256;
 /// Bytes of memory for each.
 const ROOM: usize = 68 << 10;
 
@@ -51,7 +52,7 @@ struct Inner {
     /// Frames of more bytes find no buffers; None: there are buffers for any.
     longest: Option<usize>,
     refuse: Option<DropReason>,
-    lent: usize,
+    in_flight: usize,
     finished: usize,
     /// Calls of `fetch` that had a frame, and of `flush`.
     flushes: usize,
@@ -69,7 +70,7 @@ struct Inner {
     /// An interrupt is held back.
     holds_back: bool,
     /// What a glance tells, true or not; None: a turn.
-    glance: Option<Glance>,
+    needs: Option<Needs>,
     /// What the guest announces frames by, if it does; the port has the same.
     doorbell: Option<OwnedFd>,
     /// Calls of `arm` and `disarm`.
@@ -108,18 +109,18 @@ pub const LRO: RxCapabilities = RxCapabilities {
 impl Wire {
     /// A port whose guest has the address `mac`, wants its own frames and broadcasts, and takes [`PLAIN`].
     pub fn new(mac: Mac) -> (Wire, Box<MemoryPort>) {
-        Wire::small(mac, LOOK_AHEAD)
+        Wire::small(mac, LOOKAHEAD)
     }
 
-    /// The same for one that lends at most `look_ahead` frames at once: quickly made.
-    pub fn small(mac: Mac, look_ahead: usize) -> (Wire, Box<MemoryPort>) {
+    /// The same for one that lends at most `lookahead` frames at once: quickly made.
+    pub fn small(mac: Mac, lookahead: usize) -> (Wire, Box<MemoryPort>) {
         let filter = Filter { mac, unicast: true, broadcast: true, ..Filter::default() };
         let inner = Inner { capabilities: PLAIN, filter: filter.clone(), keeps: true, ..Inner::default() };
         let wire = Wire(Arc::new(Mutex::new(inner)));
-        let memory = memory(look_ahead * ROOM);
+        let memory = memory(lookahead * ROOM);
         let port = MemoryPort {
             wire: wire.clone(),
-            slots: (0..look_ahead)
+            slots: (0..lookahead)
                 .map(|_| Slot {
                     head: [0; MAX_HEAD],
                     head_len: 0,
@@ -128,7 +129,7 @@ impl Wire {
                     tag: None,
                 })
                 .collect(),
-            free: (0..look_ahead as u32).rev().collect(),
+            free: (0..lookahead as u32).rev().collect(),
             filter,
             sink: Spans::new(self::memory(2 * ROOM), true),
             doorbell: None,
@@ -189,9 +190,9 @@ impl Wire {
         self.0.lock().holds_back = on;
     }
 
-    /// What a glance at it tells from now on, true or not; [`Glance::Turn`] otherwise.
-    pub fn set_glance(&self, glance: Glance) {
-        self.0.lock().glance = Some(glance);
+    /// What a glance at it tells from now on, true or not; [`Needs::Turn`] otherwise.
+    pub fn set_needs(&self, needs: Needs) {
+        self.0.lock().needs = Some(needs);
     }
 
     /// Rings the doorbell that [`MemoryPort::add_doorbell`] made.
@@ -215,7 +216,7 @@ impl Wire {
     /// Frames that were lent and are not finished.
     pub fn outstanding(&self) -> usize {
         let inner = self.0.lock();
-        inner.lent - inner.finished
+        inner.in_flight - inner.finished
     }
 
     /// Frames that were not fetched yet.
@@ -297,7 +298,7 @@ impl MemoryPort {
             Some(_) => inner.sending.pop_front()?,
             None => return None,
         };
-        inner.lent += 1;
+        inner.in_flight += 1;
         drop(inner);
         self.spring(Trap::Fetch);
         let number = self.free.pop()?;
@@ -443,8 +444,8 @@ impl FramePort for MemoryPort {
     }
 
     fn info(&self) -> FramePortInfo {
-        let look_ahead = self.slots.len();
-        FramePortInfo { look_ahead, overhead: self.wire.0.lock().owed.clone() }
+        let lookahead = self.slots.len();
+        FramePortInfo { lookahead, overhead: self.wire.0.lock().owed.clone() }
     }
 }
 
@@ -466,8 +467,8 @@ impl WakeUp for MemoryPort {
         self.doorbell.as_ref().map(AsFd::as_fd)
     }
 
-    fn glance(&self) -> Glance {
-        self.wire.0.lock().glance.unwrap_or(Glance::Turn)
+    fn needs(&self) -> Needs {
+        self.wire.0.lock().needs.unwrap_or(Needs::Turn)
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {

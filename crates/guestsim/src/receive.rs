@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::irq::{Interrupts, IrqMode};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::driver::{Driver, Path};
 use super::ram::PAGE;
 
@@ -49,7 +49,7 @@ impl Driver {
 
     /// Waits for an interrupt and fetches what it announces.
     pub fn await_datagrams(&mut self) -> Vec<Datagram> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let ticket = self.lines.ticket();
             let batch = self.service();
@@ -57,7 +57,7 @@ impl Driver {
                 return batch;
             }
             let rung = self.lines.wait(ticket, std::time::Duration::ZERO, deadline);
-            assert!(rung, "no datagram came for {PATIENCE:?}");
+            assert!(rung, "no datagram came for {TIMEOUT:?}");
         }
     }
 
@@ -112,14 +112,14 @@ impl Driver {
         self.write(Reg::DataInLow, self.rx.address as u32);
         if self.path == Path::DmaPosted {
             // Linux looks once, then sleeps until vector 2.
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             loop {
                 let ticket = self.lines.ticket();
                 if self.lines.take(2) {
                     break;
                 }
                 let rung = self.lines.wait(ticket, std::time::Duration::ZERO, deadline);
-                assert!(rung, "no vector 2 for {PATIENCE:?} after a receive");
+                assert!(rung, "no vector 2 for {TIMEOUT:?} after a receive");
             }
         }
         assert!(self.rx.busy(), "the device has answered and left busy alone");

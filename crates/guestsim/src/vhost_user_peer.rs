@@ -10,7 +10,7 @@ use vmlane_wire::vhost_user::{HEADER, Header, MemoryRegion, MemoryTable, RingAdd
 use vmlane_wire::virtio::feature;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::{PATIENCE, fds};
+use crate::{TIMEOUT, fds};
 
 /// Bytes of the header in front of a frame.
 pub const VNET: usize = 12;
@@ -40,7 +40,7 @@ pub struct RawPeer {
 /// The next connection of an uplink.
 pub fn accept(listener: &UnixListener) -> UnixStream {
     let (socket, _) = listener.accept().unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket
 }
 

@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 
 /// How long a keeper may take to start, or the previous keeper's daemon to be gone.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Who starts keepers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +111,8 @@ impl Keeper {
         inner.held.clear();
         // A keeper that does not hear it is gone already.
         let _ = send(&*inner.socket, END, "", None);
-        let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let _ = poll(&mut [PollFd::new(&*inner.socket, PollFlags::IN)], Some(&patience));
+        let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(&*inner.socket, PollFlags::IN)], Some(&timeout));
     }
 
     /// Another keeper in place of one that died; it gets everything again.
@@ -223,7 +223,7 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
 
 /// A connection to a keeper that another process starts. If none comes, one that has ended.
 fn wait_for(path: &Path) -> io::Result<OwnedFd> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         if let Ok(socket) = open(path) {
             return Ok(socket);
@@ -245,7 +245,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     // That it is ready is no news of the daemon's.
     command.env_remove("NOTIFY_SOCKET");
     let mut child = command.spawn()?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let socket = loop {
         match open(path) {
             // One that is just ending may still listen: what it is given is lost.
@@ -330,7 +330,7 @@ fn visit(path: &Path, packet: impl FnMut(Packet)) -> io::Result<()> {
         }
         Err(error) => return Err(error),
     };
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT))?;
     // What is not kept is closed at once: there may be more than this process may have.
     each(&socket, packet).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it serves another process"),

@@ -18,7 +18,7 @@ use crate::Sessions;
 pub const HYPERVISOR_LOG: &str = "fabric.log";
 
 /// How long a daemon may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a daemon that starts now would take over.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ pub fn can_replace(user: Option<&str>, runtime_dir: &Path) -> Result<Predecessor
     }
     let (predecessor, whose, have) = match Client::connect(&runtime_dir) {
         Ok(client) => {
-            let pong = client.with_timeout(PATIENCE).call(&call::Ping {})?;
+            let pong = client.with_timeout(TIMEOUT).call(&call::Ping {})?;
             let whose = format!("the daemon that runs (process {}, version {}): its", pong.pid, pong.daemon);
             (Predecessor::Daemon { pid: pong.pid, version: pong.daemon }, whose, pong.layout)
         }

@@ -100,8 +100,8 @@ impl Handle {
     }
 
     /// Waits until the process has ended; false when it has not in time.
-    pub fn wait(&self, patience: Duration) -> bool {
-        let deadline = std::time::Instant::now() + patience;
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let deadline = std::time::Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
             let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -115,9 +115,9 @@ impl Handle {
     }
 
     /// A signal, some patience, then SIGKILL.
-    pub fn end(&self, signal: Signal, patience: Duration) {
+    pub fn end(&self, signal: Signal, timeout: Duration) {
         self.signal(signal);
-        if !self.wait(patience) {
+        if !self.wait(timeout) {
             self.signal(Signal::KILL);
             self.wait(Duration::from_secs(10));
         }

@@ -461,8 +461,8 @@ impl Running {
     }
 
     /// Waits until its output has `needle` in it.
-    pub fn wait_for(&self, needle: &str, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
+    pub fn wait_for(&self, needle: &str, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
         loop {
             // Asked first: what it said last is there once it has ended.
             let over = Instant::now() > deadline || self.thread.as_ref().is_none_or(JoinHandle::is_finished);

@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 /// QEMU serves one client at a time and answers at once; another client is waited for this long.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs `command` and gives back what it returns.
 pub fn execute(socket: &Path, command: &str, arguments: Option<Value>) -> Result<Value> {
     let what = || format!("QMP {command} at {}", socket.display());
     let stream = UnixStream::connect(socket).with_context(what)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut line = String::new();
     reader.read_line(&mut line).with_context(what)?; // the greeting

@@ -80,7 +80,7 @@ impl Slot {
 
 /// The connection to the database, or why there is none.
 enum Line {
-    Down { why: String, retry: Instant, patience: Duration },
+    Down { why: String, retry: Instant, timeout: Duration },
     Up { database: Database, rows: Rows, complete: bool },
 }
 
@@ -120,7 +120,7 @@ impl Helper {
         signals: Signals,
     ) -> Helper {
         let now = Instant::now();
-        let line = Line::Down { why: String::new(), retry: now, patience: RETRY[0] };
+        let line = Line::Down { why: String::new(), retry: now, timeout: RETRY[0] };
         let slots = settings.entries.iter().cloned().map(Slot::new).collect();
         Helper {
             settings,
@@ -232,7 +232,7 @@ impl Helper {
         self.dirty = true;
     }
 
-    fn lose(&mut self, why: String, now: Instant, patience: Duration) {
+    fn lose(&mut self, why: String, now: Instant, timeout: Duration) {
         let path = self.settings.database.display();
         let known = match &self.line {
             Line::Down { why: known, .. } => *known == why,
@@ -241,20 +241,20 @@ impl Helper {
         if !known {
             tracing::warn!(database = %path, "the database is not there: {why}; it is tried again");
         }
-        self.line = Line::Down { why, retry: now + patience, patience: (patience * 2).min(RETRY[1]) };
+        self.line = Line::Down { why, retry: now + timeout, timeout: (timeout * 2).min(RETRY[1]) };
         self.slots.iter_mut().for_each(|slot| slot.open = None);
         self.dirty = true;
     }
 
     fn serve_database(&mut self, now: Instant) {
-        if let Line::Down { retry, patience, .. } = &self.line {
-            let patience = *patience;
+        if let Line::Down { retry, timeout, .. } = &self.line {
+            let timeout = *timeout;
             if now < *retry {
                 return;
             }
             match Database::connect(&self.settings.database, &TABLES) {
                 Ok(database) => self.line = Line::Up { database, rows: Rows::default(), complete: false },
-                Err(error) => return self.lose(error.to_string(), now, patience),
+                Err(error) => return self.lose(error.to_string(), now, timeout),
             }
         }
         let Line::Up { database, rows, complete } = &mut self.line else { return };

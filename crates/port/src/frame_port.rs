@@ -17,7 +17,7 @@ use crate::reason::{DropReason, PortStats};
 pub struct FramePortInfo {
     /// How many frames it lends at once, at most: of the queue that lends the fewest. The switch does not let
     /// one slow receiver hold so many of them that the guest could send nothing to others.
-    pub look_ahead: usize,
+    pub lookahead: usize,
     /// What its guest is charged for beside its frames.
     pub overhead: Overhead,
 }
@@ -190,7 +190,7 @@ pub trait FramePort: WakeUp + Send + Any {
 
 /// What a glance at an armed port tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Glance {
+pub enum Needs {
     /// Nothing is to be done before it announces something.
     Announces,
     /// Nothing is to be done now, but what comes is not announced.
@@ -214,9 +214,9 @@ pub trait WakeUp {
 
     /// While it is armed and has announced nothing: what a glance tells, in place of a turn. It costs little,
     /// however many ports there are.
-    fn glance(&self) -> Glance;
+    fn needs(&self) -> Needs;
 
-    /// The same for one whose glance says [`Glance::Nothing`], to be looked at side by side with those of
+    /// The same for one whose glance says [`Needs::Nothing`], to be looked at side by side with those of
     /// many others: as long as none of these signs has changed, nor anything else happens to it, a glance
     /// would say the same. False: there are none. Told with a delay of some 100 ms is what they leave out,
     /// such as an interrupt of the device's own that its guest lets through now.

@@ -23,7 +23,7 @@ mod fault;
 mod filter;
 mod frame;
 mod frame_port;
-mod lent;
+mod in_flight;
 pub mod life_of_a_stream_port;
 mod log_limit;
 pub mod queue_pair;
@@ -45,10 +45,10 @@ pub use frame::{
     Transport, TxFrame,
 };
 pub use frame_port::{
-    BURST, FramePort, FramePortInfo, Frames, Glance, Overhead, PortId, Refused, RxCapabilities, Sign, Ticked,
+    BURST, FramePort, FramePortInfo, Frames, Needs, Overhead, PortId, Refused, RxCapabilities, Sign, Ticked,
     Token, WakeUp, deliver_each,
 };
-pub use lent::{LentFrame, LentFrames};
+pub use in_flight::{FrameInFlight, FramesInFlight};
 pub use log_limit::LogLimit;
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortCounts, PortStats};

@@ -75,7 +75,7 @@ pub struct PeerState {
     /// Its connection, once it is up or if it was begun here.
     pub link: Option<Token>,
     pub retry: Instant,
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Where it has connected from.
     pub address: Option<IpAddr>,
     /// Limits on lines about its connections that come about, and that end.
@@ -92,7 +92,7 @@ impl Default for PeerState {
         PeerState {
             link: None,
             retry: Instant::now(),
-            patience: RETRY[0],
+            timeout: RETRY[0],
             address: None,
             ups: LogLimit::default(),
             downs: LogLimit::default(),

@@ -15,7 +15,7 @@ use vmlane_worker::{
     Engine, Event, Heartbeat, Interval, Meter, Polling, Ports, Rounds, WakeFds, Woken, Work,
 };
 
-use crate::bells::Bells;
+use crate::doorbells::Bells;
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
 use crate::requests::{Command, Requests, Signals, Slots};
 use crate::settings::Settings;
@@ -67,7 +67,7 @@ pub struct StreamEngine {
     next_inspection: Option<Instant>,
     /// Slots of streams that fell asleep while an end withheld something.
     withholding: Vec<usize>,
-    bells: Bells,
+    doorbells: Bells,
     /// Those that have rung.
     rung: Vec<(usize, Side)>,
     /// What records the bytes of streams: empty while there is no capture. The ends are wrapped for it.
@@ -101,7 +101,7 @@ impl StreamEngine {
             silent: Interval::new(SILENT, now),
             next_inspection: None,
             withholding: Vec::new(),
-            bells: Bells::new(now),
+            doorbells: Bells::new(now),
             rung: Vec::new(),
             taps: Vec::new(),
         }
@@ -116,7 +116,7 @@ impl StreamEngine {
             stream.set_taps(&self.taps);
             stream.tell_begin(&self.taps);
         }
-        self.bells.watch(slot, &mut stream);
+        self.doorbells.watch(slot, &mut stream);
         if self.streams.len() <= slot {
             self.streams.resize_with(slot + 1, || None);
         }
@@ -228,13 +228,13 @@ impl StreamEngine {
             let inspection = self.stream(slot).and_then(|stream| stream.next_inspection());
             self.next_inspection = self.next_inspection.into_iter().chain(inspection).min();
             self.deactivate(slot);
-            self.note_withheld(slot);
+            self.note_deferred(slot);
         }
     }
 
     /// What a stream withholds when it falls asleep goes out now, or as soon as its time has come.
-    fn note_withheld(&mut self, slot: usize) {
-        if self.guarded(slot, JoinedStream::deliver_withheld) == Some(false)
+    fn note_deferred(&mut self, slot: usize) {
+        if self.guarded(slot, JoinedStream::flush_deferred) == Some(false)
             && let Some(stream) = self.stream(slot)
             && !std::mem::replace(&mut stream.withholding, true)
         {
@@ -267,7 +267,7 @@ impl StreamEngine {
         let stream = self.streams.get_mut(slot)?.as_mut()?;
         // A fault is large and rare: it takes a path of its own, so that what a turn returns stays small.
         let mut fault = None;
-        let bells = &mut self.bells;
+        let doorbells = &mut self.doorbells;
         let value = catch_unwind(AssertUnwindSafe(|| match action(stream) {
             Ok(value) => Some(value),
             Err(broken) => {
@@ -289,7 +289,7 @@ impl StreamEngine {
             }
         }
         let ending = || {
-            Side::BOTH.into_iter().for_each(|side| bells.forget(stream, side));
+            Side::BOTH.into_iter().for_each(|side| doorbells.forget(stream, side));
             stream.break_up();
         };
         if catch_unwind(AssertUnwindSafe(ending)).is_err() {
@@ -302,7 +302,7 @@ impl StreamEngine {
     /// Polls the doorbells; streams whose doorbells have rung are polled from now on.
     fn answer_doorbells(&mut self) {
         let mut rung = std::mem::take(&mut self.rung);
-        self.bells.poll(self.now, &mut rung);
+        self.doorbells.poll(self.now, &mut rung);
         for &(slot, side) in &rung {
             let Some(account) = self.stream(slot).map(|stream| stream.account) else { continue };
             self.meter.charge(account, Work::look());
@@ -316,7 +316,7 @@ impl StreamEngine {
 
     fn forget_doorbell(&mut self, slot: usize, side: Side) {
         if let Some(stream) = self.streams.get_mut(slot).and_then(Option::as_mut) {
-            self.bells.forget(stream, side);
+            self.doorbells.forget(stream, side);
         }
     }
 
@@ -332,11 +332,11 @@ impl StreamEngine {
     /// anything, the safety net.
     fn housekeeping(&mut self) {
         let now = self.now;
-        if self.bells.are_due(now) {
+        if self.doorbells.are_due(now) {
             self.answer_doorbells();
         }
         if !self.withholding.is_empty() {
-            self.deliver_withheld();
+            self.flush_deferred();
         }
         let (bytes, turns) = std::mem::take(&mut self.moved);
         self.stats.bytes.add(bytes);
@@ -346,7 +346,7 @@ impl StreamEngine {
                 let Some(&slot) = self.polled.get(index) else { continue };
                 self.guarded(slot, |stream| {
                     stream.renotify_reader()?;
-                    stream.deliver_withheld()
+                    stream.flush_deferred()
                 });
             }
         }
@@ -513,14 +513,14 @@ impl Rounds for StreamEngine {
         !self.withholding.is_empty()
     }
 
-    fn deliver_withheld(&mut self) {
+    fn flush_deferred(&mut self) {
         let mut withholding = std::mem::take(&mut self.withholding);
         withholding.retain(|&slot| {
-            let withholds = self.guarded(slot, JoinedStream::deliver_withheld) == Some(false);
+            let defers = self.guarded(slot, JoinedStream::flush_deferred) == Some(false);
             if let Some(stream) = self.stream(slot) {
-                stream.withholding = withholds;
+                stream.withholding = defers;
             }
-            withholds
+            defers
         });
         self.withholding = withholding;
     }
@@ -531,7 +531,7 @@ impl Rounds for StreamEngine {
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
-        self.bells.wake_fds(fds);
+        self.doorbells.wake_fds(fds);
     }
 
     fn woken(&mut self, by: Woken) {

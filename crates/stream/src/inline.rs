@@ -45,7 +45,7 @@ fn run_until_asleep(stream: &mut JoinedStream) -> Result<(), Broken> {
     for _ in 0..64 {
         while let Turn::Moved(_) = stream.turn(QUOTA)? {}
         stream.renotify_reader()?;
-        if stream.try_sleep(QUOTA, Instant::now())? && stream.deliver_withheld()? {
+        if stream.try_sleep(QUOTA, Instant::now())? && stream.flush_deferred()? {
             break;
         }
     }

@@ -278,7 +278,7 @@ impl JoinedStream {
 
     /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or
     /// until [`JoinedStream::next_inspection`], once it has delivered what it withholds
-    /// ([`JoinedStream::deliver_withheld`]).
+    /// ([`JoinedStream::flush_deferred`]).
     pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
         let mut asleep = true;
         for from in Side::BOTH {
@@ -302,7 +302,7 @@ impl JoinedStream {
 
     /// Both ends send what they deferred, as far as its time has come. True if none of it is left. Called
     /// after the last bytes have moved: those may have been announced late, too.
-    pub fn deliver_withheld(&mut self) -> Result<bool, Broken> {
+    pub fn flush_deferred(&mut self) -> Result<bool, Broken> {
         let mut all = true;
         for end in self.ends.iter_mut().flatten() {
             all &= !end.port.notifications().is_some_and(|notifications| notifications.flush_deferred());

@@ -25,8 +25,8 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
-mod bells;
 mod direction;
+mod doorbells;
 mod engine;
 mod inline;
 mod joined;

@@ -45,7 +45,7 @@ impl Account {
 pub struct Allowances {
     accounts: Vec<Account>,
     /// Those in debt.
-    owing: Vec<u16>,
+    in_debt: Vec<u16>,
     round: u64,
     /// An owner's share of a round.
     share: Allowance,
@@ -62,7 +62,7 @@ impl Allowances {
         self.round += 1;
         self.share = share;
         let (accounts, round) = (&mut self.accounts, self.round);
-        self.owing.retain(|&owner| {
+        self.in_debt.retain(|&owner| {
             let Some(account) = accounts.get_mut(usize::from(owner)) else { return false };
             (account.left, account.round) = (account.pay(share), round);
             account.owes()
@@ -95,7 +95,7 @@ impl Allowances {
     fn add_debt(&mut self, owner: u16, cost: usize, which: impl Fn(&mut Account) -> &mut usize) {
         let Some(account) = self.accounts.get_mut(usize::from(owner)).filter(|_| cost > 0) else { return };
         if !account.owes() {
-            self.owing.push(owner);
+            self.in_debt.push(owner);
         }
         let debt = which(account);
         *debt = debt.saturating_add(cost);
@@ -103,7 +103,7 @@ impl Allowances {
 
     /// Does an owner wait until what it has caused is paid for?
     pub fn any_in_debt(&self) -> bool {
-        !self.owing.is_empty()
+        !self.in_debt.is_empty()
     }
 
     /// An owner's port is to be changed at such a cost. False: what it has caused is not paid for yet.

@@ -88,9 +88,9 @@ impl<'a> Batch<'a> {
         sender: &mut Port,
         fetched: &Fetched<'_, '_>,
     ) -> Joined {
-        match table.links.hand_over(worker, (sender.lender(slot), fetched.token), fetched.tx) {
+        match table.links.hand_over(worker, (sender.origin(slot), fetched.token), fetched.tx) {
             Handed::Copied => sender.tx.burst.done(fetched.token),
-            Handed::Lent => {}
+            Handed::InFlight => {}
             // It waits, and so do those behind it.
             Handed::No => {
                 self.end();

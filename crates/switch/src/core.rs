@@ -179,7 +179,7 @@ impl Core {
     pub fn attach(&mut self, slot: Slot, end: Box<dyn FramePort>) {
         self.detach(slot);
         let table = &mut self.table;
-        table.held.set_places(slot, end.info().look_ahead);
+        table.held.set_places(slot, end.info().lookahead);
         let now = table.now;
         if let Some(port) = table.ports.get_mut(slot).filter(|port| !port.shut) {
             port.plug(end, now);

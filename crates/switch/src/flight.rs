@@ -3,7 +3,7 @@
 use vmlane_port::{FramePort, Token, TxFrame};
 
 use crate::Slot;
-use crate::handover::Lender;
+use crate::handover::Origin;
 use crate::ingress::Checked;
 use crate::multicast::Group;
 
@@ -27,7 +27,7 @@ pub struct Flight<'f> {
     pub uplink: bool,
     /// Another worker handed it over: it goes to ports of this one only.
     pub remote: bool,
-    pub lender: Lender,
+    pub origin: Origin,
     /// The port that it was fetched from, and what that one calls it.
     pub end: &'f dyn FramePort,
     pub token: Token,

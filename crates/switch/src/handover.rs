@@ -24,7 +24,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `lender.rs` | who lent a frame |
+//! | `origin.rs` | who lent a frame |
 //! | `frame.rs` | a frame as the receiver's worker has it |
 //! | `words.rs` | the ring of words |
 //! | `link.rs` | all rings between two workers, who has how many places, frames that several have |
@@ -32,15 +32,15 @@
 //! | `serve.rs` | what a worker does in each round; how it learns of others' ports |
 
 mod frame;
-mod lender;
 mod link;
+mod origin;
 mod port;
 mod serve;
 mod state;
 mod words;
 
-pub use lender::Lender;
 pub use link::{Handed, Links};
+pub use origin::Origin;
 pub use serve::{Arrivals, Workers, adopt_remote, attach_remote, has_frames, publish, remote_end};
 pub use state::RemoteState;
 

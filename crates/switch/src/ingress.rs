@@ -22,23 +22,23 @@ pub struct TxBurst {
     next: usize,
     len: usize,
     /// Frames of all bursts that the port has lent and not got back.
-    lent: usize,
+    in_flight: usize,
 }
 
 impl TxBurst {
     pub fn new() -> TxBurst {
-        TxBurst { tokens: [Token(0); BURST], done: 0, next: 0, len: 0, lent: 0 }
+        TxBurst { tokens: [Token(0); BURST], done: 0, next: 0, len: 0, in_flight: 0 }
     }
 
     /// Has the port lent frames that were not given back?
-    pub fn has_lent(&self) -> bool {
-        self.lent > 0
+    pub fn has_in_flight(&self) -> bool {
+        self.in_flight > 0
     }
 
     /// So many of those that waited elsewhere were given back.
     #[inline]
     pub fn came_back(&mut self, count: usize) {
-        self.lent = self.lent.saturating_sub(count);
+        self.in_flight = self.in_flight.saturating_sub(count);
     }
 
     /// Frames that were fetched and not taken.
@@ -58,7 +58,7 @@ impl TxBurst {
         let most = (most as usize).min(BURST);
         let fetched = self.tokens.get_mut(..most).map_or(0, |tokens| from.fetch(tokens));
         (self.next, self.len) = (0, fetched.min(most));
-        self.lent += self.len;
+        self.in_flight += self.len;
         self.len
     }
 
@@ -245,7 +245,7 @@ pub enum Job {
 
 /// A frame whose sender's requests were checked.
 ///
-/// The frame is not moved here, for the reason that [`crate::lent::Lent`] has.
+/// The frame is not moved here, for the reason that [`crate::in_flight::InFlight`] has.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked<'a> {
     pub frame: &'a Frame<'a>,

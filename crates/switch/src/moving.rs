@@ -76,7 +76,7 @@ fn is_settled(core: &mut Core, slot: Slot) -> bool {
     let table = &mut core.table;
     table.send_handed();
     let Some(port) = table.ports.get(slot) else { return false };
-    let sent = !port.tx.burst.has_lent();
+    let sent = !port.tx.burst.has_in_flight();
     if port.remote.is_some() {
         return sent && !table.links.arrived.contains(&slot);
     }
@@ -149,8 +149,8 @@ fn put_in(core: &mut Core, slot: Slot, mut port: Box<Port>) {
     port.before_move = Vec::new();
     port.pending = PendingQueue::new(table.now);
     port.watch = Watch::new(true, table.now);
-    let look_ahead = if port.end.is_some() { port.info.look_ahead } else { PLACES };
-    table.held.set_places(slot, look_ahead);
+    let lookahead = if port.end.is_some() { port.info.lookahead } else { PLACES };
+    table.held.set_places(slot, lookahead);
     table.ports.put(slot, port);
     core.rebuild();
     waited.into_iter().for_each(|frame| wait_on(&mut core.table, slot, frame));
@@ -174,9 +174,9 @@ fn wait_on(table: &mut Table, slot: Slot, frame: PendingFrame) {
 /// The tag with which a port gets a frame; None: it does not get it.
 fn tag_of(table: &Table, slot: Slot, frame: &PendingFrame) -> Option<Option<Tci>> {
     let (sender, port) = (table.ports.get(frame.sender)?, table.ports.get(slot)?);
-    let lent = sender.end.as_ref()?.frame(frame.token);
+    let in_flight = sender.end.as_ref()?.frame(frame.token);
     let mut scratch = [0; MAX_HEAD];
-    let head = Frame::new(&lent, &mut scratch).ok()?;
+    let head = Frame::new(&in_flight, &mut scratch).ok()?;
     let (vlan, _) = admit(&sender.config, &sender.access, head.source(), head.tag).ok()?;
     let filter = port.end.as_ref()?.filter();
     port.access.receive(&port.config, filter, head.destination(), vlan, head.tag).ok()

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_port::Glance;
+use vmlane_port::Needs;
 use vmlane_worker::{Doorbells, Interval, QUIET, Source};
 
 use crate::Slot;
@@ -172,28 +172,28 @@ impl Polling {
     }
 
     /// The most that any of the ports needs, all of which are armed.
-    pub fn poll_armed(&mut self, table: &mut Table) -> Glance {
+    pub fn poll_armed(&mut self, table: &mut Table) -> Needs {
         let in_debt = table.ports.allowances.any_in_debt();
         if table.ports.teams_have_changed() || table.links.has_waiting() || in_debt {
-            return Glance::Turn;
+            return Needs::Turn;
         }
         table.ports.turns.merge();
-        let mut most = Glance::Announces;
+        let mut most = Needs::Announces;
         let mut at = 0;
         while let Some(slot) = table.ports.turns.polled_at(at) {
             at += 1;
-            let glance = table.attributed(slot, |table| {
-                let Some(port) = table.ports.get(slot) else { return Glance::Turn };
+            let needs = table.attributed(slot, |table| {
+                let Some(port) = table.ports.get(slot) else { return Needs::Turn };
                 let busy = port.tx.limits.is_paused() || port.pending.stalled || port.tx.burst.has_frames();
-                port.end.as_ref().filter(|_| !busy).map_or(Glance::Turn, |end| end.glance())
+                port.end.as_ref().filter(|_| !busy).map_or(Needs::Turn, |end| end.needs())
             });
-            most = most.max(glance.unwrap_or(Glance::Turn));
-            if most == Glance::Turn {
+            most = most.max(needs.unwrap_or(Needs::Turn));
+            if most == Needs::Turn {
                 return most;
             }
         }
         if table.ports.turns.any_silent() {
-            most = if self.poll_silent(table, usize::MAX) { Glance::Turn } else { Glance::Nothing };
+            most = if self.poll_silent(table, usize::MAX) { Needs::Turn } else { Needs::Nothing };
         }
         most
     }
@@ -213,8 +213,7 @@ fn is_crowd(table: &Table) -> bool {
 
 /// Does a port that is not polled and announces nothing need a turn? Then it is polled.
 fn poll_silent_one(table: &mut Table, slot: Slot) -> bool {
-    let turn =
-        table.attributed(slot, |table| table.end(slot).is_some_and(|end| end.glance() == Glance::Turn));
+    let turn = table.attributed(slot, |table| table.end(slot).is_some_and(|end| end.needs() == Needs::Turn));
     if turn == Some(true) {
         table.note(slot);
     }
@@ -228,20 +227,20 @@ fn try_stop_polling(doorbells: &Arc<Doorbells>, slot: Slot, port: &mut Port, sin
     let waits = port.tx.limits.is_paused() || port.pending.stalled || !port.pending.is_empty();
     let unfinished = port.watch.due_soon || port.dirty || port.tx.burst.has_frames();
     let Some(end) = port.end.as_mut().filter(|_| !waits && !unfinished) else { return false };
-    if end.readable_fd().is_some() || end.glance() == Glance::Turn {
+    if end.readable_fd().is_some() || end.needs() == Needs::Turn {
         return false;
     }
     let asked = std::mem::replace(&mut port.watch.armed, true);
     if !asked && end.arm() {
         return false;
     }
-    let source = match end.glance() {
-        Glance::Turn => None,
-        Glance::Nothing => {
+    let source = match end.needs() {
+        Needs::Turn => None,
+        Needs::Nothing => {
             let mut signs = Vec::new();
             Some(Source::Words(if end.signs(&mut signs) { signs } else { Vec::new() }))
         }
-        Glance::Announces => {
+        Needs::Announces => {
             let rings = |file| port.watch.listen(file, doorbells, slot.into());
             end.doorbell_fd().is_some_and(rings).then_some(Source::EventFd)
         }

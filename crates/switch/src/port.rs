@@ -18,7 +18,7 @@ use crate::coalesce::MergeHistory;
 use crate::egress::{Receiver, RxCounts};
 use crate::fdb::{Route, key};
 use crate::flight::Flight;
-use crate::handover::{Lender, RemoteState};
+use crate::handover::{Origin, RemoteState};
 use crate::ingress::{Checked, TxBurst};
 use crate::mirror::Copies;
 use crate::multicast::{ANY, Snooped};
@@ -185,8 +185,8 @@ impl Port {
 
     /// It as the lender of a frame. `slot`: where it is.
     #[inline]
-    pub fn lender(&self, slot: Slot) -> Lender {
-        Lender { slot, owner: self.owner, attachment: self.attachment }
+    pub fn origin(&self, slot: Slot) -> Origin {
+        Origin { slot, owner: self.owner, attachment: self.attachment }
     }
 
     /// A frame of it, `sent`, which its `end` calls `token`, on its way through the stages.
@@ -204,7 +204,7 @@ impl Port {
             group: self.group,
             uplink: self.config.uplink,
             remote: self.remote.is_some(),
-            lender: self.lender(slot),
+            origin: self.origin(slot),
             end,
             token,
             vlan,

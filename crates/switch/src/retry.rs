@@ -160,9 +160,9 @@ fn hand_over_waiting(table: &mut Table, receiver: &mut Port, worker: usize) -> b
             let Table { ports, links, serving, .. } = table;
             let handed = ports.get(frame.sender).and_then(|sender| {
                 let end = sender.end.as_ref()?;
-                let lent = (sender.lender(frame.sender), frame.token);
+                let in_flight = (sender.origin(frame.sender), frame.token);
                 let tx = serving.attribute(frame.sender, || end.frame(frame.token));
-                Some(links.hand_over(worker, lent, &tx))
+                Some(links.hand_over(worker, in_flight, &tx))
             });
             match handed {
                 Some(Handed::No) => break,

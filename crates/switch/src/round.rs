@@ -447,8 +447,8 @@ impl Core {
         let mut holders = usize::from(fate == Fate::Pending);
         let table = &mut self.table;
         for worker in others.iter() {
-            match table.links.hand_over(worker, (flight.lender, flight.token), flight.sent.frame.tx) {
-                Handed::Lent => holders += 1,
+            match table.links.hand_over(worker, (flight.origin, flight.token), flight.sent.frame.tx) {
+                Handed::InFlight => holders += 1,
                 Handed::Copied => {}
                 Handed::No => table.lose_at(worker, flight.group, DropReason::NoBuffers),
             }
@@ -500,12 +500,13 @@ impl Core {
             port.lose(DropReason::Gone);
             return Fate::Finished;
         }
-        let waits = port.moving || port.pending.has_of(flight.lender.owner);
-        let lent = (flight.lender, flight.token);
+        let waits = port.moving || port.pending.has_of(flight.origin.owner);
+        let in_flight = (flight.origin, flight.token);
         let links = &mut self.table.links;
-        let handed = if waits { Handed::No } else { links.hand_over(worker, lent, flight.sent.frame.tx) };
+        let handed =
+            if waits { Handed::No } else { links.hand_over(worker, in_flight, flight.sent.frame.tx) };
         match handed {
-            Handed::Lent => Fate::Pending,
+            Handed::InFlight => Fate::Pending,
             Handed::Copied => Fate::Finished,
             Handed::No => self.pend(flight, receiver, (None, 0), may_wait),
         }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_port::Glance;
+use vmlane_port::Needs;
 use vmlane_worker::{Engine, Event, Heartbeat, Ports, Rounds, WakeFds, Woken};
 
 use crate::access::Config;
@@ -78,10 +78,10 @@ impl SwitchEngine {
         if !self.armed || due || unsure || !self.deferred.is_empty() {
             return false;
         }
-        let glance = self.core.polling.poll_armed(&mut self.core.table);
+        let needs = self.core.polling.poll_armed(&mut self.core.table);
         self.core.end_failed();
-        self.announced = glance == Glance::Announces;
-        glance != Glance::Turn
+        self.announced = needs == Needs::Announces;
+        needs != Needs::Turn
     }
 
     /// Carries out a command whose owner may cause more work, else puts it off, and with it what follows for
@@ -201,7 +201,7 @@ impl Rounds for SwitchEngine {
             || self.soon && !self.core.is_empty()
     }
 
-    fn deliver_withheld(&mut self) {
+    fn flush_deferred(&mut self) {
         self.soon = self.core.tick(Instant::now());
         // A port may have failed just now.
         self.core.flush();

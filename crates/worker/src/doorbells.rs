@@ -87,15 +87,15 @@ mod tests {
 
     #[test]
     fn those_that_ring_are_reported_until_they_are_read() {
-        let bells = Doorbells::new().expect("an epoll file");
+        let doorbells = Doorbells::new().expect("an epoll file");
         let files = [7u64, 9].map(|number| {
             let file = eventfd(0, EventfdFlags::NONBLOCK).expect("an event fd");
-            bells.add(file.as_fd(), number).expect("added");
+            doorbells.add(file.as_fd(), number).expect("added");
             file
         });
         let rung = || {
             let mut list = Vec::new();
-            bells.poll(|number| list.push(number));
+            doorbells.poll(|number| list.push(number));
             list
         };
         assert!(rung().is_empty());
@@ -104,20 +104,20 @@ mod tests {
         let _ = rustix::io::read(&files[1], &mut [0; 8]);
         assert!(rung().is_empty());
         rustix::io::write(&files[0], &1u64.to_ne_bytes()).expect("rung");
-        bells.remove(files[0].as_fd());
+        doorbells.remove(files[0].as_fd());
         assert!(rung().is_empty());
     }
 
     #[test]
     fn one_that_is_not_read_is_reported_once_for_each_announcement() {
-        let bells = Doorbells::new().expect("an epoll file");
+        let doorbells = Doorbells::new().expect("an epoll file");
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
         let send = || rustix::io::write(&theirs, &[0]).expect("sent");
         send();
-        bells.add_once(ours.as_fd(), 3).expect("added");
+        doorbells.add_once(ours.as_fd(), 3).expect("added");
         let rung = || {
             let mut list = Vec::new();
-            bells.poll(|number| list.push(number));
+            doorbells.poll(|number| list.push(number));
             list
         };
         // What came before counts, too.

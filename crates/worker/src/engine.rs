@@ -55,7 +55,7 @@ pub trait Rounds {
 
     /// Every port delivers what it withheld. What is not due yet at all stays undelivered, and the worker
     /// stays awake for it.
-    fn deliver_withheld(&mut self);
+    fn flush_deferred(&mut self);
 
     /// Asks every port to announce what comes from now on; then, behind a fence, polls it once more. True if
     /// something is there already.

@@ -11,7 +11,7 @@
 //! 2. [`Rounds::round`]: every port is polled that may have work.
 //! 3. If nothing moved, [`Rounds::ports`] says what its ports can do by themselves, and [`Policy::decide`]
 //!    how the worker waits.
-//! 4. It goes to sleep in this order: it is marked asleep; **[`Rounds::deliver_withheld`]: every port
+//! 4. It goes to sleep in this order: it is marked asleep; **[`Rounds::flush_deferred`]: every port
 //!    delivers what it withheld** (completions, notices, credit, interrupts); [`Rounds::arm`] asks every port
 //!    to announce what comes, and polls it once more; the requests are polled once more; it sleeps.
 //! 5. [`Rounds::woken`] says by what it was woken.

@@ -245,7 +245,7 @@ impl<E: Engine> Worker<E> {
         let inputs = Inputs { now, idle, rounds, moved, ports };
         // Who waits for what a sleep would deliver is not to wait for a long nap, too.
         if matches!(ports, Ports::Armable(_)) && self.policy.naps_long(moved) && self.engine.undelivered() {
-            self.engine.deliver_withheld();
+            self.engine.flush_deferred();
         }
         self.decision = self.policy.decide(&inputs);
         match self.decision {
@@ -278,7 +278,7 @@ impl<E: Engine> Worker<E> {
         self.requests.0.parking().prepare_sleep();
         // No guest waits for something that is withheld until later: later may be never.
         if self.engine.undelivered() {
-            self.engine.deliver_withheld();
+            self.engine.flush_deferred();
         }
         let mut woken = Woken::default();
         if self.engine.undelivered() || self.engine.arm() {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use vmlane_lab::LabSpec;
-use vmlane_tests::{Bed, PATIENCE, kept};
+use vmlane_tests::{Bed, TIMEOUT, kept};
 
 use super::{examine, measured, sentences};
 
@@ -18,7 +18,7 @@ fn apart(said: &Value) -> Vec<String> {
 pub fn a_sender_that_is_the_limit(bed: &Bed) {
     let start = "echo $$ >/run/slow; exec vmlane bench server --doctor --listen tcp:0.0.0.0:12901";
     let server = bed.guest("b").spawn(["sh", "-c", start]).unwrap();
-    server.wait_for("listening on", PATIENCE).unwrap();
+    server.wait_for("listening on", TIMEOUT).unwrap();
     let stop = "(while kill -STOP $(cat /run/slow); do sleep 0.3; kill -CONT $(cat /run/slow); sleep 0.01; done) \
                 >/dev/null 2>&1 </dev/null & echo $! >/run/stopper";
     bed.guest("b").sh(stop).unwrap();

@@ -10,7 +10,7 @@ use vmlane_lab::spec::Nic;
 use vmlane_tests::eventually;
 
 /// How long a guest may say nothing: it boots beside others, and is emulated.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The host's end of a guest's channel.
 pub struct Guest {
@@ -23,7 +23,7 @@ impl Guest {
     /// Connects to a domain that was started, and waits until its guest has the address.
     pub fn up(channel: &Path, name: &str, (mac, address): (&str, &str), vmci: bool) -> Guest {
         let port = eventually("the domain's channel", || UnixStream::connect(channel).ok());
-        port.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        port.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         let nic = Nic {
             device: "eth0".into(),
             network: 0,

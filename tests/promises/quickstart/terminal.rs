@@ -11,7 +11,7 @@ use vmlane_tests::Process;
 use crate::package::container::Container;
 
 /// A guest boots, and a program in it begins, while the machine has other work.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub struct Terminal {
     process: Process,
@@ -58,11 +58,11 @@ impl Terminal {
 
     /// Waits until that is so.
     pub fn wait_for(&mut self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.shows(text) {
             let ended = self.process.0.try_wait().expect("a child");
             assert!(ended.is_none(), "{ended:?} before {text:?}: {}", self.shown());
-            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {text:?}\n{}", self.shown());
+            assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {text:?}\n{}", self.shown());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -27,7 +27,7 @@ pub fn connect_and_ask(session: usize, to: &Address, buffers: Buffers, cue: &Cue
     let mut began = Instant::now();
     while began < ends && !cue.is_stopped() {
         let conn = Conn::connect(to, buffers)?;
-        conn.set_patience(IDLE).map_err(failed("preparing a connection"))?;
+        conn.set_timeout(IDLE).map_err(failed("preparing a connection"))?;
         if cue.spec.nodelay {
             conn.set_nodelay().map_err(failed("setting nodelay (-D)"))?;
         }
@@ -90,7 +90,7 @@ pub fn accept_and_answer(
 }
 
 fn serve(conn: &Conn, cue: &Cue, request: &mut [u8], response: &[u8]) -> io::Result<()> {
-    conn.set_patience(STRANGER)?;
+    conn.set_timeout(STRANGER)?;
     if cue.spec.nodelay {
         conn.set_nodelay()?;
     }

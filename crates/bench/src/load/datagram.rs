@@ -16,7 +16,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 /// What is under way may still arrive this long after the sender was said to be done.
 const DRAIN: Duration = Duration::from_millis(300);
 /// A request whose answer takes longer is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// The end is announced this often, in case some datagrams are lost.
 const ENDS: usize = 5;
 
@@ -27,7 +27,7 @@ pub fn send_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     let (opens, ends, finishes) = (cue.opens(), cue.ends(), cue.finishes());
     let mut datagrams = Datagrams::default();
     let mut number = 0;
-    conn.set_patience(GLANCE)?;
+    conn.set_timeout(GLANCE)?;
     let put = |number: u64, phase: Phase, message: &mut [u8]| {
         let sent_ns = cue.start.elapsed().as_nanos() as u64;
         let header = Header { number, sent_ns, token: conn.token, phase };
@@ -67,7 +67,7 @@ pub fn receive_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> 
     let mut buffer = DatagramConn::room(cue.spec.receive_bytes.max(cue.spec.message_bytes));
     let mut account = Account::new(cue.start);
     let mut meter = cue.meter();
-    conn.set_patience(GLANCE)?;
+    conn.set_timeout(GLANCE)?;
     let mut over: Option<Instant> = None;
     loop {
         let got = conn.receive(&mut buffer)?;
@@ -129,7 +129,7 @@ pub fn ask_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     let mut meter = cue.meter();
     let (opens, finishes) = (cue.opens(), cue.finishes());
     let mut datagrams = Datagrams::default();
-    conn.set_patience(PATIENCE)?;
+    conn.set_timeout(TIMEOUT)?;
     let mut now = Instant::now();
     let mut number = 0u64;
     while now < finishes && !cue.is_stopped() {
@@ -145,7 +145,7 @@ pub fn ask_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
             match conn.receive(&mut response)? {
                 Some(count) if response.get(..count).is_some_and(|got| answers(got, &request)) => break true,
                 // A late answer to an earlier request; it does not extend the wait.
-                Some(_) if asked.elapsed() < PATIENCE => {}
+                Some(_) if asked.elapsed() < TIMEOUT => {}
                 _ => break false,
             }
         };
@@ -165,7 +165,7 @@ pub fn answer_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     let mut request = DatagramConn::room(cue.spec.request_bytes);
     let mut response = pattern(cue.spec.response_bytes);
     let mut meter = cue.meter();
-    conn.set_patience(GLANCE)?;
+    conn.set_timeout(GLANCE)?;
     loop {
         let got = conn.receive(&mut request)?;
         let now = Instant::now();

@@ -118,7 +118,7 @@ fn measure(channel: &Channel, server_address: &Address, spec: &Arc<Spec>) -> Res
     }
     let address = channel.conn().data_address(server_address, spec.data_port.unwrap_or(0))?;
     let listener = Listener::bind(&address, buffers)?;
-    listener.set_patience(GLANCE).map_err(Error::io("preparing the data listener"))?;
+    listener.set_timeout(GLANCE).map_err(Error::io("preparing the data listener"))?;
     channel.send(&Message::Ready { port: listener.number(), ports: Vec::new(), token: 0 })?;
 
     let seen = Arc::new(Mutex::new(None));
@@ -249,7 +249,7 @@ fn gather(
 }
 
 fn prepare(conn: &Conn, spec: &Spec) -> Result<(), Error> {
-    conn.set_patience(load::IDLE).map_err(Error::io("preparing a data connection"))?;
+    conn.set_timeout(load::IDLE).map_err(Error::io("preparing a data connection"))?;
     if spec.nodelay {
         conn.set_nodelay().map_err(Error::io("setting nodelay (-D)"))?;
     }

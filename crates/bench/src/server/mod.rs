@@ -66,7 +66,7 @@ impl Server {
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         for listener in &listeners {
             // poll says when to accept; this is for a client that is gone again by then.
-            listener.set_patience(Duration::from_millis(100)).map_err(Error::io("preparing a listener"))?;
+            listener.set_timeout(Duration::from_millis(100)).map_err(Error::io("preparing a listener"))?;
         }
         let shared = Shared {
             limits: Limits::default(),

@@ -122,7 +122,7 @@ impl DatagramConn {
             if left.is_zero() {
                 return Ok(false);
             }
-            self.set_patience(left)?;
+            self.set_timeout(left)?;
             let (count, from) = match retry(|| self.receive_from(&mut buffer)) {
                 Ok(got) => got,
                 Err(error) if is_timeout(&error) => return Ok(false),
@@ -149,15 +149,15 @@ impl DatagramConn {
     }
 
     /// How long one receive or send may block.
-    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         // Zero would mean "for ever", and the kernel counts in jiffies.
-        let patience = Some(patience.max(Duration::from_millis(10)));
+        let timeout = Some(timeout.max(Duration::from_millis(10)));
         match &self.end {
             End::Kernel(socket) => {
-                socket.set_read_timeout(patience)?;
-                socket.set_write_timeout(patience)
+                socket.set_read_timeout(timeout)?;
+                socket.set_write_timeout(timeout)
             }
-            End::Host(socket, _) => socket.set_timeouts(patience),
+            End::Host(socket, _) => socket.set_timeouts(timeout),
         }
     }
 

@@ -41,9 +41,9 @@ impl Conn {
     /// The same, but TCP waits until then at the longest; others give up within seconds by themselves.
     pub fn connect_until(to: &Address, buffers: Buffers, until: Option<Instant>) -> Result<Conn, Error> {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(SHORTEST));
-        let patience = left.unwrap_or(CONNECT_TIMEOUT).min(CONNECT_TIMEOUT);
+        let timeout = left.unwrap_or(CONNECT_TIMEOUT).min(CONNECT_TIMEOUT);
         let connected = match to {
-            Address::Tcp { host, port } => tcp::connect(host, *port, buffers, patience).map(End::Kernel),
+            Address::Tcp { host, port } => tcp::connect(host, *port, buffers, timeout).map(End::Kernel),
             Address::Vsock { cid, port } => connect_vsock(*cid, *port, buffers),
             Address::Unix(path) => unix::connect(path, buffers).map(End::Kernel),
         };
@@ -63,15 +63,15 @@ impl Conn {
     }
 
     /// How long one read or write may block.
-    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         match &self.end {
             End::Kernel(socket) => {
-                socket.set_read_timeout(Some(patience))?;
-                socket.set_write_timeout(Some(patience))
+                socket.set_read_timeout(Some(timeout))?;
+                socket.set_write_timeout(Some(timeout))
             }
             End::Host(stream) => {
-                stream.set_read_timeout(Some(patience))?;
-                stream.set_write_timeout(Some(patience))
+                stream.set_read_timeout(Some(timeout))?;
+                stream.set_write_timeout(Some(timeout))
             }
         }
     }
@@ -320,10 +320,10 @@ impl Listener {
     }
 
     /// Waits at most `patience` (a socket option: set once, not per call) for one connection.
-    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         match &self.accepting {
-            Accepting::Kernel(socket) => socket.set_read_timeout(Some(patience)),
-            Accepting::Host(listener) => listener.set_timeout(Some(patience)),
+            Accepting::Kernel(socket) => socket.set_read_timeout(Some(timeout)),
+            Accepting::Host(listener) => listener.set_timeout(Some(timeout)),
         }
     }
 

@@ -38,12 +38,12 @@ pub fn only(address: &Address, version: IpVersion) -> Result<Address, Error> {
     Ok(Address::Tcp { host: ip.ip().to_string(), port: *port })
 }
 
-pub fn connect(host: &str, port: u16, buffers: Buffers, patience: Duration) -> io::Result<Socket> {
+pub fn connect(host: &str, port: u16, buffers: Buffers, timeout: Duration) -> io::Result<Socket> {
     let mut last = no_address();
     for address in resolve(host, port)? {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         set_plain_buffers(&socket, buffers)?;
-        match socket.connect_timeout(&address.into(), patience) {
+        match socket.connect_timeout(&address.into(), timeout) {
             Ok(()) => return Ok(socket),
             Err(error) => last = error,
         }

@@ -34,7 +34,7 @@ size of segments of a super-frame (gso), and how many records were lost just bef
 Needs the permission admin. The daemon writes no file: this program does.";
 
 /// How long the daemon may take to begin or end a capture.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two looks at an empty ring, and how often the terminal is told.
 const SHORTEST: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(10);
@@ -162,7 +162,7 @@ impl Args {
     }
 
     fn begin(&self, request: &CaptureRequest) -> anyhow::Result<(Vec<CapturePoint>, Reader, CaptureLink)> {
-        let client = self.place.connect()?.with_timeout(PATIENCE);
+        let client = self.place.connect()?.with_timeout(TIMEOUT);
         let (captured, file, link) = client.capture(request.clone())?;
         Ok((captured.points, Reader::new(&file)?, link))
     }
@@ -209,7 +209,7 @@ impl Args {
                     return Ok(Over::Done);
                 }
                 if self.count.is_some_and(|count| output.written() >= count) {
-                    link.stop(PATIENCE);
+                    link.stop(TIMEOUT);
                     output.count(ring);
                     return Ok(Over::Done);
                 }
@@ -226,7 +226,7 @@ impl Args {
             }
             let ended = link.closed();
             if ended || interrupted.load(Ordering::Relaxed) {
-                let over = if !ended && link.stop(PATIENCE) { Over::Done } else { Over::Daemon };
+                let over = if !ended && link.stop(TIMEOUT) { Over::Done } else { Over::Daemon };
                 while let Some(record) = ring.take()? {
                     if !output.add(&record)? {
                         break;

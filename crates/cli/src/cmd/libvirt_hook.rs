@@ -15,7 +15,7 @@ use vmlane_config::paths::Paths;
 use super::attach::Place;
 
 /// libvirt waits for its hooks, and the administrator for libvirt.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = r#"Examples:
   ln -s /usr/share/vmlane/libvirt/qemu /etc/libvirt/hooks/qemu.d/vmlane && systemctl restart libvirtd
@@ -71,7 +71,7 @@ impl Args {
         let Some(vm) = judge(&config, &paths, &Accounts::host(), start)? else { return Ok(()) };
         let mut client = Client::connect(paths.runtime())
             .with_context(|| format!("VM {} needs the daemon (systemctl start vmlane)", vm.name))?
-            .with_timeout(PATIENCE);
+            .with_timeout(TIMEOUT);
         let status = client.call(&call::Status {})?;
         let served = status.vms.iter().find(|served| served.name == vm.name);
         let Some(served) = served else {

@@ -112,7 +112,7 @@ struct ListArgs {
 }
 
 /// How long the daemon may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl VmArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
@@ -132,7 +132,7 @@ impl AddArgs {
             Some(file) => read(file)?,
             None => self.keys.text(),
         };
-        let mut client = self.place.connect()?.with_timeout(PATIENCE);
+        let mut client = self.place.connect()?.with_timeout(TIMEOUT);
         let added = client.call(&call::VmAdd { description: text })?;
         if self.json {
             print(&json(&added)?)?;
@@ -146,7 +146,7 @@ impl AddArgs {
 
 impl RemoveArgs {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let mut client = self.place.connect()?.with_timeout(PATIENCE);
+        let mut client = self.place.connect()?.with_timeout(TIMEOUT);
         let removed = client.call(&call::VmRemove { name: self.name, force: Some(self.force) })?;
         if self.json {
             print(&json(&removed)?)?;

@@ -11,10 +11,10 @@ use vmlane_api::{Client, Status, VmStatus, call};
 /// The CID by which VMs reach the host.
 const HOST: u32 = 2;
 /// How long the daemon may take to say how its VMs are.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn status(runtime_dir: &Path) -> anyhow::Result<Status> {
-    Ok(Client::connect(runtime_dir)?.with_timeout(PATIENCE).call(&call::Status {})?)
+    Ok(Client::connect(runtime_dir)?.with_timeout(TIMEOUT).call(&call::Status {})?)
 }
 
 /// The CID of a VM that is named by its name or by its CID.

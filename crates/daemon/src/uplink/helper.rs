@@ -19,7 +19,7 @@ use super::kind::{Opened, Seen};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
 
 /// How long an interface may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long its end may take.
 const END: Duration = Duration::from_secs(1);
@@ -38,8 +38,8 @@ impl Helper {
     pub fn start(config: &Path) -> io::Result<Helper> {
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT))?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("vmlane").arg("uplink-helper").arg("--config").arg(config);
         // A group of its own: Ctrl-C at the daemon's terminal is for the daemon.

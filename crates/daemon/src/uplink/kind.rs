@@ -16,7 +16,7 @@ use vmlane_state::Found;
 const _: () = assert!(TapOptions::MOST_QUEUES == MOST_QUEUES && XdpOptions::MOST_QUEUES == MOST_QUEUES);
 
 /// How long what an uplink leads to may be in use: the port that had it goes in its own time.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why an uplink could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +146,7 @@ pub fn open(kind: &UplinkKind, make: bool) -> Result<Opened, OpenError> {
 
 /// The same, and waits for a moment while it is in use.
 pub fn open_patiently(kind: &UplinkKind, make: bool) -> Result<Opened, OpenError> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match open(kind, make) {
             Err(error) if error.is_busy() && Instant::now() < deadline => {

@@ -17,7 +17,7 @@ use super::tables::Inner;
 /// Handshakes of one slow guest that are under way at once.
 const AT_ONCE: usize = 3;
 /// A handshake that has not moved for this long delays no other: its server has given it up by then.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// REQUESTs that wait, of all guests together; beyond, they are passed on at once. A look at all of
 /// them must stay cheap, because any guest's packet may be the reason for one.
@@ -44,7 +44,7 @@ impl Inner {
     fn under_way(&self, now: Instant) -> UnderWay {
         let slow = self.contexts.iter().filter(|(_, context)| context.slow);
         let mut under_way = UnderWay(slow.map(|(cid, _)| (cid, 0)).collect());
-        for (&key, _) in self.connections.iter().filter(|(_, one)| one.is_in_the_making(now, PATIENCE)) {
+        for (&key, _) in self.connections.iter().filter(|(_, one)| one.is_in_the_making(now, TIMEOUT)) {
             under_way.add(key);
         }
         under_way

@@ -21,7 +21,7 @@ pub struct Signals {
     /// ICR: causes not acknowledged by a read.
     pending: AtomicU32,
     /// Causes that came while they could not be delivered.
-    withheld: AtomicU32,
+    deferred: AtomicU32,
     /// Times that something changed which decides whether causes can be delivered.
     changes: AtomicU32,
 }
@@ -34,7 +34,7 @@ impl Signals {
             mask: AtomicU32::new(0),
             enabled: AtomicBool::new(false),
             pending: AtomicU32::new(0),
-            withheld: AtomicU32::new(0),
+            deferred: AtomicU32::new(0),
             changes: AtomicU32::new(0),
         }
     }
@@ -92,18 +92,18 @@ impl Signals {
             if failed == 0 {
                 return;
             }
-            self.withheld.fetch_or(failed, Ordering::SeqCst);
+            self.deferred.fetch_or(failed, Ordering::SeqCst);
             if self.changes.load(Ordering::SeqCst) == changes {
                 return;
             }
-            waiting = self.withheld.swap(0, Ordering::SeqCst);
+            waiting = self.deferred.swap(0, Ordering::SeqCst);
         }
     }
 
     /// Something changed: what was withheld may be deliverable now.
     fn release(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
-        self.deliver(self.withheld.swap(0, Ordering::SeqCst));
+        self.deliver(self.deferred.swap(0, Ordering::SeqCst));
     }
 
     /// IMR.
@@ -157,6 +157,6 @@ impl Signals {
         self.enabled.store(false, Ordering::SeqCst);
         self.mask.store(0, Ordering::SeqCst);
         self.pending.store(0, Ordering::SeqCst);
-        self.withheld.store(0, Ordering::SeqCst);
+        self.deferred.store(0, Ordering::SeqCst);
     }
 }

@@ -296,18 +296,18 @@ impl Half {
         }
         self.seen.again.bytes += u64::from(segment.payload);
         self.lost(segment.time, start, end);
-        let patience = TIMEOUT.saturating_add(terms.round_trip.unwrap_or(0));
-        self.sent_again(segment.time, start, segments, patience, true);
+        let timeout = TIMEOUT.saturating_add(terms.round_trip.unwrap_or(0));
+        self.sent_again(segment.time, start, segments, timeout, true);
         true
     }
 
     /// By what the sender knew that it had to send again: the age of a loss says nothing while others are
     /// mended.
-    fn sent_again(&mut self, now: i64, start: i64, segments: u64, patience: i64, is_reported: bool) {
+    fn sent_again(&mut self, now: i64, start: i64, segments: u64, timeout: i64, is_reported: bool) {
         let idle = now.saturating_sub(self.last_moved);
         let recovers = start < self.recovery;
         let again = &mut self.seen.again;
-        let by_timeout = idle >= patience || recovers && self.by_timeout;
+        let by_timeout = idle >= timeout || recovers && self.by_timeout;
         if !by_timeout && !is_reported && !recovers {
             again.probe += segments;
             return;

@@ -4,7 +4,7 @@
 //! The doctor changes nothing itself. It starts the guardian (this program, `vmlane doctor --guard`) and
 //! tells it over a pipe what to change and what to take back, a line of JSON each; the guardian answers each
 //! with a line. When the pipe ends, because the doctor is done, was interrupted or killed, or has crashed,
-//! the guardian takes back what is still changed. So it does if the doctor says nothing for [`PATIENCE`], for
+//! the guardian takes back what is still changed. So it does if the doctor says nothing for [`TIMEOUT`], for
 //! example because it was stopped, or its terminal hangs in the very connection that a change has cut. It has
 //! a session of its own: a Ctrl-C at the terminal does not reach it. Should the guardian be killed, the
 //! doctor takes everything back from the record; should both be killed, `vmlane doctor --undo` does.
@@ -23,7 +23,7 @@ use super::undo::{Changes, Undone};
 use crate::change::Change;
 
 /// How long changes stay without a word from the doctor, which is longer than any of its measurements.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 /// How often the guardian looks at the time.
 const TICK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// Bytes of a line between the two.
@@ -102,7 +102,7 @@ fn next_line(read: &mut Vec<u8>, ended: &AtomicBool, heard: Instant) -> Option<S
             let line: Vec<u8> = read.drain(..=end).collect();
             return Some(String::from_utf8_lossy(&line).into_owned());
         }
-        if ended.load(Ordering::Relaxed) || heard.elapsed() > PATIENCE || read.len() as u64 > LONGEST {
+        if ended.load(Ordering::Relaxed) || heard.elapsed() > TIMEOUT || read.len() as u64 > LONGEST {
             return None;
         }
         let mut waiting = [PollFd::new(&stdin, PollFlags::IN)];

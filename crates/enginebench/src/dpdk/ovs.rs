@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use super::testpmd::Testpmd;
 use super::{Load, Rig};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Frames per second through the bridge.
 pub fn frames(rig: &Rig, load: Load, length: Duration) -> anyhow::Result<f64> {
@@ -111,7 +111,7 @@ impl<'a> Ovs<'a> {
     }
 
     fn until_there(&self, path: &std::path::Path) -> anyhow::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !path.exists() {
             if Instant::now() > deadline {
                 bail!("Open vSwitch did not make {}; {}", path.display(), self.last_words());

@@ -12,7 +12,7 @@ use super::{Load, MACS, Rig, window};
 
 /// Rounds of 32 frames that each port sends first; as many circulate from then on.
 pub const BURSTS: usize = 4;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 pub const STARTS: usize = 10;
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
@@ -110,7 +110,7 @@ impl Testpmd {
 
     /// The next line with one of these.
     fn expect(&mut self, one: &str, other: &str) -> anyhow::Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut last = String::new();
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

@@ -32,23 +32,23 @@ fn carry(from: &mut NicPort, to: &mut NicPort) {
             return;
         }
         let Some(token) = from.fetch_one() else { return };
-        let lent = from.frame(token);
-        let (partial_checksum, aggregate) = match lent.offload {
+        let in_flight = from.frame(token);
+        let (partial_checksum, aggregate) = match in_flight.offload {
             Offload::Checksum { start, field } => {
                 (Some(PartialChecksum { start, field, never_zero: false, head_sum: None }), None)
             }
             Offload::Segment { header, mss } => {
-                let segments = (lent.len() - usize::from(header)).div_ceil(usize::from(mss)) as u16;
+                let segments = (in_flight.len() - usize::from(header)).div_ceil(usize::from(mss)) as u16;
                 (None, Some(Aggregate { mss, segments, header }))
             }
             _ => (None, None),
         };
         let packet = RxFrame {
-            head: lent.head,
-            body: lent.spans,
-            body_at: lent.head.len(),
-            body_len: lent.len() - lent.head.len(),
-            tag: lent.tag,
+            head: in_flight.head,
+            body: in_flight.spans,
+            body_at: in_flight.head.len(),
+            body_len: in_flight.len() - in_flight.head.len(),
+            tag: in_flight.tag,
             layers: Layers {
                 network: Network::V4,
                 transport: Transport::Tcp,

@@ -35,7 +35,7 @@ const PAUSES: u32 = 32;
 const WANTED: Duration = Duration::from_micros(50);
 const POLITE: Duration = Duration::from_millis(50);
 /// A peer that says nothing for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the device takes a packet from: header and payload, a descriptor each.
 #[derive(Clone, Copy, Default)]
@@ -327,9 +327,9 @@ impl Guest {
             return Ok(());
         }
         let mut lines = [self.rx.call(), self.tx.call()].map(|call| PollFd::new(call, PollFlags::IN));
-        let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         if poll(&mut lines, Some(&timeout))? == 0 {
-            let what = format!("nothing came for {PATIENCE:?}: it hangs");
+            let what = format!("nothing came for {TIMEOUT:?}: it hangs");
             return Err(io::Error::new(io::ErrorKind::TimedOut, what));
         }
         let called = lines.map(|line| !line.revents().is_empty());

@@ -22,7 +22,7 @@ pub const BUFFER: usize = 2048;
 const HEADER: usize = 12;
 const FRAME: usize = 64;
 /// As long as a frame may be on its way.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A NIC with its driver.
 pub struct Nic {
@@ -80,7 +80,7 @@ impl Nic {
         let (id, len) = loop {
             match self.rx.take() {
                 Some(used) => break used,
-                None if start.elapsed() > PATIENCE => bail!("frame {number} did not arrive"),
+                None if start.elapsed() > TIMEOUT => bail!("frame {number} did not arrive"),
                 None => std::hint::spin_loop(),
             }
         };

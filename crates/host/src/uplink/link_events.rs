@@ -24,7 +24,7 @@ const USABLE: u32 = 1 | 1 << 6 | 1 << 16;
 /// Bytes of messages that are read at once: the kernel's dumps come in pieces of 32 KiB at most.
 const ROOM: usize = 64 << 10;
 /// How long the kernel may take to tell all links.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What an interface's link is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl LinkEvents {
     pub fn open() -> io::Result<(LinkEvents, Vec<LinkEvent>)> {
         let socket = socket()?;
         bind(&socket, &netlink::SocketAddrNetlink::new(0, LINKS))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT))?;
         let mut events = LinkEvents { socket, buffer: vec![0; ROOM] };
         events.ask()?;
         let mut all = Vec::new();

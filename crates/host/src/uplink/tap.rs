@@ -15,8 +15,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, LentFrame, LentFrames, MAX_FRAME, MAX_HEAD,
-    PortCounts, PortStats, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame,
+    DropReason, Filter, FrameInFlight, FramePort, FramePortInfo, FramesInFlight, HEAD, MAX_FRAME, MAX_HEAD,
+    Needs, PortCounts, PortStats, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame,
     VnetHeader as Header, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
@@ -25,7 +25,7 @@ pub use self::interface::{TapError, is_up, mtu, set_up};
 use super::flow::{ADDRESSES, queue_of};
 
 /// Frames of the host that may be lent at once.
-const LOOK_AHEAD: usize = 128;
+const LOOKAHEAD: usize = 128;
 /// Bytes of memory for each: the longest frame, in whole pages.
 const ROOM: usize = MAX_FRAME.next_multiple_of(4096);
 /// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
@@ -65,7 +65,7 @@ pub struct Tap {
     whole: Arc<AtomicBool>,
     capabilities: RxCapabilities,
     filter: Filter,
-    lent: LentFrames,
+    in_flight: FramesInFlight,
     stats: Arc<PortStats>,
     /// Header, tag and edited first bytes of a frame on its way out.
     out: [u8; Header::SIZE + TAG + MAX_HEAD],
@@ -99,7 +99,7 @@ impl Tap {
         let any = one_of(&queues)
             .map_err(|error| TapError::Memory { name: options.name.clone(), source: error.into() })?;
         let memory = |source| TapError::Memory { name: options.name.clone(), source };
-        let len = ((LOOK_AHEAD + 1) * ROOM) as u64;
+        let len = ((LOOKAHEAD + 1) * ROOM) as u64;
         let fd = memfd("tap", len).map_err(memory)?;
         let map = MemoryMap::default()
             .map(MapRequest { guest: 0, len, offset: 0, fd, writable: true })
@@ -114,7 +114,7 @@ impl Tap {
             whole: Arc::new(AtomicBool::new(true)),
             capabilities: capabilities(mtu, true),
             filter: Filter::open(),
-            lent: LentFrames::new(map.clone(), true, LOOK_AHEAD),
+            in_flight: FramesInFlight::new(map.clone(), true, LOOKAHEAD),
             stats,
             out: [0; Header::SIZE + TAG + MAX_HEAD],
             complete: Spans::new(map, true),
@@ -146,7 +146,7 @@ impl Tap {
 
     /// Reads one frame into a slot. None: none waits.
     fn read(&mut self, number: u16) -> Option<Result<(), DropReason>> {
-        let (frame, ()) = self.lent.get_mut(number)?;
+        let (frame, ()) = self.in_flight.get_mut(number)?;
         frame.spans.clear();
         if frame.spans.push(u64::from(number) * ROOM as u64, ROOM).is_err() {
             return None;
@@ -169,7 +169,7 @@ impl Tap {
 
     /// The slot of the next frame of the host.
     fn fetch_one(&mut self) -> Option<u16> {
-        let number = self.lent.take()?;
+        let number = self.in_flight.take()?;
         for _ in 0..MAX_SKIPS {
             match self.read(number) {
                 Some(Ok(())) => return Some(number),
@@ -177,7 +177,7 @@ impl Tap {
                 None => break,
             }
         }
-        self.lent.give_back(number);
+        self.in_flight.give_back(number);
         None
     }
 
@@ -214,7 +214,7 @@ impl Tap {
         if len > ROOM {
             return Err(DropReason::TooLong);
         }
-        self.complete.set((LOOK_AHEAD * ROOM) as u64, len).map_err(|_| DropReason::Uplink)?;
+        self.complete.set((LOOKAHEAD * ROOM) as u64, len).map_err(|_| DropReason::Uplink)?;
         frame.write(&self.complete, true);
         let queue = queue_of(frame, self.queues.len());
         let header = Header::default().to_bytes();
@@ -261,7 +261,7 @@ pub(super) fn one_of(files: &[OwnedFd]) -> rustix::io::Result<OwnedFd> {
     Ok(any)
 }
 
-fn fill(frame: &mut LentFrame, header: &[u8; Header::SIZE], len: usize) -> Result<(), DropReason> {
+fn fill(frame: &mut FrameInFlight, header: &[u8; Header::SIZE], len: usize) -> Result<(), DropReason> {
     if !(HEADER..=MAX_FRAME).contains(&len) {
         return Err(DropReason::BadLength);
     }
@@ -297,11 +297,11 @@ impl FramePort for Tap {
     }
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        self.lent.frame(token.0 as u16)
+        self.in_flight.frame(token.0 as u16)
     }
 
     fn finish(&mut self, tokens: &[Token]) {
-        tokens.iter().for_each(|token| self.lent.give_back(token.0 as u16));
+        tokens.iter().for_each(|token| self.in_flight.give_back(token.0 as u16));
     }
 
     fn capabilities(&self) -> RxCapabilities {
@@ -338,13 +338,13 @@ impl FramePort for Tap {
     fn fail(&mut self) {}
 
     fn info(&self) -> FramePortInfo {
-        FramePortInfo { look_ahead: LOOK_AHEAD, ..FramePortInfo::default() }
+        FramePortInfo { lookahead: LOOKAHEAD, ..FramePortInfo::default() }
     }
 }
 
 impl WakeUp for Tap {
-    fn glance(&self) -> Glance {
-        Glance::Announces
+    fn needs(&self) -> Needs {
+        Needs::Announces
     }
 
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vmlane_mem::{MapRequest, MemoryMap, Spans};
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, LentFrame, LentFrames, PortCounts, PortStats,
-    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
+    DropReason, Filter, FrameInFlight, FramePort, FramePortInfo, FramesInFlight, HEAD, Needs, PortCounts,
+    PortStats, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 
@@ -31,7 +31,7 @@ use super::flow::queue_of;
 use super::tap::one_of;
 
 /// Received frames that may be lent at once.
-const LOOK_AHEAD: usize = 256;
+const LOOKAHEAD: usize = 256;
 /// Cache lines of a frame that are fetched before it is looked at: its headers.
 const LINES: usize = 1;
 /// Frames that are fetched ahead.
@@ -78,7 +78,7 @@ pub struct Xdp {
     mtu: Arc<AtomicUsize>,
     capabilities: RxCapabilities,
     filter: Filter,
-    lent: LentFrames<Lies>,
+    in_flight: FramesInFlight<Lies>,
     stats: Arc<PortStats>,
     /// Where a frame is sent from.
     out: Spans,
@@ -137,7 +137,7 @@ impl Xdp {
             mtu: Arc::new(AtomicUsize::new(facts.mtu)),
             capabilities: capabilities(facts.mtu),
             filter: Filter::open(),
-            lent: LentFrames::new(map.clone(), true, LOOK_AHEAD),
+            in_flight: FramesInFlight::new(map.clone(), true, LOOKAHEAD),
             stats,
             out: Spans::new(map, true),
         };
@@ -151,7 +151,13 @@ impl Xdp {
     }
 
     /// Lends the frame of a descriptor in the slot. False: there is no such frame.
-    fn lend((frame, lies): &mut (LentFrame, Lies), queue: usize, base: u64, chunk: u64, desc: Desc) -> bool {
+    fn lend(
+        (frame, lies): &mut (FrameInFlight, Lies),
+        queue: usize,
+        base: u64,
+        chunk: u64,
+        desc: Desc,
+    ) -> bool {
         let len = desc.len as usize;
         let place = desc.addr & !(chunk - 1);
         let fits = place < RX_FRAMES * chunk && u64::from(desc.len) <= chunk - (desc.addr - place);
@@ -169,9 +175,9 @@ impl Xdp {
         let Some(queue) = self.queues.get_mut(at) else { return 0 };
         let mut count = 0;
         while let Some(to) = tokens.get_mut(count) {
-            let Some(number) = self.lent.take() else { break };
-            let (Some(slot), Some(desc)) = (self.lent.get_mut(number), queue.rings.rx.take()) else {
-                self.lent.give_back(number);
+            let Some(number) = self.in_flight.take() else { break };
+            let (Some(slot), Some(desc)) = (self.in_flight.get_mut(number), queue.rings.rx.take()) else {
+                self.in_flight.give_back(number);
                 break;
             };
             if let Some(ahead) = queue.rings.rx.peek(AHEAD) {
@@ -181,7 +187,7 @@ impl Xdp {
                 *to = Token(number.into());
                 count += 1;
             } else {
-                self.lent.give_back(number);
+                self.in_flight.give_back(number);
                 PortCounts::drop(&self.stats, DropReason::BadLength);
                 queue.give_back(desc.addr & !(chunk - 1), chunk);
             }
@@ -318,17 +324,17 @@ impl FramePort for Xdp {
     }
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        self.lent.frame(token.0 as u16)
+        self.in_flight.frame(token.0 as u16)
     }
 
     fn finish(&mut self, tokens: &[Token]) {
         for token in tokens {
             let number = token.0 as u16;
-            let Some((_, Lies { queue, place })) = self.lent.get_mut(number) else { continue };
+            let Some((_, Lies { queue, place })) = self.in_flight.get_mut(number) else { continue };
             if let Some(queue) = self.queues.get_mut(*queue) {
                 queue.give_back(*place, self.chunk);
             }
-            self.lent.give_back(number);
+            self.in_flight.give_back(number);
         }
     }
 
@@ -379,7 +385,7 @@ impl FramePort for Xdp {
     fn fail(&mut self) {}
 
     fn info(&self) -> FramePortInfo {
-        FramePortInfo { look_ahead: LOOK_AHEAD, ..FramePortInfo::default() }
+        FramePortInfo { lookahead: LOOKAHEAD, ..FramePortInfo::default() }
     }
 }
 
@@ -392,10 +398,10 @@ impl WakeUp for Xdp {
         Some(self.any.as_fd())
     }
 
-    fn glance(&self) -> Glance {
+    fn needs(&self) -> Needs {
         // What is not sent yet is sent by the clock.
         let turn = self.down.is_some() || self.queues.iter().any(|queue| queue.unsent);
-        if turn { Glance::Turn } else { Glance::Announces }
+        if turn { Needs::Turn } else { Needs::Announces }
     }
 
     fn disarm(&mut self) {}

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmlane_guestsim::{Options, PATIENCE, Pattern, Placement, Stream as Far};
+use vmlane_guestsim::{Options, Pattern, Placement, Stream as Far, TIMEOUT};
 use vmlane_host::sockets::Bounds;
 use vmlane_sock::{Address, Datagram, Host, Listener, Stream, plain};
 use vmlane_testkit::wait_until;
@@ -149,15 +149,15 @@ fn a_descriptor_polls_as_its_stream_is() {
     far.send_all(b"early").unwrap();
     near.set_nonblocking(true).unwrap();
     let mut bytes = [0; 16];
-    assert!(ready(&near, PollFlags::IN, PATIENCE), "bytes were there before the first poll");
+    assert!(ready(&near, PollFlags::IN, TIMEOUT), "bytes were there before the first poll");
     assert_eq!((&near).read(&mut bytes[..2]).unwrap(), 2);
     assert!(ready(&near, PollFlags::IN, Duration::ZERO), "some are left");
     assert_eq!((&near).read(&mut bytes).unwrap(), 3);
     assert_eq!((&near).read(&mut bytes).unwrap_err().kind(), ErrorKind::WouldBlock);
     assert!(!ready(&near, PollFlags::IN, Duration::ZERO));
-    assert!(ready(&near, PollFlags::OUT, PATIENCE), "room");
+    assert!(ready(&near, PollFlags::OUT, TIMEOUT), "room");
     far.send_all(b"late").unwrap();
-    assert!(ready(&near, PollFlags::IN, PATIENCE));
+    assert!(ready(&near, PollFlags::IN, TIMEOUT));
     assert_eq!((&near).read(&mut bytes).unwrap(), 4);
     // Until nothing fits any more, in this ring, the other, and between.
     let write = |bytes: &[u8], wait| loop {
@@ -178,8 +178,8 @@ fn a_descriptor_polls_as_its_stream_is() {
     }
     let mut room = vec![0; 300_000];
     let mut got = far.recv(&mut room).unwrap() as u64;
-    assert!(ready(&near, PollFlags::OUT, PATIENCE), "room again");
-    assert_eq!(write(&[8], PATIENCE), 1);
+    assert!(ready(&near, PollFlags::OUT, TIMEOUT), "room again");
+    assert_eq!(write(&[8], TIMEOUT), 1);
     sent += 1;
     near.shutdown(Shutdown::Write).unwrap();
     loop {
@@ -190,7 +190,7 @@ fn a_descriptor_polls_as_its_stream_is() {
     }
     assert_eq!(got, sent);
     far.close();
-    assert!(ready(&near, PollFlags::IN, PATIENCE), "the end");
+    assert!(ready(&near, PollFlags::IN, TIMEOUT), "the end");
     assert_eq!((&near).read(&mut bytes).unwrap(), 0);
     drop(near);
     world.assert_clean();

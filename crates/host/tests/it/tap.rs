@@ -57,11 +57,11 @@ impl Uplink {
     fn fetch(&mut self) -> (Vec<u8>, Offload) {
         eventually("the host sends", || {
             let token = self.tap.fetch_one()?;
-            let lent = self.tap.frame(token);
-            let mut bytes = vec![0; lent.len()];
-            lent.spans.read(0, &mut bytes);
-            assert_eq!(lent.head, &bytes[..lent.head.len()]);
-            let offload = lent.offload;
+            let in_flight = self.tap.frame(token);
+            let mut bytes = vec![0; in_flight.len()];
+            in_flight.spans.read(0, &mut bytes);
+            assert_eq!(in_flight.head, &bytes[..in_flight.head.len()]);
+            let offload = in_flight.offload;
             self.tap.finish(&[token]);
             (bytes[12..14] == [8, 0]).then_some((bytes, offload))
         })

@@ -126,11 +126,11 @@ impl Uplink {
     fn look(&mut self) -> Option<Vec<u8>> {
         loop {
             let token = self.port.fetch_one()?;
-            let lent = self.port.frame(token);
-            assert_eq!((lent.offload, lent.tag), (Offload::None, None));
-            let mut bytes = vec![0; lent.len()];
-            lent.spans.read(0, &mut bytes);
-            assert_eq!(lent.head, &bytes[..lent.head.len()]);
+            let in_flight = self.port.frame(token);
+            assert_eq!((in_flight.offload, in_flight.tag), (Offload::None, None));
+            let mut bytes = vec![0; in_flight.len()];
+            in_flight.spans.read(0, &mut bytes);
+            assert_eq!(in_flight.head, &bytes[..in_flight.head.len()]);
             self.port.finish(&[token]);
             self.port.flush(Instant::now());
             if bytes[..6] == OURS {
@@ -206,8 +206,10 @@ fn frames_pass_both_ways_many_times_around_the_rings() {
     while got.len() < 500 {
         let count = uplink.port.fetch(&mut tokens);
         let number = |bytes: &[u8]| u32::from_be_bytes(bytes[14..18].try_into().unwrap());
-        let lent = tokens[..count].iter().map(|token| uplink.port.frame(*token));
-        got.extend(lent.filter(|lent| lent.head[..6] == OURS).map(|lent| number(lent.head)));
+        let in_flight = tokens[..count].iter().map(|token| uplink.port.frame(*token));
+        got.extend(
+            in_flight.filter(|in_flight| in_flight.head[..6] == OURS).map(|in_flight| number(in_flight.head)),
+        );
         uplink.port.finish(&tokens[..count]);
         uplink.port.flush(Instant::now());
     }

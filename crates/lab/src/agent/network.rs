@@ -9,10 +9,10 @@ use crate::proto::Setup;
 use crate::spec::Nic;
 
 /// How long devices may take to appear after their drivers are loaded.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// The same for a network card, which a machine that emulates many guests may show late.
-const CARD_PATIENCE: Duration = Duration::from_secs(60);
-const LINK_PATIENCE: Duration = Duration::from_secs(4);
+const CARD_TIMEOUT: Duration = Duration::from_secs(60);
+const LINK_TIMEOUT: Duration = Duration::from_secs(4);
 
 pub fn apply(setup: &Setup, warnings: &mut Vec<String>) {
     // No wait for duplicate addresses: the lab gives each only once.
@@ -67,7 +67,7 @@ fn load_drivers(warnings: &mut Vec<String>) {
 
 /// The transport has no alias: it is loaded by name, once the device has its driver.
 fn load_vmci(warnings: &mut Vec<String>) {
-    let bound = wait(PATIENCE, || {
+    let bound = wait(TIMEOUT, || {
         fs::read_dir("/sys/bus/pci/drivers/vmw_vmci")
             .into_iter()
             .flatten()
@@ -88,7 +88,7 @@ fn load_vmci(warnings: &mut Vec<String>) {
 fn configure(nics: &[Nic], warnings: &mut Vec<String>) {
     let mut present = Vec::new();
     for (index, nic) in nics.iter().enumerate() {
-        match wait(CARD_PATIENCE, || interface(&nic.mac)) {
+        match wait(CARD_TIMEOUT, || interface(&nic.mac)) {
             Some(name) => present.push((index, nic, name)),
             None => warnings.push(format!("no network card {} ({}) appeared", nic.device, nic.mac)),
         }
@@ -114,7 +114,7 @@ fn configure(nics: &[Nic], warnings: &mut Vec<String>) {
     for (index, ..) in &present {
         // Some cards take seconds to see their link; without a neighbour there never is one.
         let state = format!("/sys/class/net/eth{index}/operstate");
-        wait(LINK_PATIENCE, || {
+        wait(LINK_TIMEOUT, || {
             fs::read_to_string(&state).ok().filter(|s| matches!(s.trim(), "up" | "unknown"))
         });
     }
@@ -127,8 +127,8 @@ fn interface(mac: &str) -> Option<String> {
     })
 }
 
-fn wait<T>(patience: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + patience;
+fn wait<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + timeout;
     loop {
         if let Some(value) = ready() {
             return Some(value);

@@ -44,11 +44,11 @@ fn connection(stream: &UnixStream, shared: &Shared) -> Result<()> {
         return Ok(());
     }
     let request: Request = serde_json::from_str(&line).context("not a request of this version")?;
-    let patience = Duration::from_secs(shared.plan.spec.boot_seconds);
+    let timeout = Duration::from_secs(shared.plan.spec.boot_seconds);
     match request {
         Request::Exec { guest, exec } => {
             let link = shared.link(&guest)?;
-            let session = link.open(patience)?;
+            let session = link.open(timeout)?;
             let _ = session.out.send(Frame::json(Kind::Exec, session.id, &exec).encode());
             answer(stream, &Reply::Done)?;
             let id = session.id;
@@ -57,7 +57,7 @@ fn connection(stream: &UnixStream, shared: &Shared) -> Result<()> {
             Ok(())
         }
         Request::WaitUp { guest } => {
-            shared.link(&guest)?.wait_up(patience)?;
+            shared.link(&guest)?.wait_up(timeout)?;
             answer(stream, &Reply::Done)
         }
         Request::Reboot { guest, hard } => {
@@ -72,7 +72,7 @@ fn connection(stream: &UnixStream, shared: &Shared) -> Result<()> {
                     qmp::execute(&shared.plan.qmp(&guest), "system_reset", None)?;
                 }
             }
-            link.wait_up(patience)?;
+            link.wait_up(timeout)?;
             answer(stream, &Reply::Done)
         }
         for_main => {

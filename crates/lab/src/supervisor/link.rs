@@ -195,12 +195,12 @@ impl Link {
     }
 
     /// Waits until the guest answers.
-    pub fn wait_up(&self, patience: Duration) -> Result<()> {
-        self.when_up(patience).map(drop)
+    pub fn wait_up(&self, timeout: Duration) -> Result<()> {
+        self.when_up(timeout).map(drop)
     }
 
-    fn when_up(&self, patience: Duration) -> Result<MutexGuard<'_, State>> {
-        let deadline = Instant::now() + patience;
+    fn when_up(&self, timeout: Duration) -> Result<MutexGuard<'_, State>> {
+        let deadline = Instant::now() + timeout;
         let mut state = self.state();
         loop {
             match &state.phase {
@@ -213,7 +213,7 @@ impl Link {
                 bail!(
                     "guest {} did not answer in {} s: see its console with vmlane lab logs",
                     self.guest,
-                    patience.as_secs()
+                    timeout.as_secs()
                 );
             }
             let waited = self.changed.wait_timeout(state, left);
@@ -221,8 +221,8 @@ impl Link {
         }
     }
 
-    pub fn open(&self, patience: Duration) -> Result<Session> {
-        let mut state = self.when_up(patience)?;
+    pub fn open(&self, timeout: Duration) -> Result<Session> {
+        let mut state = self.when_up(timeout)?;
         let Some(out) = state.out.clone() else { bail!("guest {} is off", self.guest) };
         let id = state.next;
         state.next = state.next.wrapping_add(1).max(1);

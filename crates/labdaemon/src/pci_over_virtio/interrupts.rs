@@ -168,7 +168,7 @@ impl Messages {
     pub(super) fn call_again(&self) -> bool {
         let mut state = self.state.lock();
         let Some((at, times)) = state.called else { return false };
-        if times == TIMES || state.ring.as_ref().is_none_or(Ring::is_heard) {
+        if times == TIMES || state.ring.as_ref().is_none_or(Ring::is_notified) {
             state.called = None;
             return false;
         }

@@ -84,8 +84,8 @@ impl Ring {
     }
 
     /// Has the driver looked at all completions, as far as it is known?
-    pub fn is_heard(&self) -> bool {
-        self.queue.is_heard()
+    pub fn is_notified(&self) -> bool {
+        self.queue.is_notified()
     }
 
     /// The next owner of the ring continues here.

@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use crate::{
-    Bytes, End, Filter, FramePort, FramePortInfo, Glance, Notifications, PortFault, Refused, RxCapabilities,
+    Bytes, End, Filter, FramePort, FramePortInfo, Needs, Notifications, PortFault, Refused, RxCapabilities,
     RxFrame, Sign, StreamInfo, StreamPort, Survival, Ticked, Token, TxFrame, WakeUp,
 };
 
@@ -74,7 +74,7 @@ wrapper! {
             fn disarm();
         }
         &self {
-            fn glance() -> Glance;
+            fn needs() -> Needs;
             fn signs(into: &mut Vec<Sign>) -> bool;
             fn doorbell_fd() -> Option<BorrowedFd<'_>>;
             fn readable_fd() -> Option<BorrowedFd<'_>>;

@@ -8,7 +8,7 @@ use vmlane_faults::{FaultyFrames, FaultyStreams, Impairment};
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
 use vmlane_port::wrap::{CapturedFrames, CapturedStream, FrameTap, PacketPayload, StreamEvent, StreamTap};
 use vmlane_port::{
-    Budget, Bytes, ChecksumStatus, DropReason, End, Filter, FramePort, FramePortInfo, Frames, Glance, Layers,
+    Budget, Bytes, ChecksumStatus, DropReason, End, Filter, FramePort, FramePortInfo, Frames, Layers, Needs,
     Notifications, Offload, PortFault, PortId, PortStats, Refused, Resumed, RingSlice, RxCapabilities,
     RxFrame, Shutdown, Side, Sign, StreamAddress, StreamEnd, StreamId, StreamInfo, StreamPort, Streams,
     Survival, Ticked, Token, TxFrame, WakeUp,
@@ -117,7 +117,7 @@ impl FramePort for Inside {
     }
 
     fn info(&self) -> FramePortInfo {
-        self.asked.note("info", FramePortInfo { look_ahead: 1, ..FramePortInfo::default() })
+        self.asked.note("info", FramePortInfo { lookahead: 1, ..FramePortInfo::default() })
     }
 }
 
@@ -130,8 +130,8 @@ impl WakeUp for Inside {
         self.asked.note("disarm", ());
     }
 
-    fn glance(&self) -> Glance {
-        self.asked.note("glance", Glance::Nothing)
+    fn needs(&self) -> Needs {
+        self.asked.note("glance", Needs::Nothing)
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {
@@ -318,10 +318,10 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     assert_eq!(port.tick(now), Ticked { soon: true, changed: true });
     port.refresh();
     port.fail();
-    assert_eq!(port.info().look_ahead, 1);
+    assert_eq!(port.info().lookahead, 1);
     assert!(port.arm());
     port.disarm();
-    assert_eq!(port.glance(), Glance::Nothing);
+    assert_eq!(port.needs(), Needs::Nothing);
     assert!(port.signs(&mut Vec::new()));
     assert!(port.doorbell_fd().is_some() && port.readable_fd().is_some());
     asked.take().join(" ")

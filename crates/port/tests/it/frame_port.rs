@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    ChecksumStatus, DropReason, Filter, FramePort, FramePortInfo, Glance, HEAD, Layers, Offload, Refused,
+    ChecksumStatus, DropReason, Filter, FramePort, FramePortInfo, HEAD, Layers, Needs, Offload, Refused,
     RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 
@@ -18,7 +18,7 @@ const SLOTS: usize = 4;
 struct Slot {
     spans: Spans,
     head: Vec<u8>,
-    lent: bool,
+    in_flight: bool,
 }
 
 /// A port whose guest is a queue of frames to send and a list of frames it got.
@@ -41,7 +41,7 @@ impl MemoryPort {
         let fd = memfd("frames", len).expect("a memory file");
         let request = MapRequest { guest: 0, len, offset: 0, fd, writable: true };
         let map = MemoryMap::default().map(request).expect("a mapping");
-        let slot = |_| Slot { spans: Spans::new(map.clone(), true), head: Vec::new(), lent: false };
+        let slot = |_| Slot { spans: Spans::new(map.clone(), true), head: Vec::new(), in_flight: false };
         MemoryPort {
             to_send: VecDeque::new(),
             slots: (0..SLOTS).map(slot).collect(),
@@ -54,21 +54,21 @@ impl MemoryPort {
         }
     }
 
-    fn lent(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.lent).count()
+    fn in_flight(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.in_flight).count()
     }
 }
 
 impl FramePort for MemoryPort {
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
         let mut count = 0;
-        let free = (0..).zip(&mut self.slots).filter(|(_, slot)| !slot.lent);
+        let free = (0..).zip(&mut self.slots).filter(|(_, slot)| !slot.in_flight);
         for (token, (number, slot)) in tokens.iter_mut().zip(free) {
             let Some(frame) = self.to_send.pop_front() else { break };
             slot.spans.set(number as u64 * SLOT as u64, frame.len()).expect("memory of its own");
             slot.spans.write(0, &frame);
             slot.head = frame[..frame.len().min(HEAD)].to_vec();
-            slot.lent = true;
+            slot.in_flight = true;
             *token = Token(number);
             count += 1;
         }
@@ -81,7 +81,7 @@ impl FramePort for MemoryPort {
     }
 
     fn finish(&mut self, tokens: &[Token]) {
-        tokens.iter().for_each(|token| self.slots[token.0 as usize].lent = false);
+        tokens.iter().for_each(|token| self.slots[token.0 as usize].in_flight = false);
     }
 
     fn capabilities(&self) -> RxCapabilities {
@@ -135,7 +135,7 @@ impl FramePort for MemoryPort {
     fn fail(&mut self) {}
 
     fn info(&self) -> FramePortInfo {
-        FramePortInfo { look_ahead: usize::MAX, ..FramePortInfo::default() }
+        FramePortInfo { lookahead: usize::MAX, ..FramePortInfo::default() }
     }
 }
 
@@ -149,8 +149,8 @@ impl WakeUp for MemoryPort {
         self.announces = false;
     }
 
-    fn glance(&self) -> Glance {
-        Glance::Turn
+    fn needs(&self) -> Needs {
+        Needs::Turn
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {
@@ -189,13 +189,13 @@ fn a_burst_crosses_two_ports_and_what_finds_no_buffer_stays_lent() {
     // Turn: fetch, look at each, deliver.
     let mut tokens = [Token(0); 8];
     let fetched = a.fetch(&mut tokens);
-    assert_eq!((fetched, a.lent()), (3, 3));
+    assert_eq!((fetched, a.in_flight()), (3, 3));
     let burst: Vec<_> = tokens[..fetched].iter().map(|&token| plain(&a.frame(token))).collect();
     let refused = b.deliver(&burst).expect_err("two buffers");
     assert_eq!(refused, Refused { at: 2, reason: DropReason::NoBuffers });
     // Those that were copied are finished; the last one waits, and keeps its token.
     a.finish(&tokens[..refused.at]);
-    assert_eq!(a.lent(), 1);
+    assert_eq!(a.in_flight(), 1);
     assert!(b.received.is_empty(), "not before the flush");
     [&mut a, &mut b].into_iter().for_each(|port| port.flush(Instant::now()));
     assert_eq!(b.received, frames[..2]);
@@ -206,7 +206,7 @@ fn a_burst_crosses_two_ports_and_what_finds_no_buffer_stays_lent() {
     b.deliver(&[plain(&a.frame(tokens[2]))]).expect("a buffer");
     a.finish(&tokens[2..3]);
     b.flush(Instant::now());
-    assert_eq!((a.lent(), &b.received), (0, &frames));
+    assert_eq!((a.in_flight(), &b.received), (0, &frames));
     // Nothing moves: the ports are armed, and the worker sleeps; a frame that came meanwhile keeps it awake.
     assert!(!a.arm() && a.announces);
     a.to_send.push_back(frames[0].clone());

@@ -222,7 +222,7 @@ impl Helper {
         state.status.state = "up";
         state.status.problem.clear();
         state.status.counts.links += 1;
-        state.patience = RETRY[0];
+        state.timeout = RETRY[0];
         if let Some(held_back) = state.ups.allow() {
             tracing::info!(peer = name, address = %lane.address, held_back, "connected");
         }
@@ -296,8 +296,8 @@ impl Helper {
             tracing::warn!(peer = name, held_back, "not connected: {text}");
         }
         (state.link, state.status.state, state.status.problem) = (None, "down", text);
-        state.retry = Instant::now() + spread(state.patience);
-        state.patience = (state.patience * 2).min(RETRY[1]);
+        state.retry = Instant::now() + spread(state.timeout);
+        state.timeout = (state.timeout * 2).min(RETRY[1]);
         self.tell_of_peer(name);
     }
 
@@ -309,7 +309,7 @@ impl Helper {
         self.readmit();
         for state in self.peers.values_mut() {
             // Perhaps it can be reached now.
-            (state.retry, state.patience) = (Instant::now(), RETRY[0]);
+            (state.retry, state.timeout) = (Instant::now(), RETRY[0]);
         }
         for link in before.into_values().filter_map(|state| state.link) {
             if let Some(link) = self.links.remove(&link) {
@@ -406,7 +406,7 @@ fn addresses(settings: &Settings, peers: &BTreeMap<String, PeerState>) -> HashSe
 
 /// Half of it to all of it: hosts that have lost the same one do not come back to it all at once, again and
 /// again.
-fn spread(patience: Duration) -> Duration {
+fn spread(timeout: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish();
-    patience / 2 + (patience / 2).mul_f64(random as f64 / u64::MAX as f64)
+    timeout / 2 + (timeout / 2).mul_f64(random as f64 / u64::MAX as f64)
 }

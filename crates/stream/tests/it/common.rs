@@ -26,11 +26,11 @@ pub trait OtherSide: Send + Sync + 'static {
 
     fn renotify(&self) {}
 
-    fn withholds(&self) -> bool {
+    fn defers(&self) -> bool {
         false
     }
 
-    fn answer(&self, _bell: &UnixStream) -> bool {
+    fn answer(&self, _doorbell: &UnixStream) -> bool {
         false
     }
 }
@@ -38,7 +38,7 @@ pub trait OtherSide: Send + Sync + 'static {
 struct Port<O> {
     pages: Pages,
     other: Arc<O>,
-    bell: Option<UnixStream>,
+    doorbell: Option<UnixStream>,
 }
 
 impl<O> Port<O> {
@@ -93,7 +93,10 @@ impl<O: OtherSide> StreamPort for Port<O> {
     }
 
     fn info(&self) -> StreamInfo<'_> {
-        StreamInfo { doorbell: self.bell.as_ref().map(|bell| bell.as_fd()), ..StreamInfo::default() }
+        StreamInfo {
+            doorbell: self.doorbell.as_ref().map(|doorbell| doorbell.as_fd()),
+            ..StreamInfo::default()
+        }
     }
 
     fn notifications(&mut self) -> Option<&mut dyn Notifications> {
@@ -107,7 +110,7 @@ impl<O: OtherSide> StreamPort for Port<O> {
 
 impl<O: OtherSide> Notifications for Port<O> {
     fn flush_deferred(&mut self) -> bool {
-        self.other.withholds()
+        self.other.defers()
     }
 
     fn notify_late(&mut self) -> Result<(), PortFault> {
@@ -117,7 +120,7 @@ impl<O: OtherSide> Notifications for Port<O> {
     fn notify_both(&mut self) {}
 
     fn answer_doorbell(&mut self) -> bool {
-        self.bell.as_ref().is_some_and(|bell| self.other.answer(bell))
+        self.doorbell.as_ref().is_some_and(|doorbell| self.other.answer(doorbell))
     }
 
     fn requests(&self) -> Option<u64> {
@@ -126,13 +129,13 @@ impl<O: OtherSide> Notifications for Port<O> {
 }
 
 /// An end of a stream; `bell`: by which it is announced that there are bytes.
-pub fn end<O: OtherSide>(other: &Arc<O>, bell: Option<UnixStream>) -> StreamEnd {
+pub fn end<O: OtherSide>(other: &Arc<O>, doorbell: Option<UnixStream>) -> StreamEnd {
     let fd = memfd("test", RING as u64).unwrap();
     let request = MapRequest { guest: 0, len: RING as u64, offset: 0, fd, writable: true };
     let map = MemoryMap::default().map(request).unwrap();
     let pages = map.pages((0..RING as u64).step_by(4096), 12).unwrap();
     StreamEnd {
-        port: Box::new(Port { pages, other: other.clone(), bell }),
+        port: Box::new(Port { pages, other: other.clone(), doorbell }),
         budget: Arc::new(Budget::new(0)),
         slow: false,
         worker: None,

@@ -2,7 +2,7 @@
 
 mod common;
 
-mod bells;
+mod deferred;
+mod doorbells;
 mod riding;
 mod share;
-mod withheld;

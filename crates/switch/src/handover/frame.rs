@@ -10,7 +10,7 @@ use vmlane_port::{HEAD, MAX_HEAD, Offload, Token, TxFrame};
 use vmlane_wire::ethernet::Tci;
 
 use super::PLACES;
-use super::lender::Lender;
+use super::origin::Origin;
 use super::words::{Reader, Value};
 
 /// Descriptions that are done with: remote ports put them there, at the end of a round they go back together.
@@ -24,7 +24,7 @@ pub type Done = Arc<Mutex<Vec<Box<HandedFrame>>>>;
 #[repr(C, align(64))]
 pub struct HandedFrame {
     /// Who lent it, and what to say when it is finished.
-    pub lender: Lender,
+    pub origin: Origin,
     pub token: Token,
     /// Where its bytes lie in the receiver's worker's [`Room`], if they travelled with it. Then its sender is
     /// not to be told anything.
@@ -47,7 +47,7 @@ impl HandedFrame {
     /// Of no frame.
     pub fn new() -> HandedFrame {
         HandedFrame {
-            lender: Lender::default(),
+            origin: Origin::default(),
             token: Token(0),
             by_value: None,
             offload: Offload::None,
@@ -80,9 +80,9 @@ impl HandedFrame {
     /// Becomes the frame whose entry was read last.
     #[inline]
     pub fn receive(&mut self, value: &Value, from: &mut Reader) {
-        let Value { len, lender, offload, tag, verified } = *value;
+        let Value { len, origin, offload, tag, verified } = *value;
         from.read(len, &mut self.head);
-        (self.lender, self.offload, self.tag, self.verified) = (lender, offload, tag, verified);
+        (self.origin, self.offload, self.tag, self.verified) = (origin, offload, tag, verified);
         self.head_len = len as u16;
     }
 
@@ -100,13 +100,13 @@ impl HandedFrame {
         }
     }
 
-    /// Describes `tx`, which `lender` has lent as `token`. False: it cannot be described.
-    pub fn describe(&mut self, lender: Lender, token: Token, tx: &TxFrame<'_>) -> bool {
+    /// Describes `tx`, which `origin` has lent as `token`. False: it cannot be described.
+    pub fn describe(&mut self, origin: Origin, token: Token, tx: &TxFrame<'_>) -> bool {
         let Some(head) = self.head.get_mut(..tx.head.len()) else { return false };
         head.copy_from_slice(tx.head);
         self.head_len = tx.head.len() as u16;
         self.spans.follow(tx.spans);
-        (self.lender, self.token) = (lender, token);
+        (self.origin, self.token) = (origin, token);
         (self.offload, self.tag, self.verified) = (tx.offload, tx.tag, tx.verified);
         self.spans.append(tx.spans, 0, tx.spans.len())
     }

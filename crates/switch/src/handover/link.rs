@@ -11,7 +11,7 @@ use vmlane_port::fair::may_take;
 use vmlane_port::{Token, TxFrame};
 
 use super::frame::{Done, HandedFrame, Room};
-use super::lender::Lender;
+use super::origin::Origin;
 use super::words::{self, Entry, Reader, Writer};
 use super::{MOST_WORKERS, PLACES};
 use crate::queue::{Command, Request, Requests};
@@ -37,7 +37,7 @@ pub enum Handed {
     /// Its bytes went with it: its sender is done with it.
     Copied,
     /// It is lent until the other worker gives it back.
-    Lent,
+    InFlight,
 }
 
 /// Places that are taken: of all owners, and of each.
@@ -134,18 +134,18 @@ impl Link {
     /// Did a longer frame of the same lender go just before, in this round? Then a short one may be the last
     /// segment of that one's flow: they are merged only if both lie in their sender's memory.
     #[inline]
-    fn ends_lent_ones(&self, lender: Lender) -> bool {
+    fn ends_described_ones(&self, origin: Origin) -> bool {
         self.sending.order.is_described()
-            && self.leaving.last().is_some_and(|last| last.lender == lender && !last.is_short())
+            && self.leaving.last().is_some_and(|last| last.origin == origin && !last.is_short())
     }
 
     #[inline]
-    fn hand_over(&mut self, (lender, token): (Lender, Token), tx: &TxFrame<'_>) -> Handed {
-        if !self.places.take(lender.owner) {
+    fn hand_over(&mut self, (origin, token): (Origin, Token), tx: &TxFrame<'_>) -> Handed {
+        if !self.places.take(origin.owner) {
             return Handed::No;
         }
-        if Writer::takes(tx) && !self.ends_lent_ones(lender) {
-            self.sending.order.write(lender, tx);
+        if Writer::takes(tx) && !self.ends_described_ones(origin) {
+            self.sending.order.write(origin, tx);
             return Handed::Copied;
         }
         // There are never more of them than places.
@@ -154,14 +154,14 @@ impl Link {
         if let Some(later) = self.free.len().checked_sub(AHEAD).and_then(|at| self.free.get(at)) {
             later.prefetch_write();
         }
-        if !frame.describe(lender, token, tx) {
+        if !frame.describe(origin, token, tx) {
             self.free.push(frame);
-            self.places.put(lender.owner, 1);
+            self.places.put(origin.owner, 1);
             return Handed::No;
         }
         self.leaving.push(frame);
         self.sending.order.describe();
-        Handed::Lent
+        Handed::InFlight
     }
 
     /// Sends what is to leave. True if anything left. There are never more frames, and never more places,
@@ -175,7 +175,7 @@ impl Link {
                 self.going_back.push(frame);
                 continue;
             }
-            let owner = frame.lender.owner;
+            let owner = frame.origin.owner;
             self.room.put(frame);
             match self.places_going_back.last_mut().filter(|last| last.owner == owner) {
                 Some(last) => last.count += 1,
@@ -220,13 +220,13 @@ impl Link {
     }
 
     /// This worker's descriptions and places that the other one is done with.
-    fn take_back(&mut self, mut each: impl FnMut(Lender, Token)) {
+    fn take_back(&mut self, mut each: impl FnMut(Origin, Token)) {
         let Link { sending: Sending { back, places_back, .. }, places, free, .. } = self;
         pop(back, back.slots(), |frame| {
-            let (lender, token) = (frame.lender, frame.token);
-            places.put(lender.owner, 1);
+            let (origin, token) = (frame.origin, frame.token);
+            places.put(origin.owner, 1);
             free.push(frame);
-            each(lender, token);
+            each(origin, token);
         });
         pop(places_back, places_back.slots(), |Returned { owner, count }| places.put(owner, count.into()));
     }
@@ -312,8 +312,8 @@ impl Links {
 
     /// Hands a frame over that `lent` tells the lender of, and what it calls the frame.
     #[inline]
-    pub fn hand_over(&mut self, worker: usize, lent: (Lender, Token), tx: &TxFrame<'_>) -> Handed {
-        self.get_mut(worker).map_or(Handed::No, |link| link.hand_over(lent, tx))
+    pub fn hand_over(&mut self, worker: usize, in_flight: (Origin, Token), tx: &TxFrame<'_>) -> Handed {
+        self.get_mut(worker).map_or(Handed::No, |link| link.hand_over(in_flight, tx))
     }
 
     /// `holders` have yet to finish a frame.
@@ -358,7 +358,7 @@ impl Links {
     }
 
     /// This worker's lent frames that others are done with.
-    pub fn take_back(&mut self, mut each: impl FnMut(Lender, Token)) {
+    pub fn take_back(&mut self, mut each: impl FnMut(Origin, Token)) {
         self.list.iter_mut().flatten().for_each(|link| link.take_back(&mut each));
     }
 

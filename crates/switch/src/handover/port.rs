@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, Refused, RxCapabilities, RxFrame, Sign, Ticked,
+    DropReason, Filter, FramePort, FramePortInfo, Needs, Refused, RxCapabilities, RxFrame, Sign, Ticked,
     Token, TxFrame, WakeUp,
 };
 
@@ -20,7 +20,7 @@ pub struct RemotePort {
     /// Not fetched yet.
     waiting: VecDeque<Box<HandedFrame>>,
     /// By token.
-    lent: Vec<Option<Box<HandedFrame>>>,
+    in_flight: Vec<Option<Box<HandedFrame>>>,
     free: Vec<u32>,
     done: Done,
     fetched: u64,
@@ -31,7 +31,7 @@ impl RemotePort {
         RemotePort {
             attachment,
             waiting: VecDeque::new(),
-            lent: Vec::new(),
+            in_flight: Vec::new(),
             free: Vec::new(),
             done,
             fetched: 0,
@@ -71,7 +71,7 @@ impl RemotePort {
 
 impl Drop for RemotePort {
     fn drop(&mut self) {
-        self.done.lock().extend(self.waiting.drain(..).chain(self.lent.drain(..).flatten()));
+        self.done.lock().extend(self.waiting.drain(..).chain(self.in_flight.drain(..).flatten()));
     }
 }
 
@@ -82,10 +82,10 @@ impl FramePort for RemotePort {
             let Some(mut frame) = self.waiting.pop_front() else { break };
             frame.prepare();
             let at = self.free.pop().unwrap_or_else(|| {
-                self.lent.push(None);
-                self.lent.len() as u32 - 1
+                self.in_flight.push(None);
+                self.in_flight.len() as u32 - 1
             });
-            if let Some(place) = self.lent.get_mut(at as usize) {
+            if let Some(place) = self.in_flight.get_mut(at as usize) {
                 *place = Some(frame);
             }
             *to = Token(at);
@@ -100,8 +100,8 @@ impl FramePort for RemotePort {
         reason = "tokens are this port's own; a wrong one is a fault that is contained"
     )]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        let lent = self.lent.get(token.0 as usize).and_then(Option::as_ref);
-        lent.expect("a frame that is lent").frame()
+        let in_flight = self.in_flight.get(token.0 as usize).and_then(Option::as_ref);
+        in_flight.expect("a frame that is lent").frame()
     }
 
     fn finish(&mut self, tokens: &[Token]) {
@@ -110,7 +110,7 @@ impl FramePort for RemotePort {
         }
         let mut done = self.done.lock();
         for token in tokens {
-            if let Some(frame) = self.lent.get_mut(token.0 as usize).and_then(Option::take) {
+            if let Some(frame) = self.in_flight.get_mut(token.0 as usize).and_then(Option::take) {
                 self.free.push(token.0);
                 done.push(frame);
             }
@@ -144,7 +144,7 @@ impl FramePort for RemotePort {
     fn fail(&mut self) {}
 
     fn info(&self) -> FramePortInfo {
-        FramePortInfo { look_ahead: PLACES, ..FramePortInfo::default() }
+        FramePortInfo { lookahead: PLACES, ..FramePortInfo::default() }
     }
 }
 
@@ -155,8 +155,8 @@ impl WakeUp for RemotePort {
 
     fn disarm(&mut self) {}
 
-    fn glance(&self) -> Glance {
-        Glance::Turn
+    fn needs(&self) -> Needs {
+        Needs::Turn
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use vmlane_port::{BURST, Token};
 
 use super::frame::HandedFrame;
-use super::lender::Lender;
+use super::origin::Origin;
 use super::port::RemotePort;
 use super::state::Attachment;
 use crate::Slot;
@@ -111,7 +111,7 @@ fn put_remote(table: &mut Table, slot: Slot, worker: usize, now: Option<Attachme
 #[derive(Default)]
 pub struct Arrivals {
     /// Frames that they are done with, and frames of theirs: empty between rounds.
-    finished: Vec<(Lender, Token)>,
+    finished: Vec<(Origin, Token)>,
     arriving: Vec<(usize, Box<HandedFrame>)>,
     /// Whether remote ports are served before this worker's own in this round.
     remote_first: bool,
@@ -130,9 +130,9 @@ impl Arrivals {
             return false;
         }
         let finished = &mut self.finished;
-        table.links.take_back(|lender, token| finished.push((lender, token)));
+        table.links.take_back(|origin, token| finished.push((origin, token)));
         for of_one in finished.chunk_by(|a, b| a.0 == b.0) {
-            let Some(&(Lender { slot, attachment, .. }, _)) = of_one.first() else { continue };
+            let Some(&(Origin { slot, attachment, .. }, _)) = of_one.first() else { continue };
             if table.ports.get(slot).is_some_and(|port| port.attachment == attachment) {
                 finish_all(table, slot, of_one);
             } else {
@@ -150,7 +150,7 @@ impl Arrivals {
 }
 
 /// Others are done with these frames of a port.
-fn finish_all(table: &mut Table, slot: Slot, frames: &[(Lender, Token)]) {
+fn finish_all(table: &mut Table, slot: Slot, frames: &[(Origin, Token)]) {
     for some in frames.chunks(BURST) {
         let tokens: ArrayVec<Token, BURST> =
             some.iter().map(|(_, token)| *token).filter(|token| table.links.is_last(slot, *token)).collect();
@@ -161,7 +161,7 @@ fn finish_all(table: &mut Table, slot: Slot, frames: &[(Lender, Token)]) {
 
 /// A frame has come: its sender's remote port is to send it.
 fn arrive(table: &mut Table, worker: usize, frame: Box<HandedFrame>) {
-    let Lender { slot, attachment, .. } = frame.lender;
+    let Origin { slot, attachment, .. } = frame.origin;
     let end = table.ports.get_mut(slot).filter(|port| port.remote == Some(worker)).and_then(remote_end);
     match end.filter(|end| end.is(attachment)) {
         Some(end) => {

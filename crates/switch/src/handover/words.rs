@@ -18,7 +18,7 @@ use vmlane_port::{HEAD, MAX_HEAD, Offload, TxFrame};
 use vmlane_wire::ethernet::Tci;
 
 use super::PLACES;
-use super::lender::Lender;
+use super::origin::Origin;
 use crate::Slot;
 
 /// Words of a cache line.
@@ -79,7 +79,7 @@ fn make() -> Words {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
     pub len: usize,
-    pub lender: Lender,
+    pub origin: Origin,
     pub offload: Offload,
     pub tag: Option<Tci>,
     pub verified: bool,
@@ -135,7 +135,7 @@ impl Value {
     }
 
     #[inline]
-    fn of_words(first: u64, lender: Lender, numbers: u64) -> Value {
+    fn of_words(first: u64, origin: Origin, numbers: u64) -> Value {
         let (a, b) = (numbers as u16, (numbers >> 16) as u16);
         let offload = match first >> KIND_AT {
             CHECKSUM => Offload::Checksum { start: a, field: b },
@@ -145,7 +145,7 @@ impl Value {
         };
         Value {
             len: usize::from(first as u16),
-            lender,
+            origin,
             offload,
             tag: (first & TAGGED != 0).then_some(Tci((first >> TAG_AT) as u16)),
             verified: first & VERIFIED != 0,
@@ -153,15 +153,15 @@ impl Value {
     }
 }
 
-impl Lender {
+impl Origin {
     #[inline]
     fn word(self) -> u64 {
         pair(self.slot, self.owner) | u64::from(self.attachment) << 32
     }
 
     #[inline]
-    fn of_word(word: u64) -> Lender {
-        Lender { slot: word as Slot, owner: (word >> 16) as u16, attachment: (word >> 32) as u32 }
+    fn of_word(word: u64) -> Origin {
+        Origin { slot: word as Slot, owner: (word >> 16) as u16, attachment: (word >> 32) as u32 }
     }
 }
 
@@ -201,9 +201,9 @@ impl Writer {
 
     /// A frame that [can](Self::takes) goes by value.
     #[inline]
-    pub fn write(&mut self, lender: Lender, tx: &TxFrame<'_>) {
+    pub fn write(&mut self, origin: Origin, tx: &TxFrame<'_>) {
         let TxFrame { head, offload, tag, verified, .. } = *tx;
-        let (first, numbers) = Value { len: head.len(), lender, offload, tag, verified }.words();
+        let (first, numbers) = Value { len: head.len(), origin, offload, tag, verified }.words();
         let words = self.ring.words.get_or_init(make);
         let mut at = self.at;
         let mut put = |value| {
@@ -211,7 +211,7 @@ impl Writer {
             at = at.wrapping_add(1);
         };
         put(first);
-        put(lender.word());
+        put(origin.word());
         numbers.into_iter().for_each(&mut put);
         let (whole, rest) = head.as_chunks();
         whole.iter().for_each(|bytes| put(u64::from_le_bytes(*bytes)));
@@ -291,9 +291,9 @@ impl Reader {
         let entry = if first as u16 == 0 {
             Entry::Described((first >> COUNT_AT) as usize)
         } else {
-            let lender = Lender::of_word(get());
+            let origin = Origin::of_word(get());
             let numbers = if Value::has_offload(first) { get() } else { 0 };
-            Entry::Value(Value::of_words(first, lender, numbers))
+            Entry::Value(Value::of_words(first, origin, numbers))
         };
         self.at = at;
         Some(entry)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vmlane_port::{
-    BURST, DropReason, Filter, FramePort, FramePortInfo, Glance, LentFrame, Refused, RxCapabilities, RxFrame,
-    Sign, Ticked, Token, TxFrame, WakeUp,
+    BURST, DropReason, Filter, FrameInFlight, FramePort, FramePortInfo, Needs, Refused, RxCapabilities,
+    RxFrame, Sign, Ticked, Token, TxFrame, WakeUp,
 };
 
 use super::ring::{Position, Ring};
@@ -16,50 +16,50 @@ pub struct MirrorPort {
     ring: Arc<Ring>,
     filter: Filter,
     /// Those that are lent come first; all of them are given back before others are lent.
-    lent: Vec<LentFrame>,
-    lent_count: usize,
+    in_flight: Vec<FrameInFlight>,
+    count_in_flight: usize,
     finished: usize,
     next: Position,
 }
 
 impl MirrorPort {
     pub fn new(ring: Arc<Ring>) -> MirrorPort {
-        let lent = std::iter::repeat_with(|| LentFrame::new(ring.spans())).take(BURST).collect();
+        let in_flight = std::iter::repeat_with(|| FrameInFlight::new(ring.spans())).take(BURST).collect();
         let filter = Filter::default();
         // Another port may have read before.
         let next = ring.first();
-        MirrorPort { ring, filter, lent, lent_count: 0, finished: 0, next }
+        MirrorPort { ring, filter, in_flight, count_in_flight: 0, finished: 0, next }
     }
 }
 
 impl FramePort for MirrorPort {
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
-        if self.lent_count > 0 {
+        if self.count_in_flight > 0 {
             return 0;
         }
-        for (number, (token, lent)) in tokens.iter_mut().zip(&mut self.lent).enumerate() {
+        for (number, (token, in_flight)) in tokens.iter_mut().zip(&mut self.in_flight).enumerate() {
             let Some((at, head)) = self.ring.read(&mut self.next) else { break };
-            self.ring.lend(at, head.len, &mut lent.spans);
-            (lent.offload, lent.tag) = (head.offload, head.tag);
-            lent.keep_head(head.offload.spoken_of());
+            self.ring.lend(at, head.len, &mut in_flight.spans);
+            (in_flight.offload, in_flight.tag) = (head.offload, head.tag);
+            in_flight.keep_head(head.offload.spoken_of());
             *token = Token(number as u32);
-            self.lent_count = number + 1;
+            self.count_in_flight = number + 1;
         }
-        if self.lent_count == 0 {
+        if self.count_in_flight == 0 {
             self.ring.free(self.next);
         }
-        self.lent_count
+        self.count_in_flight
     }
 
     #[expect(clippy::indexing_slicing, reason = "tokens are this port's own, one for each place")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        self.lent[token.0 as usize].frame()
+        self.in_flight[token.0 as usize].frame()
     }
 
     fn finish(&mut self, tokens: &[Token]) {
         self.finished += tokens.len();
-        if self.lent_count > 0 && self.finished >= self.lent_count {
-            (self.lent_count, self.finished) = (0, 0);
+        if self.count_in_flight > 0 && self.finished >= self.count_in_flight {
+            (self.count_in_flight, self.finished) = (0, 0);
             self.ring.free(self.next);
         }
     }
@@ -91,14 +91,14 @@ impl FramePort for MirrorPort {
     fn fail(&mut self) {}
 
     fn info(&self) -> FramePortInfo {
-        FramePortInfo { look_ahead: BURST, ..FramePortInfo::default() }
+        FramePortInfo { lookahead: BURST, ..FramePortInfo::default() }
     }
 }
 
 impl WakeUp for MirrorPort {
     fn arm(&mut self) -> bool {
         self.ring.arm(true);
-        self.lent_count > 0 || self.ring.has_record(self.next)
+        self.count_in_flight > 0 || self.ring.has_record(self.next)
     }
 
     fn disarm(&mut self) {
@@ -107,11 +107,11 @@ impl WakeUp for MirrorPort {
 
     /// Sources may be ports of other workers.
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.ring.bell())
+        Some(self.ring.doorbell())
     }
 
-    fn glance(&self) -> Glance {
-        if self.lent_count > 0 { Glance::Turn } else { Glance::Announces }
+    fn needs(&self) -> Needs {
+        if self.count_in_flight > 0 { Needs::Turn } else { Needs::Announces }
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {

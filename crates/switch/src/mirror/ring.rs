@@ -93,7 +93,7 @@ pub struct Ring {
     first: AtomicU64,
     /// Who reads sleeps, or is about to: the next record rings the bell.
     armed: AtomicBool,
-    bell: OwnedFd,
+    doorbell: OwnedFd,
 }
 
 impl Ring {
@@ -103,9 +103,9 @@ impl Ring {
         (0..BYTES).step_by(4096).for_each(|at| window.write(at, &[0; 4096]));
         let memory = map(file).map_err(io::Error::other)?;
         let marks = (0..CELLS).map(|_| AtomicU64::new(0)).collect();
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let [next, first] = [0, 0].map(AtomicU64::new);
-        Ok(Ring { window, memory, marks, next, first, armed: AtomicBool::new(false), bell })
+        Ok(Ring { window, memory, marks, next, first, armed: AtomicBool::new(false), doorbell })
     }
 
     /// A list for pieces of this memory.
@@ -167,7 +167,7 @@ impl Ring {
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::AcqRel) {
             // One that is full has rung already.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
         }
     }
 
@@ -176,13 +176,13 @@ impl Ring {
         self.armed.store(armed, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !armed {
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            let _ = rustix::io::read(&self.doorbell, &mut [0; 8]);
         }
     }
 
     /// Readable after it rang, until [`Self::arm`] says that it is not to ring.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
     }
 
     /// Where to read if nothing was read yet, or all that was is done with.

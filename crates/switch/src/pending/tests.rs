@@ -252,7 +252,7 @@ impl Bench {
         }
     }
 
-    fn port(&mut self, uplink: bool, look_ahead: usize) -> End {
+    fn port(&mut self, uplink: bool, lookahead: usize) -> End {
         self.ports += 1;
         let mac = Mac([0x52, 0x54, 0, 0, 0, self.ports as u8]);
         let name = format!("vm-{}/nic0", self.ports);
@@ -269,7 +269,7 @@ impl Bench {
             notify: false,
         };
         let (id, stats) = (PortId(self.ports), Arc::<PortStats>::default());
-        let (wire, end) = Wire::small(mac, look_ahead);
+        let (wire, end) = Wire::small(mac, lookahead);
         let of = Numbered::nth(self.ports);
         self.core.add(of.slot, Port::new(of, Config::from(&spec), stats.clone(), Arc::default()));
         let slot = self.core.table.slot(id).expect("it was just added");

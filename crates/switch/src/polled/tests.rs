@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use vmlane_guestsim::memory_port::{PLAIN, Trap, Wire};
-use vmlane_port::{Glance, Offload, PortId, RxCapabilities};
+use vmlane_port::{Needs, Offload, PortId, RxCapabilities};
 use vmlane_wire::ethernet::Mac;
 use vmlane_worker::QUIET;
 
@@ -31,11 +31,11 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn new(glance: Glance, doorbells: bool) -> Crowd {
+    fn new(needs: Needs, doorbells: bool) -> Crowd {
         let mut core = Core::new(Settings::default(), Place::alone(), Default::default(), Default::default());
         let attach = |number: u8| {
             let (wire, mut end) = Wire::small(mac(number), 4);
-            wire.set_glance(glance);
+            wire.set_needs(needs);
             if doorbells {
                 end.add_doorbell();
             }
@@ -87,7 +87,7 @@ impl Crowd {
 
 #[test]
 fn a_pair_that_talks_is_polled_and_the_others_are_not() {
-    let mut crowd = Crowd::new(Glance::Nothing, false);
+    let mut crowd = Crowd::new(Needs::Nothing, false);
     for _ in 0..40 {
         crowd.sends(3, 4);
         crowd.round(QUIET / 10);
@@ -99,7 +99,7 @@ fn a_pair_that_talks_is_polled_and_the_others_are_not() {
     crowd.quiet();
     assert!(crowd.polled().is_empty() && !crowd.guest(9).dropped());
     // A frame is for it: it is polled again.
-    crowd.guest(3).set_glance(Glance::Turn);
+    crowd.guest(3).set_needs(Needs::Turn);
     crowd.sends(3, 9);
     (0..3).for_each(|_| {
         crowd.round(CHECK);
@@ -109,26 +109,26 @@ fn a_pair_that_talks_is_polled_and_the_others_are_not() {
 
 #[test]
 fn those_that_announce_nothing_are_found_within_some_checks() {
-    let mut crowd = Crowd::new(Glance::Nothing, false);
+    let mut crowd = Crowd::new(Needs::Nothing, false);
     crowd.quiet();
     crowd.sends(7, 8);
     assert!(!crowd.round(CHECK) && crowd.got(8) == 0, "it is not polled");
-    crowd.guest(7).set_glance(Glance::Turn);
+    crowd.guest(7).set_needs(Needs::Turn);
     crowd.round(CHECK);
     crowd.round(CHECK);
     assert_eq!(crowd.got(8), 1);
     // The same before a sleep.
-    crowd.guest(7).set_glance(Glance::Nothing);
+    crowd.guest(7).set_needs(Needs::Nothing);
     crowd.quiet();
     assert!(!crowd.core.polling.arm(&mut crowd.core.table));
-    crowd.guest(7).set_glance(Glance::Turn);
+    crowd.guest(7).set_needs(Needs::Turn);
     assert!(crowd.core.polling.arm(&mut crowd.core.table), "one needs a turn: no sleep");
-    assert_eq!(crowd.core.polling.poll_armed(&mut crowd.core.table), Glance::Turn);
+    assert_eq!(crowd.core.polling.poll_armed(&mut crowd.core.table), Needs::Turn);
 }
 
 #[test]
 fn a_doorbell_has_its_port_polled_and_is_silenced() {
-    let mut crowd = Crowd::new(Glance::Announces, true);
+    let mut crowd = Crowd::new(Needs::Announces, true);
     crowd.round(CHECK);
     assert!(!crowd.core.polling.arm(&mut crowd.core.table), "nothing is there, so none is polled");
     assert!(crowd.polled().is_empty() && crowd.core.polling.unpolled_doorbells(&crowd.core.table).is_some());
@@ -149,14 +149,14 @@ fn a_doorbell_has_its_port_polled_and_is_silenced() {
     crowd.round(CHECK);
     assert!(crowd.round(CHECK) && crowd.got(6) == 1);
     // Without a doorbell nothing that announces its frames could be woken.
-    let mut deaf = Crowd::new(Glance::Announces, false);
+    let mut deaf = Crowd::new(Needs::Announces, false);
     deaf.quiet();
     assert!(!deaf.core.polling.arm(&mut deaf.core.table) && deaf.polled().len() == usize::from(COUNT));
 }
 
 #[test]
 fn what_is_due_by_the_clock_or_waits_for_buffers_keeps_a_port_polled() {
-    let mut crowd = Crowd::new(Glance::Nothing, false);
+    let mut crowd = Crowd::new(Needs::Nothing, false);
     crowd.core.table.settings.hold = Duration::from_secs(3600);
     crowd.guest(2).hold_back(true);
     crowd.guest(4).set_room(Some(0));
@@ -174,7 +174,7 @@ fn what_is_due_by_the_clock_or_waits_for_buffers_keeps_a_port_polled() {
 
 #[test]
 fn a_port_that_is_taken_away_while_it_is_not_polled_leaves_nothing_behind() {
-    let mut crowd = Crowd::new(Glance::Announces, true);
+    let mut crowd = Crowd::new(Needs::Announces, true);
     crowd.quiet();
     crowd.guest(5).ring();
     let slot = crowd.core.table.slot(PortId(5)).unwrap();
@@ -192,7 +192,7 @@ fn a_port_that_is_taken_away_while_it_is_not_polled_leaves_nothing_behind() {
 
 #[test]
 fn few_ports_are_all_polled() {
-    let mut crowd = Crowd::new(Glance::Nothing, false);
+    let mut crowd = Crowd::new(Needs::Nothing, false);
     (5..=COUNT).for_each(|number| crowd.core.detach(u16::from(number) - 1));
     crowd.quiet();
     assert!(!crowd.core.polling.arm(&mut crowd.core.table) && crowd.polled() == [1, 2, 3, 4]);
@@ -201,10 +201,10 @@ fn few_ports_are_all_polled() {
 /// A receiver's capabilities are those of now, though it was not polled in this round.
 #[test]
 fn a_frame_for_one_that_is_not_polled_is_delivered_as_it_takes_frames_now() {
-    let mut crowd = Crowd::new(Glance::Nothing, false);
+    let mut crowd = Crowd::new(Needs::Nothing, false);
     crowd.quiet();
     crowd.guest(2).set_capabilities(RxCapabilities { frame: 9018, aggregate: 9018, ..PLAIN });
-    crowd.guest(1).set_glance(Glance::Turn);
+    crowd.guest(1).set_needs(Needs::Turn);
     let long = [frame(2, 1), vec![0; 4000]].concat();
     crowd.guest(1).send(&long, Offload::None, None);
     (0..3).for_each(|_| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_port::wrap::FrameWrapper;
 use vmlane_port::{
-    DropReason, FramePort, FramePortInfo, Glance, MAX_FRAME, Overhead, PortStats, Refused, RxFrame, Ticked,
+    DropReason, FramePort, FramePortInfo, MAX_FRAME, Needs, Overhead, PortStats, Refused, RxFrame, Ticked,
     Token,
 };
 
@@ -304,7 +304,7 @@ impl FrameWrapper for ShapedPort {
     }
 
     /// When the first of the frames that wait for tokens may go is for the clock to tell.
-    fn glance(&self) -> Glance {
-        if self.is_blocked() || self.holds_frames() { Glance::Turn } else { self.inner.glance() }
+    fn needs(&self) -> Needs {
+        if self.is_blocked() || self.holds_frames() { Needs::Turn } else { self.inner.needs() }
     }
 }

@@ -76,7 +76,7 @@ fn a_completion_that_a_failed_port_left_behind_is_delivered_before_the_worker_sl
     assert!(receiver.dropped());
     assert_eq!((sender.outstanding(), sender.flushes()), (0, seen), "its sender has not heard of its end");
     assert!(bench.0.undelivered());
-    bench.0.deliver_withheld();
+    bench.0.flush_deferred();
     assert_eq!((sender.flushes(), bench.0.undelivered()), (seen + 1, false));
 }
 
@@ -86,10 +86,10 @@ fn a_worker_stays_awake_for_an_interrupt_that_is_held_back_and_raises_it_before_
     let guest = bench.guest(1);
     guest.hold_back(true);
     bench.round();
-    bench.0.deliver_withheld();
+    bench.0.flush_deferred();
     assert!(bench.0.undelivered(), "it is not due yet");
     guest.hold_back(false);
-    bench.0.deliver_withheld();
+    bench.0.flush_deferred();
     assert!(!bench.0.undelivered());
 }
 
@@ -101,13 +101,13 @@ fn armed_ports_that_need_nothing_get_no_turn_until_the_clock_wants_one() {
     let (sender, receiver) = (bench.guest(1), bench.guest(2));
     let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 46]].concat();
     let start = Instant::now();
-    [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    [&sender, &receiver].into_iter().for_each(|wire| wire.set_needs(Needs::Announces));
     bench.0.round(start);
     assert!(!bench.0.arm());
     sender.send(&frame, Offload::None, None);
     assert!(!bench.0.round(start));
     assert!(receiver.received().is_empty() && bench.0.announced, "none gets a turn");
-    receiver.set_glance(Glance::Nothing);
+    receiver.set_needs(Needs::Nothing);
     assert!(!bench.0.round(start));
     assert!(receiver.received().is_empty() && !bench.0.announced, "one of them announces nothing");
     assert!(bench.0.round(start + IDLE), "what ports do by the clock");
@@ -121,13 +121,13 @@ fn armed_ports_that_need_nothing_get_no_turn_until_the_clock_wants_one() {
         sender.send(&frame, Offload::None, None);
         assert!(!bench.0.round(start + IDLE));
         if unsure {
-            sender.set_glance(Glance::Turn);
+            sender.set_needs(Needs::Turn);
         } else {
             receiver.hold_back(true);
-            bench.0.deliver_withheld();
+            bench.0.flush_deferred();
         }
         assert!(bench.0.round(start + IDLE), "a port needs a turn");
-        sender.set_glance(Glance::Announces);
+        sender.set_needs(Needs::Announces);
     }
 }
 
@@ -144,7 +144,7 @@ fn a_shaped_port_and_one_whose_link_is_down_let_the_worker_sleep_while_nothing_w
         let now = bench.0.core.table.now;
         let sender = bench.shaped_guest(1, Some(Shaper::new(sends, down, now)));
         let receiver = bench.shaped_guest(2, Some(Shaper::new(receives, down, now)));
-        [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
+        [&sender, &receiver].into_iter().for_each(|wire| wire.set_needs(Needs::Announces));
         assert!(bench.sleeps(), "{sends:?} {receives:?} {down}");
         (0..3).for_each(|_| sender.send(&frame, Offload::None, None));
         bench.0.notified();
@@ -159,7 +159,7 @@ fn a_shaped_port_and_one_whose_link_is_down_let_the_worker_sleep_while_nothing_w
 fn a_team_lets_the_worker_sleep_while_its_links_are_as_they_were() {
     let mut bench = Bench::new();
     let uplinks = [bench.guest(1), bench.guest(2)];
-    uplinks.iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    uplinks.iter().for_each(|wire| wire.set_needs(Needs::Announces));
     let member = |number| TeamMember { name: format!("port-{number}"), port: Some(PortId(number)) };
     let spec = TeamSpec {
         name: "team".into(),
@@ -175,7 +175,7 @@ fn a_team_lets_the_worker_sleep_while_its_links_are_as_they_were() {
     assert_eq!(state.members()[0], MemberState::Active);
     // The end of the first one fails outside of a round.
     uplinks[0].set_trap(Trap::Tick);
-    bench.0.deliver_withheld();
+    bench.0.flush_deferred();
     assert!(uplinks[0].dropped() && !bench.0.is_quiet(bench.0.core.table.now), "a link has changed");
     bench.0.round(bench.0.core.table.now);
     assert_eq!(state.members(), [MemberState::Detached, MemberState::Active]);
@@ -188,7 +188,7 @@ fn a_frame_that_came_just_before_its_guest_was_asked_to_announce_it_is_not_waite
     let (sender, receiver) = (bench.guest(1), bench.guest(2));
     let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 46]].concat();
     let start = Instant::now();
-    [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    [&sender, &receiver].into_iter().for_each(|wire| wire.set_needs(Needs::Announces));
     bench.0.round(start);
     sender.send(&frame, Offload::None, None);
     assert!(bench.0.arm(), "a frame is there");
@@ -203,7 +203,7 @@ fn what_the_worker_waits_for_decides_how_it_waits() {
     let guests = [bench.guest(1), bench.guest(2)];
     bench.round();
     assert_eq!(bench.0.ports(), Ports::Mixed { announced: false });
-    guests.iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    guests.iter().for_each(|wire| wire.set_needs(Needs::Announces));
     assert!(bench.sleeps());
     assert_eq!(bench.0.ports(), Ports::Mixed { announced: true });
     // A port whose interrupt is held back is not left alone for that.

@@ -40,14 +40,14 @@ fn a_broadcast_reaches_all_others_and_never_its_sender() {
 }
 
 /// Bytes of a frame that stays lent until it is delivered, also to another worker's port.
-const LENT: usize = 200;
+const IN_FLIGHT: usize = 200;
 
 #[test]
 fn frames_to_a_full_receiver_wait_in_order_and_others_pass() {
     let mut bench = Bench::new();
     let (a, b, c) = (bench.guest(1), bench.guest(2), bench.guest(3));
     b.wire.set_room(Some(2));
-    let to_b: Vec<_> = (0..5).map(|number| frame(mac(2), mac(1), LENT, number)).collect();
+    let to_b: Vec<_> = (0..5).map(|number| frame(mac(2), mac(1), IN_FLIGHT, number)).collect();
     to_b.iter().for_each(|sent| a.send(sent));
     a.send(&frame(mac(3), mac(1), 100, 9));
     bench.run();
@@ -67,7 +67,7 @@ fn a_receiver_that_stays_full_loses_frames_until_it_has_room() {
     let mut bench = Bench::with(Settings { hold, ..Settings::default() });
     let (a, b) = (bench.guest(1), bench.guest(2));
     b.wire.set_room(Some(0));
-    let sent = frame(mac(2), mac(1), LENT, 0);
+    let sent = frame(mac(2), mac(1), IN_FLIGHT, 0);
     let begun = Instant::now();
     a.send(&sent);
     bench.run();
@@ -95,13 +95,13 @@ fn a_sender_whose_frames_all_wait_is_left_alone_and_loses_none() {
     let mut bench = Bench::new();
     let (a, b) = (bench.guest(1), bench.guest(2));
     b.wire.set_room(Some(0));
-    (0..300).for_each(|at| a.send(&frame(mac(2), mac(1), LENT + at, 0)));
+    (0..300).for_each(|at| a.send(&frame(mac(2), mac(1), IN_FLIGHT + at, 0)));
     bench.run();
     assert_eq!((a.wire.outstanding(), a.wire.queued()), (256, 44));
     b.wire.set_room(None);
     bench.run();
     let lengths: Vec<_> = b.frames().iter().map(Vec::len).collect();
-    assert_eq!(lengths, (LENT..LENT + 300).collect::<Vec<_>>());
+    assert_eq!(lengths, (IN_FLIGHT..IN_FLIGHT + 300).collect::<Vec<_>>());
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn detaching_either_side_drops_what_waits() {
         let mut bench = Bench::new();
         let guests = [bench.guest(1), bench.guest(2)];
         guests[1].wire.set_room(Some(0));
-        (0..10).for_each(|_| guests[0].send(&frame(mac(2), mac(1), LENT, 0)));
+        (0..10).for_each(|_| guests[0].send(&frame(mac(2), mac(1), IN_FLIGHT, 0)));
         bench.run();
         assert_eq!(guests[0].wire.outstanding(), 10);
         bench.switch.detach(guests[leaver].id);

@@ -280,8 +280,8 @@ impl World {
     /// Everything moves at last.
     fn finish(&mut self) -> (Vec<Got>, Vec<Counts>) {
         self.run();
-        let lent: usize = self.wires.iter().flatten().map(Wire::outstanding).sum();
-        assert_eq!(lent, 0, "every frame comes back to its sender");
+        let in_flight: usize = self.wires.iter().flatten().map(Wire::outstanding).sum();
+        assert_eq!(in_flight, 0, "every frame comes back to its sender");
         let counts = |id: &PortId| {
             let all = self.bench.switch.stats(*id).snapshot();
             // How long frames waited, and which of several drops it is, is a matter of rounds.
@@ -536,8 +536,8 @@ fn short_frames_for_a_receiver_without_buffers_take_their_owners_part_of_the_pla
     guests[1].wire.set_room(Some(0));
     (0..1000).for_each(|_| guests[0].send(&frame(mac(2), mac(1), 60, 0)));
     bench.run();
-    let (waiting, lent) = (guests[1].stats.pending.get() as usize, guests[0].wire.outstanding());
-    assert_eq!((waiting, lent), (128 + 256, 256), "half of the places, and all that its card lends");
+    let (waiting, in_flight) = (guests[1].stats.pending.get() as usize, guests[0].wire.outstanding());
+    assert_eq!((waiting, in_flight), (128 + 256, 256), "half of the places, and all that its card lends");
     assert_eq!(guests[0].wire.queued(), 1000 - 128 - 256, "its sender is held up");
     (0..300).for_each(|_| guests[2].send(&frame(mac(4), mac(3), 60, 0)));
     bench.run();

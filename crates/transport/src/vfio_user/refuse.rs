@@ -13,12 +13,12 @@ use super::reply::Reply;
 use crate::kept::Mail;
 
 /// How long a VMM may take to say something after connecting.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Answers the first message with "busy", if one comes soon, and closes the connection.
 pub(crate) fn refuse(stream: UnixStream) {
     // Failing is fine at every step: the connection is closed in any case.
-    if stream.set_nonblocking(false).is_err() || stream.set_read_timeout(Some(PATIENCE)).is_err() {
+    if stream.set_nonblocking(false).is_err() || stream.set_read_timeout(Some(TIMEOUT)).is_err() {
         return;
     }
     let (mut inbox, Ok(mut mail)) = (Inbox::new(), Mail::create()) else { return };

@@ -18,7 +18,7 @@ struct Port {
     /// Bytes that a guest has announced.
     written: AtomicUsize,
     /// Completions of which the guest has not heard yet, and of which it has.
-    withheld: AtomicUsize,
+    deferred: AtomicUsize,
     delivered: AtomicUsize,
     /// What was withheld still may not be delivered yet.
     too_early: AtomicBool,
@@ -65,7 +65,7 @@ impl Rounds for Loopback {
             std::panic::resume_unwind(Box::new("a round fails"));
         }
         let moved = self.port.written.swap(0, SeqCst);
-        self.port.withheld.fetch_add(moved, SeqCst);
+        self.port.deferred.fetch_add(moved, SeqCst);
         moved > 0
     }
 
@@ -74,17 +74,17 @@ impl Rounds for Loopback {
     }
 
     fn undelivered(&self) -> bool {
-        self.port.withheld.load(SeqCst) > 0
+        self.port.deferred.load(SeqCst) > 0
     }
 
-    fn deliver_withheld(&mut self) {
+    fn flush_deferred(&mut self) {
         if !self.port.too_early.load(SeqCst) {
-            self.port.delivered.fetch_add(self.port.withheld.swap(0, SeqCst), SeqCst);
+            self.port.delivered.fetch_add(self.port.deferred.swap(0, SeqCst), SeqCst);
         }
     }
 
     fn arm(&mut self) -> bool {
-        self.port.overslept.fetch_add(self.port.withheld.load(SeqCst), SeqCst);
+        self.port.overslept.fetch_add(self.port.deferred.load(SeqCst), SeqCst);
         self.port.written.load(SeqCst) > 0
     }
 
@@ -166,7 +166,7 @@ fn a_worker_stays_awake_for_what_may_not_be_delivered_yet() {
     bench.port.too_early.store(true, SeqCst);
     bench.port.written.store(1, SeqCst);
     bench.requests.parking().wake();
-    wait_until("it is withheld", || bench.port.withheld.load(SeqCst) == 1);
+    wait_until("it is withheld", || bench.port.deferred.load(SeqCst) == 1);
     let (sleeps, rounds) = (bench.port.sleeps.load(SeqCst), bench.port.rounds.load(SeqCst));
     wait_until("more rounds", || bench.port.rounds.load(SeqCst) > rounds + 100);
     assert_eq!(bench.port.sleeps.load(SeqCst), sleeps);

@@ -13,7 +13,7 @@ use super::{Args, print};
 use crate::cmd::control::waiting;
 
 /// For a server in a guest to listen.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub fn examine(args: &Args) -> ExitCode {
     let done = match args.vms.as_slice() {
@@ -72,7 +72,7 @@ fn lab(args: &Args, name: &str) -> Result<u8, String> {
     let server = ["vmlane", "bench", "server", "--doctor", "--listen", &listen];
     // It ends when this is dropped.
     let server = lab.guest(&to.name).spawn(server).map_err(failed)?;
-    server.wait_for("listening on", PATIENCE).map_err(failed)?;
+    server.wait_for("listening on", TIMEOUT).map_err(failed)?;
     say(&format!("examining the way from guest {} to guest {}", from.name, to.name));
     let mut words = vec!["vmlane", "doctor", "--to", &target];
     words.extend(args.quick.then_some("--quick"));

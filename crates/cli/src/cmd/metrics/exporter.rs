@@ -15,7 +15,7 @@ use crate::cmd::control::Where;
 /// daemon more often.
 const FRESH: Duration = Duration::from_secs(1);
 /// How long the daemon may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is known from one scrape to the next.
 pub struct Exporter {
@@ -70,7 +70,7 @@ impl Exporter {
     }
 
     fn ask(&self) -> Result<(Status, Stats), ClientError> {
-        let mut client = self.place.connect()?.with_timeout(PATIENCE);
+        let mut client = self.place.connect()?.with_timeout(TIMEOUT);
         Ok((client.call(&call::Status {})?, client.call(&call::Stats {})?))
     }
 }

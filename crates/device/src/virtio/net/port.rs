@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, Overhead, PortStats, QueueTurns, Refused,
+    DropReason, Filter, FramePort, FramePortInfo, Needs, Overhead, PortStats, QueueTurns, Refused,
     RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
@@ -325,7 +325,7 @@ impl NetPort {
     /// more.
     #[cold]
     fn repeat_call(&mut self, now: Instant) -> bool {
-        let heard = self.rx.iter().all(|queue| queue.queue.is_heard());
+        let heard = self.rx.iter().all(|queue| queue.queue.is_notified());
         if self.recall.is_due(now, heard)
             && let Some(queue) = self.rx.first()
         {
@@ -403,8 +403,8 @@ impl FramePort for NetPort {
     fn fail(&mut self) {}
 
     fn info(&self) -> FramePortInfo {
-        let look_ahead = self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0);
-        FramePortInfo { look_ahead, overhead: self.scratch.overhead.clone() }
+        let lookahead = self.tx.iter().map(TxQueue::lookahead).min().unwrap_or(0);
+        FramePortInfo { lookahead, overhead: self.scratch.overhead.clone() }
     }
 }
 
@@ -425,9 +425,9 @@ impl WakeUp for NetPort {
         self.lines.clear();
     }
 
-    fn glance(&self) -> Glance {
+    fn needs(&self) -> Needs {
         let announces = self.lines.doorbell().is_some() && !self.recall.is_pending();
-        if announces { Glance::Announces } else { Glance::Turn }
+        if announces { Needs::Announces } else { Needs::Turn }
     }
 
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -128,7 +128,7 @@ impl RxQueue {
         }
         self.missing = None;
         let into = &scratch.into;
-        self.queue.look_ahead(self.queue.next, |addr, _| {
+        self.queue.lookahead(self.queue.next, |addr, _| {
             let (addr, len) = behind_own_line((addr, need), rules.header);
             into.prefetch_write(addr, lines_ahead(addr, len));
         });

@@ -1,14 +1,16 @@
 //! One transmit ring: frames are gathered from chains, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, lines_ahead};
-use vmlane_port::{DropReason, LentFrame, LentFrames, MAX_FRAME, Overhead, PortStats, TxFrame, VnetHeader};
+use vmlane_port::{
+    DropReason, FrameInFlight, FramesInFlight, MAX_FRAME, Overhead, PortStats, TxFrame, VnetHeader,
+};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
 use super::rx::{LONG_HEADER, behind_own_line};
 use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
 
 /// Frames of one ring that may be lent at once.
-const LOOK_AHEAD: usize = 256;
+const LOOKAHEAD: usize = 256;
 /// Frames that are left out in one look, at most.
 const MAX_SKIPS: usize = 64;
 
@@ -46,7 +48,7 @@ pub struct TxQueue {
     pub ring: usize,
     memory: MemoryMap,
     /// Each with which frame of the ring it is, counted from the first ever.
-    lent: LentFrames<u64>,
+    in_flight: FramesInFlight<u64>,
     /// Chains from the first that is not completed on; frame n is at n modulo their number.
     pending: Box<[Option<Pending>]>,
     first: u64,
@@ -66,7 +68,7 @@ impl TxQueue {
             queue,
             ring,
             memory: memory.clone(),
-            lent: LentFrames::new(memory.clone(), false, LOOK_AHEAD),
+            in_flight: FramesInFlight::new(memory.clone(), false, LOOKAHEAD),
             pending,
             first: 0,
             next: 0,
@@ -78,8 +80,8 @@ impl TxQueue {
     }
 
     /// Frames that may be lent at once.
-    pub fn look_ahead(&self) -> usize {
-        self.pending.len().min(LOOK_AHEAD)
+    pub fn lookahead(&self) -> usize {
+        self.pending.len().min(LOOKAHEAD)
     }
 
     /// Does a frame wait?
@@ -110,11 +112,11 @@ impl TxQueue {
                     return Err(broken);
                 }
             };
-            let Some(slot) = self.lent.take() else { return Ok(None) };
+            let Some(slot) = self.in_flight.take() else { return Ok(None) };
             self.queue.next = taken.next();
-            let Some((frame, number)) = self.lent.get_mut(slot) else { return Ok(None) };
+            let Some((frame, number)) = self.in_flight.get_mut(slot) else { return Ok(None) };
             let near = &frame.spans;
-            self.queue.look_ahead(taken.next(), |addr, len| {
+            self.queue.lookahead(taken.next(), |addr, len| {
                 let (addr, len) = behind_own_line((addr, len as usize), rules.header);
                 near.prefetch(addr, lines_ahead(addr, len));
             });
@@ -151,16 +153,16 @@ impl TxQueue {
 
     #[inline]
     pub fn frame(&self, slot: u16) -> TxFrame<'_> {
-        self.lent.frame(slot)
+        self.in_flight.frame(slot)
     }
 
     #[inline]
     pub fn finish(&mut self, slot: u16) {
-        let Some((_, number)) = self.lent.get_mut(slot) else { return };
+        let Some((_, number)) = self.in_flight.get_mut(slot) else { return };
         if let Some(pending) = Self::at(&mut self.pending, *number) {
             pending.finished = true;
         }
-        self.lent.give_back(slot);
+        self.in_flight.give_back(slot);
     }
 
     /// Completes what can be completed in ring order. True if the driver wants to be told.
@@ -196,7 +198,7 @@ impl Drop for TxQueue {
 #[inline]
 fn gather(
     segments: &[Segment],
-    frame: &mut LentFrame,
+    frame: &mut FrameInFlight,
     memory: &MemoryMap,
     rules: &TxRules,
 ) -> Result<(), DropReason> {

@@ -132,10 +132,10 @@ impl Queue {
     /// indirect tables) whose turn comes soon, and how long they are, to be fetched; nothing about them is
     /// certain.
     #[inline]
-    pub fn look_ahead(&mut self, at: Cursor, touch: impl FnMut(u64, u32)) {
+    pub fn lookahead(&mut self, at: Cursor, touch: impl FnMut(u64, u32)) {
         match &mut self.kind {
-            Kind::Split(ring) => ring.look_ahead(at, touch),
-            Kind::Packed(ring) => ring.look_ahead(at, touch),
+            Kind::Split(ring) => ring.lookahead(at, touch),
+            Kind::Packed(ring) => ring.lookahead(at, touch),
         }
     }
 
@@ -180,8 +180,8 @@ impl Queue {
 
     /// Is it known that the driver has looked at all completions that are visible? Drivers say so in split
     /// rings with event index alone: there they ask to hear of the next one.
-    pub fn is_heard(&self) -> bool {
-        matches!(&self.kind, Kind::Split(ring) if ring.is_heard())
+    pub fn is_notified(&self) -> bool {
+        matches!(&self.kind, Kind::Split(ring) if ring.is_notified())
     }
 
     /// Where to note which pages of the guest's are written.

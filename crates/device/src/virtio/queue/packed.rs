@@ -144,7 +144,7 @@ impl Packed {
     /// Calls `touch` with address and length of a buffer that is likely to be read soon. It is loaded again
     /// when its turn comes.
     #[inline]
-    pub fn look_ahead(&self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
+    pub fn lookahead(&self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
         let ahead = usize::from(self.forward(at, NEAR.min(self.size.get())).0 & !WRAP);
         touch(self.ring.load_half(ahead, false), self.ring.load_half(ahead, true) as u32);
     }

@@ -156,7 +156,7 @@ impl Split {
     /// Looks ahead from `at`, behind the chain that was read last: has the CPU fetch descriptors, and calls
     /// `touch` with the addresses and lengths of first buffers. Each is loaded again when its turn comes.
     #[inline]
-    pub fn look_ahead(&mut self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
+    pub fn lookahead(&mut self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
         if at.0.is_multiple_of(USED_A_LINE) {
             // Completions are in the order of the chains.
             let next = at.0.wrapping_add(USED_A_LINE);
@@ -226,7 +226,7 @@ impl Split {
     }
 
     /// Has the driver looked at all completions that are visible? Unknown, and so false, without event index.
-    pub fn is_heard(&self) -> bool {
+    pub fn is_notified(&self) -> bool {
         let event = || self.available.load_u16(ENTRIES + 2 * usize::from(self.size.get()));
         self.event_index && event() == self.published.get()
     }

@@ -74,16 +74,16 @@ pub struct Port {
     transaction: Arc<Transaction>,
     /// Of its VM.
     pub stats: Arc<GuestStats>,
-    bell: Option<Bell>,
+    doorbell: Option<Doorbell>,
 }
 
 /// A port's doorbell among those of all.
-struct Bell {
+struct Doorbell {
     among: Arc<Doorbells>,
     lines: Arc<dyn Lines>,
 }
 
-impl Drop for Bell {
+impl Drop for Doorbell {
     fn drop(&mut self) {
         self.lines.doorbell().into_iter().for_each(|file| self.among.remove(file));
     }
@@ -134,7 +134,7 @@ impl Port {
             kept: shares.kept,
             transaction: shares.transaction,
             stats: Arc::default(),
-            bell: None,
+            doorbell: None,
         };
         port.disarm();
         Some(port)
@@ -320,7 +320,7 @@ impl Port {
             self.unheard >= half || calls && self.held >= HELD || now.saturating_duration_since(since) >= LATE
         };
         if self.owed.is_some_and(due) {
-            self.deliver_withheld(now);
+            self.flush_deferred(now);
         }
         if calls {
             self.lines.call(RX);
@@ -341,7 +341,7 @@ impl Port {
     /// Nothing moves: a driver whose packets hold much memory hears of them now.
     pub fn deliver_held(&mut self, now: Instant) {
         if self.held >= HELD {
-            self.deliver_withheld(now);
+            self.flush_deferred(now);
         }
     }
 
@@ -351,8 +351,8 @@ impl Port {
             return;
         }
         // What is withheld is not to be heard yet.
-        let heard =
-            self.rx.borrow().ring.is_heard() && (self.owed.is_some() || self.tx.borrow().ring.is_heard());
+        let heard = self.rx.borrow().ring.is_notified()
+            && (self.owed.is_some() || self.tx.borrow().ring.is_notified());
         if self.recall.is_due(now, heard) {
             self.lines.call(RX);
         }
@@ -364,12 +364,12 @@ impl Port {
     }
 
     /// Is the driver to hear something when its time has come?
-    pub fn withholds(&self) -> bool {
+    pub fn defers(&self) -> bool {
         self.owed.is_some()
     }
 
     /// The driver hears it now: nothing waits for its time while the worker sleeps.
-    pub fn deliver_withheld(&mut self, now: Instant) {
+    pub fn flush_deferred(&mut self, now: Instant) {
         if self.owed.take().is_some() {
             (self.unheard, self.held) = (0, 0);
             self.lines.call(TX);
@@ -445,7 +445,7 @@ impl Port {
     pub fn announce_to(&mut self, doorbells: Arc<Doorbells>, cid: u32, device: &str) {
         let Some(file) = self.lines.doorbell() else { return };
         match doorbells.add(file, cid.into()) {
-            Ok(()) => self.bell = Some(Bell { among: doorbells, lines: self.lines.clone() }),
+            Ok(()) => self.doorbell = Some(Doorbell { among: doorbells, lines: self.lines.clone() }),
             Err(error) => {
                 tracing::warn!(device, %error, "a virtio-vsock device has no doorbell; it is polled all the time")
             }
@@ -462,12 +462,12 @@ impl Port {
 
     /// It is among none from here on.
     pub fn leave_doorbells(&mut self) {
-        self.bell = None;
+        self.doorbell = None;
     }
 
     /// Does the worker hear its doorbell?
     pub fn announces(&self) -> bool {
-        self.bell.is_some()
+        self.doorbell.is_some()
     }
 
     /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under
@@ -476,7 +476,7 @@ impl Port {
         let rx = self.rx.borrow();
         let fills = rx.holds_replies() || rx.is_waited_for() || rx.is_limited();
         let under_way = self.holds_packet() || fills;
-        self.announces() && !under_way && !self.withholds() && !self.repeats()
+        self.announces() && !under_way && !self.defers() && !self.repeats()
     }
 }
 

@@ -585,12 +585,12 @@ impl Routes {
 
     /// Does a driver wait for a notice that is not due yet?
     pub fn undelivered(&self) -> bool {
-        self.vms.polled_ports().any(Port::withholds)
+        self.vms.polled_ports().any(Port::defers)
     }
 
     /// Every driver hears what was withheld from it.
-    pub fn deliver_withheld(&mut self, now: Instant) {
-        self.each_port(|port| port.deliver_withheld(now));
+    pub fn flush_deferred(&mut self, now: Instant) {
+        self.each_port(|port| port.flush_deferred(now));
     }
 
     /// Is a guest to be called again soon?

@@ -41,7 +41,7 @@ impl ConnectionView {
 }
 
 /// How long the worker may take to answer. One that is stuck is shown as it was.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A question to the worker. One at most is on its way, however many ask.
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ struct State<T> {
 impl<T> Question<T> {
     /// The answer, or the one before if the worker gives none in time. `send`: makes the worker answer.
     pub fn ask(&self, send: impl FnOnce()) -> Arc<T> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut state = self.state.lock();
         let before = state.number;
         if !std::mem::replace(&mut state.asked, true) {

@@ -374,9 +374,9 @@ impl Rounds for VsockEngine {
         self.routes.undelivered() || self.routes.streams_ref().is_some_and(|streams| streams.undelivered())
     }
 
-    fn deliver_withheld(&mut self) {
-        self.routes.deliver_withheld(Instant::now());
-        self.routes.streams().into_iter().for_each(|streams| streams.deliver_withheld());
+    fn flush_deferred(&mut self) {
+        self.routes.flush_deferred(Instant::now());
+        self.routes.streams().into_iter().for_each(|streams| streams.flush_deferred());
     }
 
     fn arm(&mut self) -> bool {

@@ -137,7 +137,7 @@ impl Buffers {
     ) -> Result<Layout, NoPlace> {
         into.clear();
         list.clear();
-        into.prefetch(self.ring0.look_ahead(), 1);
+        into.prefetch(self.ring0.lookahead(), 1);
         let head = self.head()?;
         let place = self.ring0.head;
         if head.len() < MIN_HEAD || into.push(head.addr, head.len().min(need)).is_err() {

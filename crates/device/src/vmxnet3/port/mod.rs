@@ -33,8 +33,8 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, MAX_FRAME, Overhead, PortStats, QueueTurns,
-    Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
+    DropReason, Filter, FramePort, FramePortInfo, MAX_FRAME, Needs, Overhead, PortStats, QueueTurns, Refused,
+    RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -382,8 +382,8 @@ impl FramePort for NicPort {
     }
 
     fn info(&self) -> FramePortInfo {
-        let look_ahead = self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0);
-        FramePortInfo { look_ahead, overhead: self.scratch.overhead.clone() }
+        let lookahead = self.tx.iter().map(TxQueue::lookahead).min().unwrap_or(0);
+        FramePortInfo { lookahead, overhead: self.scratch.overhead.clone() }
     }
 }
 
@@ -400,9 +400,9 @@ impl WakeUp for NicPort {
         self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, u32::MAX));
     }
 
-    fn glance(&self) -> Glance {
+    fn needs(&self) -> Needs {
         let turn = self.tx.iter().any(TxQueue::waits) || self.shared.vectors.any_pending();
-        if turn { Glance::Turn } else { Glance::Nothing }
+        if turn { Needs::Turn } else { Needs::Nothing }
     }
 
     fn signs(&self, into: &mut Vec<Sign>) -> bool {

@@ -61,7 +61,7 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
     /// The CPU fetches ahead: the descriptors after the next ones. Returns the address in one of the
     /// next, whether or not it is posted. (At the ring's end it does without.)
     #[inline]
-    pub fn look_ahead(&self) -> u64 {
+    pub fn lookahead(&self) -> u64 {
         let index = usize::from(self.head.index);
         self.ring.window.prefetch((index + 2 * AHEAD) * SIZE);
         let near = if index + AHEAD < usize::from(self.ring.size) { index + AHEAD } else { 0 };

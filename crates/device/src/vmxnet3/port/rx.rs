@@ -168,7 +168,7 @@ impl RxQueue {
         }
         let head = self.buffers.quick_head().filter(|head| head.len() >= need.max(MIN_HEAD))?;
         scratch.into.set(head.addr, need).ok()?;
-        scratch.into.prefetch(self.buffers.ring0.look_ahead(), 1);
+        scratch.into.prefetch(self.buffers.ring0.lookahead(), 1);
         self.missing = None;
         Some(self.buffers.take_head())
     }

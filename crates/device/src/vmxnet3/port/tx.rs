@@ -1,7 +1,7 @@
 //! One transmit queue: frames are gathered from descriptors, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans, Window};
-use vmlane_port::{DropReason, LentFrame, LentFrames, MAX_FRAME, Overhead, PortStats, Sign, TxFrame};
+use vmlane_port::{DropReason, FrameInFlight, FramesInFlight, MAX_FRAME, Overhead, PortStats, Sign, TxFrame};
 use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
 use super::checkpoint;
@@ -14,7 +14,7 @@ use super::ring::{CompletionRing, TxCommands};
 use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 
 /// Frames of one queue that may be lent at once.
-const LOOK_AHEAD: usize = 256;
+const LOOKAHEAD: usize = 256;
 /// Descriptors of one frame. Most drivers use at most 32; the rest is generosity.
 const MAX_DESCRIPTORS: usize = 256;
 /// Frames that are left out in one look, at most; less if they are of many descriptors.
@@ -38,7 +38,7 @@ pub struct TxQueue {
     commands: TxCommands,
     completions: CompletionRing,
     /// Each with which frame of the queue it is, counted from the first ever.
-    lent: LentFrames<u64>,
+    in_flight: FramesInFlight<u64>,
     order: Order,
     /// Behind the last frame that is completed: the next daemon begins here.
     done: Place,
@@ -56,7 +56,7 @@ impl TxQueue {
         TxQueue {
             commands: TxCommands::new(setup.commands),
             completions: CompletionRing::new(setup.completions),
-            lent: LentFrames::new(memory.clone(), false, LOOK_AHEAD),
+            in_flight: FramesInFlight::new(memory.clone(), false, LOOKAHEAD),
             order,
             done: Place::default(),
             stopped: false,
@@ -67,8 +67,8 @@ impl TxQueue {
     }
 
     /// Frames that may be lent at once.
-    pub fn look_ahead(&self) -> usize {
-        self.order.most().min(LOOK_AHEAD)
+    pub fn lookahead(&self) -> usize {
+        self.order.most().min(LOOKAHEAD)
     }
 
     /// Does a frame wait?
@@ -100,17 +100,17 @@ impl TxQueue {
             if self.order.is_full() {
                 break;
             }
-            let Some(slot) = self.lent.take() else { break };
-            let Some((frame, number)) = self.lent.get_mut(slot) else { break };
+            let Some(slot) = self.in_flight.take() else { break };
+            let Some((frame, number)) = self.in_flight.get_mut(slot) else { break };
             frame.spans.clear();
-            frame.spans.prefetch(self.commands.look_ahead(), 1);
+            frame.spans.prefetch(self.commands.lookahead(), 1);
             let first = TxDesc::from_words(addr, control);
-            let mut lent = Ok(());
-            let extent = match gather(&self.commands, first, &mut frame.spans, &mut lent) {
+            let mut in_flight = Ok(());
+            let extent = match gather(&self.commands, first, &mut frame.spans, &mut in_flight) {
                 Ok(extent) => extent,
                 Err(stopped) => {
                     self.stopped = true;
-                    self.lent.give_back(slot);
+                    self.in_flight.give_back(slot);
                     stats.drop(DropReason::BadDescriptor);
                     return Err(stopped);
                 }
@@ -119,7 +119,7 @@ impl TxQueue {
             looked += descriptors;
             self.commands.head = self.commands.next(end);
             *number = self.order.push(end.index, wants_completion);
-            match lent.and_then(|()| fill(frame, &first, len, rules)) {
+            match in_flight.and_then(|()| fill(frame, &first, len, rules)) {
                 Ok(()) => {
                     self.overhead.add(descriptors.saturating_sub(1 + frame.spans.pieces()));
                     counters::sent(counters, frame.frame().head, len, frame.offload);
@@ -138,14 +138,14 @@ impl TxQueue {
 
     #[inline]
     pub fn frame(&self, slot: u16) -> TxFrame<'_> {
-        self.lent.frame(slot)
+        self.in_flight.frame(slot)
     }
 
     #[inline]
     pub fn finish(&mut self, slot: u16) {
-        if let Some((_, number)) = self.lent.get_mut(slot) {
+        if let Some((_, number)) = self.in_flight.get_mut(slot) {
             self.order.finish(*number);
-            self.lent.give_back(slot);
+            self.in_flight.give_back(slot);
         }
     }
 
@@ -221,7 +221,7 @@ fn gather(
 
 /// Checks the offload, and takes the private copy of the first bytes.
 #[inline]
-fn fill(frame: &mut LentFrame, first: &TxDesc, len: usize, rules: &TxRules) -> Result<(), DropReason> {
+fn fill(frame: &mut FrameInFlight, first: &TxDesc, len: usize, rules: &TxRules) -> Result<(), DropReason> {
     frame.offload = rules.check(first, len)?;
     frame.tag = first.tag();
     frame.keep_head(frame.offload.spoken_of());

@@ -116,11 +116,11 @@ impl Nic {
                 end.tick(Instant::now());
                 return None;
             };
-            let lent = end.frame(token);
-            let mut bytes = vec![0; lent.len()];
-            lent.spans.read(0, &mut bytes);
-            assert_eq!(bytes[..lent.head.len()], *lent.head);
-            let offload = lent.offload;
+            let in_flight = end.frame(token);
+            let mut bytes = vec![0; in_flight.len()];
+            in_flight.spans.read(0, &mut bytes);
+            assert_eq!(bytes[..in_flight.head.len()], *in_flight.head);
+            let offload = in_flight.offload;
             end.finish(&[token]);
             end.flush(Instant::now());
             Some((bytes, offload))

@@ -10,8 +10,8 @@ fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-fn unlink(driver: &mut Driver, bell: Handle) -> i32 {
-    about(driver, call::DOORBELL_UNLINK, bell)
+fn unlink(driver: &mut Driver, doorbell: Handle) -> i32 {
+    about(driver, call::DOORBELL_UNLINK, doorbell)
 }
 
 #[test]
@@ -49,16 +49,16 @@ fn a_doorbell_rings_in_another_guest() {
     let world = World::new();
     let (machine, other) = (world.machine(3), world.machine(4));
     let (mut a, mut b) = (machine.probe(Path::Dma), other.probe(Path::Ports));
-    let bell = Handle::new(4, 2000);
-    assert_eq!(link(&mut b, bell, 5), 0);
+    let doorbell = Handle::new(4, 2000);
+    assert_eq!(link(&mut b, doorbell, 5), 0);
     assert_eq!(link(&mut b, Handle::new(4, 2001), 4095), 0);
     assert_eq!(other.lines.raised(1), 0);
-    assert!(ring(&mut a, bell) >= 0);
+    assert!(ring(&mut a, doorbell) >= 0);
     assert_eq!((other.lines.raised(1), machine.lines.raised(1)), (1, 0));
     assert_eq!(b.doorbells(), [5]);
     assert_eq!(b.doorbells(), [0; 0]);
     assert!(ring(&mut a, Handle::new(4, 2001)) >= 0);
-    assert!(ring(&mut b, bell) >= 0, "one's own can be rung too");
+    assert!(ring(&mut b, doorbell) >= 0, "one's own can be rung too");
     assert_eq!(b.doorbells(), [5, 4095]);
 }
 
@@ -66,15 +66,15 @@ fn a_doorbell_rings_in_another_guest() {
 fn a_doorbell_is_linked_once_and_unlinked_once() {
     let world = World::new();
     let (mut a, mut b) = (world.machine(3).probe(Path::Dma), world.machine(4).probe(Path::Dma));
-    let (bell, same) = (Handle::new(4, 2000), Handle::new(4, 2001));
-    assert_eq!(ring(&mut a, bell), VmciError::NotFound.code());
-    assert_eq!(link(&mut b, bell, 5), 0);
-    assert_eq!(link(&mut b, bell, 6), VmciError::DuplicateEntry.code());
+    let (doorbell, same) = (Handle::new(4, 2000), Handle::new(4, 2001));
+    assert_eq!(ring(&mut a, doorbell), VmciError::NotFound.code());
+    assert_eq!(link(&mut b, doorbell, 5), 0);
+    assert_eq!(link(&mut b, doorbell, 6), VmciError::DuplicateEntry.code());
     assert_eq!(link(&mut b, same, 5), 0, "two may share an index");
-    assert_eq!(unlink(&mut a, bell), VmciError::NotFound.code(), "not the caller's");
-    assert_eq!(unlink(&mut b, bell), 0);
-    assert_eq!(unlink(&mut b, bell), VmciError::NotFound.code());
-    assert_eq!(ring(&mut a, bell), VmciError::NotFound.code());
+    assert_eq!(unlink(&mut a, doorbell), VmciError::NotFound.code(), "not the caller's");
+    assert_eq!(unlink(&mut b, doorbell), 0);
+    assert_eq!(unlink(&mut b, doorbell), VmciError::NotFound.code());
+    assert_eq!(ring(&mut a, doorbell), VmciError::NotFound.code());
     assert!(ring(&mut a, same) >= 0);
     assert_eq!(b.doorbells(), [5]);
 }
@@ -108,9 +108,9 @@ fn the_bitmap_must_be_a_page_of_the_guest() {
     for ppn in [0u64, 1 << 40, u64::MAX, u64::MAX >> 12] {
         assert_eq!(a.call(call::SET_NOTIFY_BITMAP, &ppn.to_le_bytes()), VmciError::InvalidArgs.code());
     }
-    let bell = Handle::new(3, 2000);
-    assert_eq!(link(&mut a, bell, 9), 0);
-    assert!(ring(&mut a, bell) >= 0);
+    let doorbell = Handle::new(3, 2000);
+    assert_eq!(link(&mut a, doorbell, 9), 0);
+    assert!(ring(&mut a, doorbell) >= 0);
     assert_eq!(a.doorbells(), [9], "the page registered before still serves");
 }
 
@@ -154,8 +154,8 @@ fn a_driver_with_32_bit_page_numbers_is_understood() {
     let known = 0x2c;
     let mut driver = Driver::probe_with(registers, ram, lines, Path::Dma, known).expect("a probe");
     assert_eq!(driver.caps, known);
-    let bell = Handle::new(3, 2000);
-    assert_eq!(link(&mut driver, bell, 1), 0);
-    assert!(ring(&mut driver, bell) >= 0);
+    let doorbell = Handle::new(3, 2000);
+    assert_eq!(link(&mut driver, doorbell, 1), 0);
+    assert!(ring(&mut driver, doorbell) >= 0);
     assert_eq!(driver.doorbells(), [1]);
 }

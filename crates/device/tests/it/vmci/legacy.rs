@@ -25,7 +25,7 @@ struct Rich {
     queues: Vec<Queues>,
 }
 
-const BELL: Handle = Handle::new(4, 2100);
+const DOORBELL: Handle = Handle::new(4, 2100);
 
 fn rich(path: Path) -> Rich {
     let world = RestartableDaemon::new(vec![vm(3), vm(4), vm(5)]);
@@ -61,7 +61,7 @@ fn rich(path: Path) -> Rich {
     // A handshake that has just begun, doorbells, a name, datagrams and packets that wait.
     assert_eq!(say(a, (4, 6000), 1040, PacketType::Request2), 56);
     for n in 0..3u64 {
-        assert_eq!(link(b, Handle::new(4, BELL.resource + n as u32), n), 0);
+        assert_eq!(link(b, Handle::new(4, DOORBELL.resource + n as u32), n), 0);
         assert_eq!(a.send_to(Handle::new(4, 77), 55, &vec![3; 100 * n as usize]), 24 + 100 * n as i32);
     }
     assert_eq!(b.call(call::DATAGRAM_REQUEST_MAP, &[2200u32, 0].map(u32::to_le_bytes).concat()), 0);
@@ -95,7 +95,7 @@ fn lives_on(Rich { world, drivers, queues }: Rich, untouched: bool) {
         for _ in 0..3 {
             driver.service();
         }
-        ring(driver, BELL);
+        ring(driver, DOORBELL);
         say(driver, SERVER, CLIENT.1, PacketType::Wrote);
         say(driver, CLIENT, SERVER.1, PacketType::Read);
         driver.send_to(Handle::new(1, 2200), 55, b"named");

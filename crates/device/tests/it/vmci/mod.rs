@@ -222,12 +222,12 @@ pub fn about(driver: &mut Driver, id: u32, handle: Handle) -> i32 {
 }
 
 /// Links a doorbell to `index` of the notification bitmap.
-pub fn link(driver: &mut Driver, bell: Handle, index: u64) -> i32 {
-    driver.call(call::DOORBELL_LINK, &[RawHandle::from(bell).as_bytes(), &index.to_le_bytes()].concat())
+pub fn link(driver: &mut Driver, doorbell: Handle, index: u64) -> i32 {
+    driver.call(call::DOORBELL_LINK, &[RawHandle::from(doorbell).as_bytes(), &index.to_le_bytes()].concat())
 }
 
-pub fn ring(driver: &mut Driver, bell: Handle) -> i32 {
-    about(driver, call::DOORBELL_NOTIFY, bell)
+pub fn ring(driver: &mut Driver, doorbell: Handle) -> i32 {
+    about(driver, call::DOORBELL_NOTIFY, doorbell)
 }
 
 pub fn detach(driver: &mut Driver, handle: Handle) -> i32 {

@@ -93,19 +93,19 @@ fn carry(from: (&mut Driver, &Queues), to: &Queues, [source, target]: [(u32, u32
 const FEWEST: usize = 40;
 const UP: [(u32, u32); 2] = [CLIENT, SERVER];
 const DOWN: [(u32, u32); 2] = [SERVER, CLIENT];
-const BELL: Handle = Handle::new(4, 2100);
+const DOORBELL: Handle = Handle::new(4, 2100);
 
 /// Everything two guests do with each other, from probe to detach; every answer and everything heard is
 /// checked on the way.
 fn life(world: &RestartableDaemon, path: Path) {
     let [mut a, mut b] = drivers(world, path);
-    assert_eq!(link(&mut b, BELL, 7), 0);
+    assert_eq!(link(&mut b, DOORBELL, 7), 0);
     assert_eq!(b.call(call::DATAGRAM_REQUEST_MAP, &[2200u32, 0].map(u32::to_le_bytes).concat()), 0);
     for to in [Handle::new(4, 77), Handle::new(1, 2200)] {
         assert_eq!(a.send_to(to, 55, b"once and once only"), 42);
         assert_eq!(hear(&mut b), [Heard::Bytes(b"once and once only".to_vec())]);
     }
-    assert!(ring(&mut a, BELL) >= 0);
+    assert!(ring(&mut a, DOORBELL) >= 0);
     assert_eq!(b.doorbells(), [7]);
     pass(&mut a, &mut b, UP, PacketType::Request2);
     pass(&mut b, &mut a, DOWN, PacketType::Negotiate2);
@@ -128,7 +128,7 @@ fn life(world: &RestartableDaemon, path: Path) {
     assert_eq!(hear(&mut b), [Heard::Event(event::QP_PEER_DETACH, PAIR)]);
     assert_eq!(b.detach(server), 0);
     assert_eq!(hear(&mut a), []);
-    assert_eq!(about(&mut b, call::DOORBELL_UNLINK, BELL), 0);
+    assert_eq!(about(&mut b, call::DOORBELL_UNLINK, DOORBELL), 0);
     for (cid, name) in
         [3, 4].into_iter().flat_map(|cid| world.view(cid).bounds.into_iter().map(move |b| (cid, b.name)))
     {

@@ -503,9 +503,9 @@ fn the_port_carries_no_more_than_its_own_mtu() {
         for len in [1514, 1600, 9014] {
             assert!(driver.tx[0].send(&frame(len), &[], &TxRequest::NONE));
         }
-        let lent = machine.frames.with(|end| std::iter::from_fn(|| end.fetch_one()).count());
+        let in_flight = machine.frames.with(|end| std::iter::from_fn(|| end.fetch_one()).count());
         let capabilities = machine.frames.with(|end| end.capabilities().frame);
-        (lent.expect("attached"), capabilities.expect("attached"))
+        (in_flight.expect("attached"), capabilities.expect("attached"))
     };
     assert_eq!(capabilities(9190), (3, 9014));
     assert_eq!(capabilities(1500), (1, 1514));

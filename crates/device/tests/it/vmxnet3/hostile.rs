@@ -167,8 +167,8 @@ fn cve_2016_6835_headers_are_named_only_as_far_as_the_frame_goes() {
     let request = TxRequest::segment(60, 10);
     assert!(nic.guest.tx[0].send(&tcp4(61, (1, 2)), &[], &request));
     let (token, _) = nic.fetch().unwrap();
-    let lent = nic.port.frame(token);
-    assert_eq!((lent.head.len(), lent.offload), (61, Offload::Segment { header: 60, mss: 10 }));
+    let in_flight = nic.port.frame(token);
+    assert_eq!((in_flight.head.len(), in_flight.offload), (61, Offload::Segment { header: 60, mss: 10 }));
     nic.port.finish(&[token]);
     assert!(nic.guest.tx[0].send(&tcp4(60, (1, 2)), &[], &request));
     assert!(nic.fetch().is_none());
@@ -190,13 +190,13 @@ fn a_ring_full_of_bad_packets_does_not_hold_the_worker() {
 fn unfinished_frames_are_bounded() {
     let mut nic = Nic::new(&RingsSpec { tx: 1024, ..RingsSpec::linux() });
     let raw = tx_desc(0x10_0000, 60).with_end(true);
-    let lent = (0..5000)
+    let in_flight = (0..5000)
         .take_while(|at| {
             nic.guest.tx[0].post_raw(raw.addr, raw.with_generation((at / 1024) % 2 == 0).control());
             nic.port.fetch_one().is_some()
         })
         .count();
-    assert_eq!(lent, 256);
+    assert_eq!(in_flight, 256);
 }
 
 #[test]
@@ -317,8 +317,8 @@ proptest! {
             if random.one_in(2) {
                 while let Some((token, bytes)) = nic.fetch() {
                     prop_assert!((14..=MAX_FRAME).contains(&bytes.len()));
-                    let lent = nic.port.frame(token);
-                    prop_assert!(lent.head.len() <= bytes.len());
+                    let in_flight = nic.port.frame(token);
+                    prop_assert!(in_flight.head.len() <= bytes.len());
                     nic.port.finish(&[token]);
                 }
                 nic.flush();

@@ -181,8 +181,8 @@ impl Nic {
 }
 
 /// All bytes of a lent frame.
-pub fn bytes(lent: &TxFrame<'_>) -> Vec<u8> {
-    let mut bytes = vec![0; lent.len()];
-    lent.spans.read(0, &mut bytes);
+pub fn bytes(in_flight: &TxFrame<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; in_flight.len()];
+    in_flight.spans.read(0, &mut bytes);
     bytes
 }

@@ -40,9 +40,9 @@ fn fetch(machine: &NicMachine, most: usize, finish: bool) -> Vec<u32> {
         while numbers.len() < most
             && let Some(token) = end.fetch_one()
         {
-            let lent = end.frame(token);
-            let mut bytes = vec![0; lent.len()];
-            lent.spans.read(0, &mut bytes);
+            let in_flight = end.frame(token);
+            let mut bytes = vec![0; in_flight.len()];
+            in_flight.spans.read(0, &mut bytes);
             numbers.push(number(&bytes));
             if finish {
                 end.finish(&[token]);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{RingsSpec, TxRequest};
-use vmlane_port::{FramePort, Glance, HEAD, Offload, Sign, WakeUp};
+use vmlane_port::{FramePort, HEAD, Needs, Offload, Sign, WakeUp};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::OffloadMode;
 use vmlane_wire::vmxnet3::shared::at;
@@ -20,8 +20,8 @@ fn a_packet_in_several_pieces_is_lent_whole_and_completed_once() {
     assert!(nic.guest.tx[0].send(&sent, &[54, 100], &TxRequest::NONE));
     let (token, bytes) = nic.fetch().unwrap();
     assert_eq!(bytes, sent);
-    let lent = nic.port.frame(token);
-    assert_eq!((lent.head, lent.offload, lent.tag), (&sent[..HEAD], Offload::None, None));
+    let in_flight = nic.port.frame(token);
+    assert_eq!((in_flight.head, in_flight.offload, in_flight.tag), (&sent[..HEAD], Offload::None, None));
     assert!(nic.fetch().is_none());
     nic.flush();
     assert_eq!(nic.guest.tx[0].reap(), 0, "completed before it was finished");
@@ -97,9 +97,9 @@ fn offload_requests_reach_the_switch() {
         assert!(nic.guest.tx[0].send(&sent, &[66], &request));
         let (token, bytes) = nic.fetch().unwrap();
         assert_eq!(bytes, sent);
-        let lent = nic.port.frame(token);
-        assert_eq!((lent.offload, lent.tag), (offload, tag));
-        assert_eq!(lent.head, &sent[..HEAD.max(request.header.into())]);
+        let in_flight = nic.port.frame(token);
+        assert_eq!((in_flight.offload, in_flight.tag), (offload, tag));
+        assert_eq!(in_flight.head, &sent[..HEAD.max(request.header.into())]);
         nic.port.finish(&[token]);
     }
     // Rows 0 and 1: 7 + 7 + 9 segments, each with its header.
@@ -146,10 +146,10 @@ fn a_sign_of_each_queue_changes_when_a_frame_is_posted_in_any_lap() {
         let mut signs = Vec::new();
         assert!(nic.port.signs(&mut signs));
         let changed = || signs.iter().map(Sign::has_changed).collect::<Vec<_>>();
-        assert_eq!((changed(), nic.port.glance()), (vec![false; 2], Glance::Nothing), "{count}");
+        assert_eq!((changed(), nic.port.needs()), (vec![false; 2], Needs::Nothing), "{count}");
         let queue = count % 2;
         assert!(nic.guest.tx[queue].send(&frame(60), &[], &TxRequest::NONE));
-        assert_eq!((changed(), nic.port.glance()), (vec![queue == 0, queue == 1], Glance::Turn), "{count}");
+        assert_eq!((changed(), nic.port.needs()), (vec![queue == 0, queue == 1], Needs::Turn), "{count}");
         assert_eq!(nic.swallow(), 1);
         nic.guest.tx[queue].reap();
     }
@@ -219,7 +219,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut nic = Nic::new(&RingsSpec { tx: size, ..RingsSpec::linux() });
-        let (mut lent, mut random, mut wanted, mut reaped) = (Vec::new(), seed | 1, 0, 0);
+        let (mut in_flight, mut random, mut wanted, mut reaped) = (Vec::new(), seed | 1, 0, 0);
         for (len, split, completion) in traffic {
             let sent = frame(len);
             let request = TxRequest { completion, ..TxRequest::NONE };
@@ -227,18 +227,18 @@ proptest! {
                 wanted += usize::from(completion);
                 let (token, bytes) = nic.fetch().expect("it was posted");
                 prop_assert_eq!(bytes, sent);
-                lent.push(token);
+                in_flight.push(token);
             }
             random ^= random << 13;
             random ^= random >> 7;
-            if !random.is_multiple_of(3) && !lent.is_empty() {
-                let token = lent.swap_remove(random as usize % lent.len());
+            if !random.is_multiple_of(3) && !in_flight.is_empty() {
+                let token = in_flight.swap_remove(random as usize % in_flight.len());
                 nic.port.finish(&[token]);
             }
             nic.flush();
             reaped += nic.guest.tx[0].reap();
         }
-        lent.into_iter().for_each(|token| nic.port.finish(&[token]));
+        in_flight.into_iter().for_each(|token| nic.port.finish(&[token]));
         nic.flush();
         reaped += nic.guest.tx[0].reap();
         prop_assert_eq!(reaped, wanted);

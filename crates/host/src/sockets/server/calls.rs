@@ -33,7 +33,7 @@ impl Server {
         dialect: Dialect,
         to: (u32, u32),
         shared: bool,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), Errno> {
         let Some(client) = self.clients.get(token) else { return Ok(()) };
         let (account, signal) = (client.account, shared.then(|| client.socket.clone()));
@@ -69,7 +69,7 @@ impl Server {
             self.hybrids.shows(token, cid, call);
         }
         let state = State::Connecting(Opening { call, ring }, dialect, from.1);
-        self.clients.becomes(token, state, Some(Instant::now() + patience));
+        self.clients.becomes(token, state, Some(Instant::now() + timeout));
         Ok(())
     }
 

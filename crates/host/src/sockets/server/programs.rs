@@ -29,11 +29,11 @@ impl Server {
             Op::Connect => {
                 let cid = request.cid.get();
                 let groups = self.program_reaches(&peer, cid)?;
-                let patience = match request.arg.get() {
+                let timeout = match request.arg.get() {
                     0 => CONNECT,
                     millis => Duration::from_millis(millis.into()).min(LONGEST_CONNECT),
                 };
-                self.connect(token, Dialect::Native, (cid, request.port.get()), ring, patience)?;
+                self.connect(token, Dialect::Native, (cid, request.port.get()), ring, timeout)?;
                 if let Some(State::Connecting(opening, ..)) =
                     self.clients.get(token).map(|client| &client.state)
                 {

@@ -22,7 +22,7 @@ use super::memory::{BASE, Memory, RING};
 use super::port::Lines;
 
 /// How long a connection may take to be made.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// What a back end must have: headers as they are since virtio 1.0, and long frames in several buffers.
 const NEEDED: [(u64, &str); 2] =
     [(feature::VERSION_1, "VIRTIO_F_VERSION_1"), (net_feature::MERGEABLE, "VIRTIO_NET_F_MRG_RXBUF")];
@@ -76,7 +76,7 @@ pub struct Front<'s> {
 
 impl<'s> Front<'s> {
     pub fn new(socket: &'s OwnedFd, stop: BorrowedFd<'s>) -> Front<'s> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         Front { socket, stop, deadline, acknowledges: false, enables: false }
     }
 

@@ -1,7 +1,7 @@
 //! Frames from the peer: lent where the peer wrote them, in as many buffers as it merged for each.
 
 use vmlane_mem::{MemoryMap, Spans, lines_ahead};
-use vmlane_port::{DropReason, LentFrame, MAX_FRAME, Overhead, PortStats, TxFrame, VnetHeader};
+use vmlane_port::{DropReason, FrameInFlight, MAX_FRAME, Overhead, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet;
 use vmlane_wire::virtio::net_feature::{GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_USO4};
 
@@ -10,7 +10,7 @@ use super::memory::{BUFFER, Buffers, RING};
 use super::ring::{Broken, Ring, Used};
 
 /// Frames that may be lent at once: at least as many buffers stay with the peer, unless frames take several.
-pub const LOOK_AHEAD: usize = RING as usize / 2;
+pub const LOOKAHEAD: usize = RING as usize / 2;
 /// Frames that are left out in one look, at most.
 const MAX_SKIPS: usize = 64;
 /// Buffers of the longest frame.
@@ -20,7 +20,7 @@ const NEAR: u16 = 8;
 
 /// A lent frame.
 struct Slot {
-    frame: LentFrame,
+    frame: FrameInFlight,
     buffers: Vec<u16>,
 }
 
@@ -49,15 +49,15 @@ impl Incoming {
     pub fn new(mut ring: Ring, buffers: Buffers, map: &MemoryMap, features: u64) -> Incoming {
         (0..RING).for_each(|id| ring.post(id, BUFFER as u32, true));
         let slot = |_| Slot {
-            frame: LentFrame::new(Spans::new(map.clone(), false)),
+            frame: FrameInFlight::new(Spans::new(map.clone(), false)),
             buffers: Vec::with_capacity(MOST_BUFFERS),
         };
         Incoming {
             ring,
             buffers,
             features,
-            slots: (0..LOOK_AHEAD).map(slot).collect(),
-            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            slots: (0..LOOKAHEAD).map(slot).collect(),
+            free: (0..LOOKAHEAD as u32).rev().collect(),
             overhead: Overhead::default(),
         }
     }
@@ -91,7 +91,7 @@ impl Incoming {
             return Ok(Look::Nothing);
         }
         let Incoming { ring, buffers, features, slots, .. } = self;
-        ring.look_ahead(NEAR, |id, len| buffers.prefetch(id, lines_ahead(0, len)));
+        ring.lookahead(NEAR, |id, len| buffers.prefetch(id, lines_ahead(0, len)));
         let first = ring.peek()?;
         checked(first, HEADER)?;
         let [low, high] = buffers.first_words(first.id);
@@ -158,7 +158,7 @@ fn checked(used: Used, least: usize) -> Result<Used, Broken> {
 
 /// Takes the private copy of the first bytes, and checks the offload.
 #[inline]
-fn fill(frame: &mut LentFrame, header: VnetHeader, features: u64) -> Result<(), DropReason> {
+fn fill(frame: &mut FrameInFlight, header: VnetHeader, features: u64) -> Result<(), DropReason> {
     let len = frame.spans.len();
     if !(ethernet::HEADER..=MAX_FRAME).contains(&len) {
         return Err(DropReason::BadLength);

@@ -9,14 +9,14 @@ use std::time::Instant;
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, FramePortInfo, Glance, PortStats, Refused, RxCapabilities, RxFrame, Sign,
+    DropReason, Filter, FramePort, FramePortInfo, Needs, PortStats, Refused, RxCapabilities, RxFrame, Sign,
     Ticked, Token, TxFrame, WakeUp, deliver_each,
 };
 use vmlane_transport::{EventFd, EventFdOwner};
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::net_feature;
 
-use super::incoming::{Incoming, LOOK_AHEAD};
+use super::incoming::{Incoming, LOOKAHEAD};
 use super::memory::Memory;
 use super::outgoing::{Outgoing, Rules};
 use super::ring::{Broken, Ring};
@@ -277,8 +277,8 @@ impl FramePort for VhostUserPort {
     fn refresh(&mut self) {}
 
     fn info(&self) -> FramePortInfo {
-        let look_ahead = LOOK_AHEAD;
-        FramePortInfo { look_ahead, overhead: self.incoming.overhead.clone() }
+        let lookahead = LOOKAHEAD;
+        FramePortInfo { lookahead, overhead: self.incoming.overhead.clone() }
     }
 }
 
@@ -300,8 +300,8 @@ impl WakeUp for VhostUserPort {
         Some(self.lines.doorbell.as_fd())
     }
 
-    fn glance(&self) -> Glance {
-        if self.incoming.ring.is_unpublished() { Glance::Turn } else { Glance::Announces }
+    fn needs(&self) -> Needs {
+        if self.incoming.ring.is_unpublished() { Needs::Turn } else { Needs::Announces }
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {

@@ -179,7 +179,7 @@ impl Ring {
     /// Looks ahead at the buffers that were given back next: calls `touch` with their numbers and bytes, to
     /// be fetched. Each is looked at once; nothing about them is certain.
     #[inline]
-    pub fn look_ahead(&mut self, most: u16, mut touch: impl FnMut(usize, usize)) {
+    pub fn lookahead(&mut self, most: u16, mut touch: impl FnMut(usize, usize)) {
         let until = self.seen.wrapping_sub(self.taken).min(most);
         let mut ahead = self.looked.wrapping_sub(self.taken);
         if ahead > most {

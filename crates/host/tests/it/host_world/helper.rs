@@ -102,8 +102,8 @@ impl<'w> Helper<'w> {
     pub fn hear(&self) -> (Record, Op, String) {
         let mut message = vec![0; 16 << 10];
         let mut poll = [rustix::event::PollFd::new(&self.line, rustix::event::PollFlags::IN)];
-        let patience = rustix::event::Timespec { tv_sec: 50, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1), "the daemon says nothing");
+        let timeout = rustix::event::Timespec { tv_sec: 50, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut poll, Some(&timeout)), Ok(1), "the daemon says nothing");
         let (len, _) = rustix::net::recv(&self.line, &mut message[..], RecvFlags::DONTWAIT).unwrap();
         let (record, op, text) = Record::parse(&message[..len]).unwrap();
         (record, op, text.to_owned())

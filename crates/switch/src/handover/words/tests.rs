@@ -12,9 +12,9 @@ fn value(number: u32, len: usize) -> Value {
         3 => Offload::Tunnel { header: a, mss: b, outer_sum: true },
         _ => Offload::None,
     };
-    let lender = Lender { slot: a, owner: b ^ 0x5555, attachment: number.wrapping_mul(0x9e37_79b9) };
+    let origin = Origin { slot: a, owner: b ^ 0x5555, attachment: number.wrapping_mul(0x9e37_79b9) };
     let tag = (!number.is_multiple_of(5)).then_some(Tci(a.wrapping_mul(7)));
-    Value { len, lender, offload, tag, verified: number % 7 < 3 }
+    Value { len, origin, offload, tag, verified: number % 7 < 3 }
 }
 
 fn bytes(number: u32, len: usize) -> Vec<u8> {
@@ -68,7 +68,7 @@ proptest! {
                 let Value { offload, tag, verified, .. } = value;
                 let tx = TxFrame { head: &head, spans: &all[len], offload, tag, verified };
                 prop_assert!(Writer::takes(&tx));
-                writer.write(value.lender, &tx);
+                writer.write(value.origin, &tx);
                 written.push(Some((value, head)));
             }
             prop_assert!(!reader.has_entries() && read_all(&mut reader).is_empty());
@@ -128,7 +128,7 @@ fn a_reader_on_another_thread_finds_every_frame() {
             let len = 14 + number as usize % (HEAD - 13);
             let (value, head) = (value(number, len), bytes(number, len));
             let Value { offload, tag, verified, .. } = value;
-            writer.write(value.lender, &TxFrame { head: &head, spans: &all[len], offload, tag, verified });
+            writer.write(value.origin, &TxFrame { head: &head, spans: &all[len], offload, tag, verified });
         }
         if number.is_multiple_of(32) {
             writer.publish();

@@ -25,8 +25,8 @@ impl OtherSide for Program {
         &self.bytes
     }
 
-    fn answer(&self, bell: &UnixStream) -> bool {
-        let _ = rustix::net::recv(bell, &mut [0; 64], rustix::net::RecvFlags::DONTWAIT);
+    fn answer(&self, doorbell: &UnixStream) -> bool {
+        let _ = rustix::net::recv(doorbell, &mut [0; 64], rustix::net::RecvFlags::DONTWAIT);
         self.answered.fetch_add(1, SeqCst);
         !self.gave_up.load(SeqCst)
     }
@@ -34,27 +34,27 @@ impl OtherSide for Program {
 
 /// A program, the file by which it announces, and its end of a stream.
 fn program() -> (Arc<Program>, UnixStream, StreamEnd) {
-    let (bell, theirs) = UnixStream::pair().unwrap();
+    let (doorbell, theirs) = UnixStream::pair().unwrap();
     let program = Arc::new(Program::default());
-    let end = end(&program, Some(bell));
+    let end = end(&program, Some(doorbell));
     (program, theirs, end)
 }
 
-fn ring(bell: &UnixStream) {
-    rustix::io::write(bell, &[0]).unwrap();
+fn ring(doorbell: &UnixStream) {
+    rustix::io::write(doorbell, &[0]).unwrap();
 }
 
 #[test]
 fn an_announcement_wakes_the_stream_without_another_thread() {
     let workers = Workers::start(Settings { spin: Duration::ZERO, ..Settings::default() }).unwrap();
-    let ((a, a_bell, a_end), (b, b_bell, b_end)) = (program(), program());
+    let ((a, a_doorbell, a_end), (b, b_doorbell, b_end)) = (program(), program());
     workers.join([a_end, b_end]);
-    for (from, to, bell) in [(&a, &b, &a_bell), (&b, &a, &b_bell)] {
+    for (from, to, doorbell) in [(&a, &b, &a_doorbell), (&b, &a, &b_doorbell)] {
         for round in 1..=10 {
             let parks = workers.stats().parks.get();
             wait_until("the worker sleeps", || workers.stats().parks.get() > parks);
             from.bytes.stored.store(10, SeqCst);
-            ring(bell);
+            ring(doorbell);
             wait_until("the bytes move", || to.bytes.got.load(SeqCst) == 10 * round);
         }
         assert!(from.answered.load(SeqCst) >= 10);
@@ -66,20 +66,20 @@ fn an_announcement_wakes_the_stream_without_another_thread() {
 #[test]
 fn a_doorbell_that_serves_no_more_is_not_watched_nor_is_that_of_an_end_that_left() {
     let workers = Workers::start(Settings { spin: Duration::ZERO, ..Settings::default() }).unwrap();
-    let ((a, a_bell, a_end), (b, b_bell, b_end)) = (program(), program());
+    let ((a, a_doorbell, a_end), (b, b_doorbell, b_end)) = (program(), program());
     let stream = workers.join([a_end, b_end]);
     a.gave_up.store(true, SeqCst);
-    ring(&a_bell);
+    ring(&a_doorbell);
     wait_until("it is answered", || a.answered.load(SeqCst) == 1);
     // The other end's announcement is answered after this one would have been.
-    ring(&a_bell);
-    ring(&b_bell);
+    ring(&a_doorbell);
+    ring(&b_doorbell);
     wait_until("the other one is answered", || b.answered.load(SeqCst) > 0);
     assert_eq!(a.answered.load(SeqCst), 1);
     workers.leave(&[(stream, Side::B)]);
     let answered = b.answered.load(SeqCst);
     // Its socket is closed.
-    assert!(rustix::net::send(&b_bell, &[0], rustix::net::SendFlags::NOSIGNAL).is_err());
+    assert!(rustix::net::send(&b_doorbell, &[0], rustix::net::SendFlags::NOSIGNAL).is_err());
     workers.leave(&[(stream, Side::A)]);
     assert_eq!(b.answered.load(SeqCst), answered);
 }

@@ -9,7 +9,7 @@ use crate::vnet::VnetHeader;
 
 /// A frame that a port lends: what a [`TxFrame`] is made of.
 #[derive(Debug)]
-pub struct LentFrame {
+pub struct FrameInFlight {
     head: [u8; MAX_HEAD],
     head_len: usize,
     /// All its bytes in the sender's memory.
@@ -22,11 +22,11 @@ pub struct LentFrame {
     pub verified: bool,
 }
 
-impl LentFrame {
+impl FrameInFlight {
     /// A frame without bytes.
-    pub fn new(spans: Spans) -> LentFrame {
+    pub fn new(spans: Spans) -> FrameInFlight {
         let offload = Offload::None;
-        LentFrame { head: [0; MAX_HEAD], head_len: 0, spans, offload, tag: None, verified: false }
+        FrameInFlight { head: [0; MAX_HEAD], head_len: 0, spans, offload, tag: None, verified: false }
     }
 
     /// Takes the private copy of the first bytes, which it returns: [`HEAD`] of them, or as many as are
@@ -58,7 +58,7 @@ impl LentFrame {
     /// As it is lent.
     #[inline]
     pub fn frame(&self) -> TxFrame<'_> {
-        let LentFrame { offload, tag, verified, .. } = *self;
+        let FrameInFlight { offload, tag, verified, .. } = *self;
         TxFrame {
             head: self.head.get(..self.head_len).unwrap_or_default(),
             spans: &self.spans,
@@ -72,19 +72,25 @@ impl LentFrame {
 /// Slots of frames of one memory, each with what its port has to know of it. They are made when there is need
 /// of them, and the one that was last in use is used next: its memory is warm.
 #[derive(Debug)]
-pub struct LentFrames<T = ()> {
+pub struct FramesInFlight<T = ()> {
     memory: MemoryMap,
     /// See [`Spans::new`].
     writable: bool,
     most: usize,
-    slots: Vec<(LentFrame, T)>,
+    slots: Vec<(FrameInFlight, T)>,
     free: Vec<u16>,
 }
 
-impl<T: Default> LentFrames<T> {
+impl<T: Default> FramesInFlight<T> {
     /// Up to `most` slots, for which the room is taken at once.
-    pub fn new(memory: MemoryMap, writable: bool, most: usize) -> LentFrames<T> {
-        LentFrames { memory, writable, most, slots: Vec::with_capacity(most), free: Vec::with_capacity(most) }
+    pub fn new(memory: MemoryMap, writable: bool, most: usize) -> FramesInFlight<T> {
+        FramesInFlight {
+            memory,
+            writable,
+            most,
+            slots: Vec::with_capacity(most),
+            free: Vec::with_capacity(most),
+        }
     }
 
     /// A slot that is not lent. None: all are.
@@ -97,13 +103,13 @@ impl<T: Default> LentFrames<T> {
         if slot == self.most {
             return None;
         }
-        self.slots.push((LentFrame::new(Spans::new(self.memory.clone(), self.writable)), T::default()));
+        self.slots.push((FrameInFlight::new(Spans::new(self.memory.clone(), self.writable)), T::default()));
         Some(slot as u16)
     }
 
     /// A slot that was taken: the frame, and what its port has to know of it.
     #[inline]
-    pub fn get_mut(&mut self, slot: u16) -> Option<&mut (LentFrame, T)> {
+    pub fn get_mut(&mut self, slot: u16) -> Option<&mut (FrameInFlight, T)> {
         self.slots.get_mut(usize::from(slot))
     }
 

@@ -15,7 +15,7 @@ use crate::common::{Bytes, OtherSide, end};
 struct Guest {
     bytes: Bytes,
     /// Notices that may not go yet, and those that went.
-    withheld: AtomicUsize,
+    deferred: AtomicUsize,
     heard: AtomicUsize,
     too_early: AtomicBool,
     /// Times that the port was asked to deliver them.
@@ -28,18 +28,18 @@ impl OtherSide for Guest {
     }
 
     fn renotify(&self) {
-        let none = self.withheld.load(SeqCst) + self.heard.load(SeqCst) == 0;
+        let none = self.deferred.load(SeqCst) + self.heard.load(SeqCst) == 0;
         if self.bytes.got.load(SeqCst) > 0 && none {
-            self.withheld.store(1, SeqCst);
+            self.deferred.store(1, SeqCst);
         }
     }
 
-    fn withholds(&self) -> bool {
+    fn defers(&self) -> bool {
         self.asked.fetch_add(1, SeqCst);
         if !self.too_early.load(SeqCst) {
-            self.heard.fetch_add(self.withheld.swap(0, SeqCst), SeqCst);
+            self.heard.fetch_add(self.deferred.swap(0, SeqCst), SeqCst);
         }
-        self.withheld.load(SeqCst) > 0
+        self.deferred.load(SeqCst) > 0
     }
 }
 
@@ -51,7 +51,7 @@ fn what_a_stream_withholds_when_it_falls_asleep_is_delivered_before_its_worker_s
     receiver.too_early.store(true, SeqCst);
     workers.join([end(&sender, None), end(&receiver, None)]);
     wait_until("the stream falls asleep", || workers.stats().sleeps.get() > 0);
-    assert_eq!(receiver.withheld.load(SeqCst), 1);
+    assert_eq!(receiver.deferred.load(SeqCst), 1);
     let parks = workers.stats().parks.get();
     let asked = receiver.asked.load(SeqCst);
     wait_until("the worker asks again", || receiver.asked.load(SeqCst) > asked + 100);

@@ -4,7 +4,7 @@ use crate::Slot;
 
 /// Who lent a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lender {
+pub struct Origin {
     pub slot: Slot,
     pub owner: u16,
     /// Which of the ends that were attached to the port, counted.
