@@ -132,20 +132,22 @@ impl<'a> Batch<'a> {
             let Some(port) = table.ports.get(route.receiver) else { return false };
             let to_own = route.to == key(port.group, port.access.effective);
             let goes = match port.remote {
-                None => port.pending.is_empty(),
+                None => port.rx.pending.is_empty(),
                 // What another worker handed over is not sent on.
-                Some(_) => sender.remote.is_none() && !port.moving && !port.pending.has_of(sender.owner),
+                Some(_) => {
+                    sender.remote.is_none() && !port.transfer.moving && !port.rx.pending.has_of(sender.owner)
+                }
             };
             let ready = port.end.is_some()
                 && goes
-                && !port.pending.stalled
+                && !port.rx.pending.stalled
                 && !table.ports.allowances.is_over(port.owner);
             if !to_own || !ready || !port.access.accepts_plain(&port.config, route.vlan) {
                 return false;
             }
             (self.receiver, self.worker) = (route.receiver, port.remote);
             // What the receiver takes its own worker knows.
-            self.longest = if port.remote.is_some() { usize::MAX } else { port.capabilities.frame };
+            self.longest = if port.remote.is_some() { usize::MAX } else { port.rx.capabilities.frame };
             self.merges = table.settings.coalesce && port.aggregates();
         }
         frame.len() <= self.longest
@@ -168,8 +170,8 @@ impl<'a> Batch<'a> {
                     let outcome = table.serving.attribute(receiver, || end.deliver(frames));
                     let count = outcome.map_or_else(|refused| refused.at, |()| frames.len());
                     let (delivered, rest) = frames.split_at_checked(count).unwrap_or((frames, &[]));
-                    port.rx.frames += delivered.len() as u64;
-                    port.rx.bytes += delivered.iter().map(|frame| frame.len() as u64).sum::<u64>();
+                    port.rx.counts.frames += delivered.len() as u64;
+                    port.rx.counts.bytes += delivered.iter().map(|frame| frame.len() as u64).sum::<u64>();
                     frames = rest;
                     let Err(refused) = outcome else { break };
                     if refused.reason == DropReason::NoBuffers {
@@ -179,7 +181,7 @@ impl<'a> Batch<'a> {
                     stats.drop(refused.reason);
                     frames = frames.split_first().map_or(&[], |(_, behind)| behind);
                 }
-                let (owner, overhead) = (port.owner, port.info.overhead.take());
+                let (owner, overhead) = (port.owner, port.attached.info.overhead.take());
                 table.ports.allowances.charge(owner, overhead * PIECE_COST);
                 table.held.note(slot, owner, table.now);
             }

@@ -181,7 +181,7 @@ impl Core {
         let table = &mut self.table;
         table.held.set_places(slot, end.info().lookahead);
         let now = table.now;
-        if let Some(port) = table.ports.get_mut(slot).filter(|port| !port.shut) {
+        if let Some(port) = table.ports.get_mut(slot).filter(|port| !port.is_shut()) {
             port.plug(end, now);
             port.set_stalled(false);
         }
@@ -222,7 +222,7 @@ impl Core {
             self.detach(slot);
         }
         if let Some(port) = self.table.ports.get_mut(slot) {
-            port.shut = shut;
+            port.set_shut(shut);
         }
     }
 
@@ -271,7 +271,7 @@ impl Core {
     /// it, too.
     fn retire(&mut self, slot: Slot) {
         if let Some(port) = self.table.ports.get_mut(slot) {
-            port.retired = port.end.is_some();
+            port.attached.retired = port.end.is_some();
         }
         publish(&mut self.table, slot);
     }
@@ -346,7 +346,7 @@ impl Core {
                 let end = port.end.as_mut()?;
                 let ticked = end.tick(now);
                 port.watch.due_soon = ticked.soon;
-                Some((ticked, port.info.overhead.take()))
+                Some((ticked, port.attached.info.overhead.take()))
             });
             if let Some((ticked, overhead)) = ticked.flatten() {
                 soon |= ticked.soon;

@@ -102,5 +102,5 @@ pub fn deliver_flow(
 /// much.
 fn ready(table: &Table, slot: Slot, charged: bool) -> bool {
     let Some(port) = table.ports.get(slot) else { return true };
-    port.pending.is_empty() && !(charged && table.ports.allowances.is_over(port.owner))
+    port.rx.pending.is_empty() && !(charged && table.ports.allowances.is_over(port.owner))
 }

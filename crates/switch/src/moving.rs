@@ -60,7 +60,7 @@ pub fn take_step(core: &mut Core, slot: Slot, step: Step) {
 
 fn set_moving(table: &mut Table, slot: Slot, moving: bool) {
     if let Some(port) = table.ports.get_mut(slot) {
-        port.moving = moving;
+        port.transfer.moving = moving;
     }
     table.note(slot);
     // What was handed over before is on its way when this is done.
@@ -80,7 +80,7 @@ fn is_settled(core: &mut Core, slot: Slot) -> bool {
     if port.remote.is_some() {
         return sent && !table.links.arrived.contains(&slot);
     }
-    sent && !port.pending.stalled && table.ports.may_take_along(port) && have_arrived_passed(table, slot)
+    sent && !port.rx.pending.stalled && table.ports.may_take_along(port) && have_arrived_passed(table, slot)
 }
 
 /// Notes which frames have come from other workers until now: some of them may be for a port that is held,
@@ -94,14 +94,14 @@ fn note_arrived(core: &mut Core, slot: Slot) {
     };
     let noted = links.arrived.iter().filter_map(arrived).collect();
     if let Some(port) = ports.get_mut(slot).filter(|port| port.remote.is_none()) {
-        port.before_move = noted;
+        port.transfer.before = noted;
     }
 }
 
 /// Have those had their turns?
 fn have_arrived_passed(table: &mut Table, slot: Slot) -> bool {
     let Table { ports, links, .. } = table;
-    let noted = ports.get_mut(slot).map(|port| std::mem::take(&mut port.before_move));
+    let noted = ports.get_mut(slot).map(|port| std::mem::take(&mut port.transfer.before));
     let mut left = noted.unwrap_or_default();
     left.retain(|&(from, count)| {
         let sender = ports.get_mut(from).filter(|_| links.arrived.contains(&from));
@@ -112,7 +112,7 @@ fn have_arrived_passed(table: &mut Table, slot: Slot) -> bool {
     });
     let all = left.is_empty();
     if let Some(port) = ports.get_mut(slot) {
-        port.before_move = left;
+        port.transfer.before = left;
     }
     all
 }
@@ -127,8 +127,8 @@ fn take_out(core: &mut Core, slot: Slot, to: usize) -> Option<Box<Port>> {
     let of = Numbered { id, slot, owner, group, remote: Some(to) };
     let mut remote = Port::new(of, port.config.clone(), port.stats.clone(), port.state.clone());
     remote.set_down(port.is_down());
-    remote.moving = true;
-    remote.pending = std::mem::replace(&mut port.pending, PendingQueue::small(table.now));
+    remote.transfer.moving = true;
+    remote.rx.pending = std::mem::replace(&mut port.rx.pending, PendingQueue::small(table.now));
     table.ports.put(slot, Box::new(remote));
     follow(core, slot, to);
     set_moving(&mut core.table, slot, true);
@@ -142,14 +142,14 @@ fn put_in(core: &mut Core, slot: Slot, mut port: Box<Port>) {
     table.links.arrived.retain(|other| *other != slot);
     let mut waited = Vec::new();
     if let Some(mut remote) = table.ports.take(slot) {
-        waited.extend(remote.pending.frames().copied());
+        waited.extend(remote.rx.pending.frames().copied());
         port.group = remote.group;
         remote.drop_end();
     }
-    port.before_move = Vec::new();
-    port.pending = PendingQueue::new(table.now);
+    port.transfer.before = Vec::new();
+    port.rx.pending = PendingQueue::new(table.now);
     port.watch = Watch::new(true, table.now);
-    let lookahead = if port.end.is_some() { port.info.lookahead } else { PLACES };
+    let lookahead = if port.end.is_some() { port.attached.info.lookahead } else { PLACES };
     table.held.set_places(slot, lookahead);
     table.ports.put(slot, port);
     core.rebuild();
@@ -163,7 +163,7 @@ fn wait_on(table: &mut Table, slot: Slot, frame: PendingFrame) {
     let tag = table.attributed(frame.sender, |table| tag_of(table, slot, &frame)).flatten();
     let claim = table.held.claim(frame.sender);
     let Some(port) = table.ports.get_mut(slot) else { return };
-    if tag.is_some_and(|tag| port.pending.push(PendingFrame { tag, ..frame }, claim)) {
+    if tag.is_some_and(|tag| port.rx.pending.push(PendingFrame { tag, ..frame }, claim)) {
         return;
     }
     port.lose(if tag.is_some() { DropReason::NoBuffers } else { DropReason::Gone });

@@ -184,7 +184,8 @@ impl Polling {
             at += 1;
             let needs = table.attributed(slot, |table| {
                 let Some(port) = table.ports.get(slot) else { return Needs::Turn };
-                let busy = port.tx.limits.is_paused() || port.pending.stalled || port.tx.burst.has_frames();
+                let busy =
+                    port.tx.limits.is_paused() || port.rx.pending.stalled || port.tx.burst.has_frames();
                 port.end.as_ref().filter(|_| !busy).map_or(Needs::Turn, |end| end.needs())
             });
             most = most.max(needs.unwrap_or(Needs::Turn));
@@ -224,7 +225,7 @@ fn poll_silent_one(table: &mut Table, slot: Slot) -> bool {
 fn try_stop_polling(doorbells: &Arc<Doorbells>, slot: Slot, port: &mut Port, since: Option<Instant>) -> bool {
     // If it may not, it is asked again after as long.
     port.watch.busy = since.unwrap_or(port.watch.busy);
-    let waits = port.tx.limits.is_paused() || port.pending.stalled || !port.pending.is_empty();
+    let waits = port.tx.limits.is_paused() || port.rx.pending.stalled || !port.rx.pending.is_empty();
     let unfinished = port.watch.due_soon || port.dirty || port.tx.burst.has_frames();
     let Some(end) = port.end.as_mut().filter(|_| !waits && !unfinished) else { return false };
     if end.readable_fd().is_some() || end.needs() == Needs::Turn {

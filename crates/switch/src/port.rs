@@ -79,38 +79,41 @@ pub struct Port {
     pub group: u16,
     /// The worker whose port it is, if not this one's.
     pub remote: Option<usize>,
-    /// What is attached is about to be dropped.
-    pub retired: bool,
-    /// It goes to another worker: it sends nothing new, and of others' frames for it none is handed over.
-    pub moving: bool,
-    /// Since then: how many frames had come from which ports of other workers, if they have not had their
-    /// turns yet.
-    pub before_move: Vec<(Slot, u64)>,
-    /// Which of the ends that were ever attached to it the last one is.
-    pub attachment: u32,
+    pub transfer: Transfer,
+    pub attached: Attached,
     pub config: Config,
     pub access: Access,
-    /// What `end` can receive, as of this round.
-    pub capabilities: RxCapabilities,
     pub stats: Arc<PortStats>,
     pub state: Arc<PortState>,
     pub end: Option<Box<dyn FramePort>>,
-    /// Of what is attached, or was.
-    pub info: FramePortInfo,
     extras: Extras,
-    /// Nothing may be attached to it.
-    pub shut: bool,
     /// It got or finished frames since its last flush.
     pub dirty: bool,
     pub tx: TxPart,
-    pub rx: RxCounts,
-    pub pending: PendingQueue,
+    pub rx: RxPart,
     pub watch: Watch,
-    /// What looks at its frames: empty while there is no capture. `end` is wrapped for it.
-    pub taps: Vec<Arc<dyn FrameTap>>,
 }
 
-/// What only some ports have: a shape, groups that are kept to them, a mirror's destination.
+/// A port on its way to another worker.
+#[derive(Default)]
+pub struct Transfer {
+    /// It sends nothing new, and of others' frames for it none is handed over.
+    pub moving: bool,
+    /// Since then: how many frames had come from which ports of other workers, if they have not had their turns yet.
+    pub before: Vec<(Slot, u64)>,
+}
+
+/// What is attached, or was.
+#[derive(Default)]
+pub struct Attached {
+    /// Which of the ends that were ever attached to the port this one is.
+    pub number: u32,
+    /// It is about to be dropped.
+    pub retired: bool,
+    pub info: FramePortInfo,
+}
+
+/// What only some ports have: a shape, groups that are kept to them, a mirror's destination, captures.
 #[derive(Default)]
 struct Extras {
     /// Where the shaper is while nothing is attached.
@@ -119,12 +122,24 @@ struct Extras {
     wanted: bool,
     /// The operator set its link down.
     down: bool,
+    /// Nothing may be attached to it.
+    shut: bool,
     /// What is attached is wrapped, and has the shaper.
     wrapped: bool,
     /// The groups of its guest, where the operator keeps multicast to who asked.
     snooped: Option<Box<Snooped>>,
     /// It is a mirror's.
     copies: Option<Copies>,
+    /// What captures its frames: empty while there is no capture. `end` is wrapped for it.
+    taps: Vec<Arc<dyn FrameTap>>,
+}
+
+/// A port's part as a receiver.
+pub struct RxPart {
+    /// What `end` can receive, as of this round.
+    pub capabilities: RxCapabilities,
+    pub counts: RxCounts,
+    pub pending: PendingQueue,
 }
 
 /// A port's part as a sender.
@@ -146,19 +161,14 @@ impl Port {
             owner,
             group,
             remote,
-            retired: false,
-            moving: false,
-            before_move: Vec::new(),
-            attachment: 0,
+            transfer: Transfer::default(),
+            attached: Attached::default(),
             access: Access::detached(&config),
             config,
-            capabilities: RxCapabilities::default(),
             stats,
             state,
             end: None,
-            info: FramePortInfo::default(),
             extras: Extras::default(),
-            shut: false,
             dirty: false,
             tx: TxPart {
                 burst: TxBurst::new(),
@@ -167,10 +177,8 @@ impl Port {
                 counts: TxCounts::default(),
                 merging: MergeHistory::default(),
             },
-            rx: RxCounts::default(),
-            pending,
+            rx: RxPart { capabilities: RxCapabilities::default(), counts: RxCounts::default(), pending },
             watch: Watch::new(true, now),
-            taps: Vec::new(),
         };
         let config = port.config.clone();
         port.configure(config);
@@ -186,7 +194,7 @@ impl Port {
     /// It as the lender of a frame. `slot`: where it is.
     #[inline]
     pub fn origin(&self, slot: Slot) -> Origin {
-        Origin { slot, owner: self.owner, attachment: self.attachment }
+        Origin { slot, owner: self.owner, attachment: self.attached.number }
     }
 
     /// A frame of it, `sent`, which its `end` calls `token`, on its way through the stages.
@@ -219,16 +227,16 @@ impl Port {
     #[inline]
     pub fn receiver(&mut self, tag: Option<Tci>, mirror: bool) -> Option<Receiver<'_>> {
         let end = &mut **self.end.as_mut()?;
-        Some(Receiver { end, capabilities: &self.capabilities, counts: &mut self.rx, tag, mirror })
+        Some(Receiver { end, capabilities: &self.rx.capabilities, counts: &mut self.rx.counts, tag, mirror })
     }
 
     /// Attaches `end`, wrapped if the port is shaped.
     pub fn plug(&mut self, end: Box<dyn FramePort>, now: Instant) {
-        self.attachment = self.attachment.wrapping_add(1);
-        self.retired = false;
+        self.attached.number = self.attached.number.wrapping_add(1);
+        self.attached.retired = false;
         self.watch = Watch::new(true, now);
-        self.info = end.info();
-        self.end = Some(CapturedFrames::wrap(end, &self.taps));
+        self.attached.info = end.info();
+        self.end = Some(CapturedFrames::wrap(end, &self.extras.taps));
         self.extras.snooped = None;
         self.snoop(now);
         self.extras.wrapped = false;
@@ -240,8 +248,8 @@ impl Port {
     fn wrap(&mut self, now: Instant) {
         let Some(end) = self.end.take().map(CapturedFrames::unwrap) else { return };
         let shaped = ShapedPort::new(end, self.extras.cell.clone(), self.stats.clone(), now);
-        self.info = shaped.info();
-        self.end = Some(CapturedFrames::wrap(Box::new(shaped), &self.taps));
+        self.attached.info = shaped.info();
+        self.end = Some(CapturedFrames::wrap(Box::new(shaped), &self.extras.taps));
         self.extras.wrapped = true;
     }
 
@@ -309,7 +317,7 @@ impl Port {
     pub fn adopt(&mut self) {
         let effective = if let Some(end) = &self.end {
             self.access = Access::new(&self.config, end.filter());
-            self.capabilities = end.capabilities();
+            self.rx.capabilities = end.capabilities();
             key(0, self.access.effective)
         } else {
             self.access = Access::detached(&self.config);
@@ -323,7 +331,7 @@ impl Port {
 
     /// Lets go of what is attached, with the frames that it lent. False if its code panicked.
     pub fn drop_end(&mut self) -> bool {
-        self.taps.iter().for_each(|tap| tap.settle(None));
+        self.extras.taps.iter().for_each(|tap| tap.settle(None));
         self.tx.burst.forget();
         self.watch.forget();
         let end = self.end.take();
@@ -341,6 +349,21 @@ impl Port {
         self.drop_end();
     }
 
+    /// Nothing may be attached to it from now on, or something may again.
+    pub fn set_shut(&mut self, shut: bool) {
+        self.extras.shut = shut;
+    }
+
+    /// May nothing be attached to it?
+    pub fn is_shut(&self) -> bool {
+        self.extras.shut
+    }
+
+    /// Is it captured?
+    pub fn is_captured(&self) -> bool {
+        !self.extras.taps.is_empty()
+    }
+
     /// Is it in this VLAN?
     #[inline]
     pub fn carries(&self, vlan: u16) -> bool {
@@ -356,7 +379,7 @@ impl Port {
     /// Does it take TCP super-frames whole?
     #[inline]
     pub fn aggregates(&self) -> bool {
-        self.capabilities.tso4 || self.capabilities.tso6
+        self.rx.capabilities.tso4 || self.rx.capabilities.tso6
     }
 
     /// Counts a drop.
@@ -369,24 +392,24 @@ impl Port {
     #[cold]
     pub fn lose_sent(&self, reason: DropReason) {
         self.lose(reason);
-        self.taps.iter().for_each(|tap| tap.settle(Some(reason)));
+        self.extras.taps.iter().for_each(|tap| tap.settle(Some(reason)));
     }
 
     /// Shows a frame that was on its way to it and was dropped, as its sender lent it.
     #[cold]
     pub fn show_lost(&self, frame: &TxFrame<'_>, reason: DropReason) {
-        if !self.taps.is_empty() {
+        if !self.extras.taps.is_empty() {
             let now = wall_clock();
-            self.taps.iter().for_each(|tap| tap.refused(frame, now, reason));
+            self.extras.taps.iter().for_each(|tap| tap.refused(frame, now, reason));
         }
     }
 
     /// The same for a frame as it would have been delivered.
     #[cold]
     pub fn show_undelivered(&self, frame: &RxFrame<'_>, reason: DropReason) {
-        if !self.taps.is_empty() {
+        if !self.extras.taps.is_empty() {
             let now = wall_clock();
-            self.taps.iter().for_each(|tap| tap.received(frame, now, Some(reason)));
+            self.extras.taps.iter().for_each(|tap| tap.received(frame, now, Some(reason)));
         }
     }
 
@@ -394,13 +417,13 @@ impl Port {
     pub fn set_taps(&mut self, taps: Vec<Arc<dyn FrameTap>>) {
         let end = self.end.take().map(CapturedFrames::unwrap);
         self.end = end.map(|end| CapturedFrames::wrap(end, &taps));
-        self.taps = taps;
+        self.extras.taps = taps;
     }
 
     /// The receiver took nothing for too long, or has room again.
     pub fn set_stalled(&mut self, stalled: bool) {
-        if self.pending.stalled != stalled {
-            self.pending.stalled = stalled;
+        if self.rx.pending.stalled != stalled {
+            self.rx.pending.stalled = stalled;
             self.state.stalled.store(stalled, Ordering::Relaxed);
         }
     }
@@ -419,13 +442,13 @@ impl Port {
             (&stats.tx_frames, &mut self.tx.counts.frames),
             (&stats.tx_bytes, &mut self.tx.counts.bytes),
             (&stats.tx_tso, &mut self.tx.counts.tso),
-            (&stats.rx_frames, &mut self.rx.frames),
-            (&stats.rx_bytes, &mut self.rx.bytes),
-            (&stats.rx_aggregates, &mut self.rx.aggregates),
-            (&stats.rx_segments, &mut self.rx.segments),
-            (&stats.rx_checksums, &mut self.rx.checksums),
-            (&stats.rx_coalesced, &mut self.rx.coalesced),
-            (&stats.rx_coalesced_segments, &mut self.rx.coalesced_segments),
+            (&stats.rx_frames, &mut self.rx.counts.frames),
+            (&stats.rx_bytes, &mut self.rx.counts.bytes),
+            (&stats.rx_aggregates, &mut self.rx.counts.aggregates),
+            (&stats.rx_segments, &mut self.rx.counts.segments),
+            (&stats.rx_checksums, &mut self.rx.counts.checksums),
+            (&stats.rx_coalesced, &mut self.rx.counts.coalesced),
+            (&stats.rx_coalesced_segments, &mut self.rx.counts.coalesced_segments),
         ] {
             if *amount > 0 {
                 counter.bump(std::mem::take(amount));

@@ -114,7 +114,7 @@ impl Ports {
     /// Can all that waits for a port be handed over, nothing that it has in part or that came from another
     /// worker?
     pub fn may_take_along(&self, port: &Port) -> bool {
-        port.pending.frames().all(|frame| {
+        port.rx.pending.frames().all(|frame| {
             frame.next == 0 && self.get(frame.sender).is_some_and(|sender| sender.remote.is_none())
         })
     }

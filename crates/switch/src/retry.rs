@@ -33,7 +33,7 @@ impl Retry<'_> {
         };
         while let Some(slot) = waiting(self.table, at) {
             at += 1;
-            let concerned = |port: &Port| port.pending.stalled || !port.pending.is_empty();
+            let concerned = |port: &Port| port.rx.pending.stalled || !port.rx.pending.is_empty();
             if !self.table.ports.get(slot).is_some_and(concerned) {
                 continue;
             }
@@ -63,10 +63,10 @@ impl Retry<'_> {
         }
         receiver.set_stalled(false);
         let mut moved = false;
-        while let Some(mut frame) = receiver.pending.front()
+        while let Some(mut frame) = receiver.rx.pending.front()
             && !self.table.ports.allowances.is_over(receiver.owner)
         {
-            if receiver.moving && self.table.ports.may_take_along(receiver) {
+            if receiver.transfer.moving && self.table.ports.may_take_along(receiver) {
                 // The rest goes with it.
                 break;
             }
@@ -77,22 +77,22 @@ impl Retry<'_> {
             let (count, delivered) = merged
                 .filter(|(_, outcome)| outcome.is_ok())
                 .unwrap_or_else(|| (1, self.deliver(receiver, &mut frame)));
-            let overhead = receiver.info.overhead.take();
+            let overhead = receiver.attached.info.overhead.take();
             self.table.ports.allowances.charge(receiver.owner, overhead * PIECE_COST);
             match delivered {
                 Err(DropReason::NoBuffers) => {
-                    moved |= receiver.pending.advance(frame.next, self.table.now);
+                    moved |= receiver.rx.pending.advance(frame.next, self.table.now);
                     break;
                 }
                 Err(reason) => receiver.lose(reason),
                 Ok(()) => {}
             }
             for _ in 0..count {
-                let Some(frame) = receiver.pending.pop_of_turn(self.table.now) else { break };
+                let Some(frame) = receiver.rx.pending.pop_of_turn(self.table.now) else { break };
                 self.table.held.give_back(frame.sender, receiver.owner);
                 self.table.finish(frame.sender, frame.token);
             }
-            receiver.pending.end_turn();
+            receiver.rx.pending.end_turn();
             moved = true;
         }
         moved
@@ -118,9 +118,9 @@ impl Retry<'_> {
         let mut flow = self.coalescer.take_free()?;
         let Retry { table, egress, coalescer } = self;
         let Table { ports, serving, .. } = &mut **table;
-        let first = receiver.pending.front();
+        let first = receiver.rx.pending.front();
         let end = first.and_then(|first| ports.get(first.sender)?.end.as_deref());
-        for pending in receiver.pending.iter() {
+        for pending in receiver.rx.pending.iter() {
             let (Some(first), Some(end)) = (first, end) else { break };
             if pending.sender != first.sender || pending.tag != first.tag || pending.next > 0 {
                 break;
@@ -133,7 +133,7 @@ impl Retry<'_> {
             let own = !to.is_multicast() && (receiver.access.is_own(to) || receiver.config.uplink);
             let from = (end, pending.token);
             let added = coalescer.gather(&mut flow, &sent, from, (slot, first.tag), |segment| {
-                segment.longest(&receiver.capabilities, &sent).filter(|_| own)
+                segment.longest(&receiver.rx.capabilities, &sent).filter(|_| own)
             });
             if !added {
                 break;
@@ -155,8 +155,8 @@ impl Retry<'_> {
 fn hand_over_waiting(table: &mut Table, receiver: &mut Port, worker: usize) -> bool {
     let mut moved = false;
     let mut at = 0;
-    while !receiver.moving && receiver.pending.begin_turn_of(at) {
-        while let Some(frame) = receiver.pending.front() {
+    while !receiver.transfer.moving && receiver.rx.pending.begin_turn_of(at) {
+        while let Some(frame) = receiver.rx.pending.front() {
             let Table { ports, links, serving, .. } = table;
             let handed = ports.get(frame.sender).and_then(|sender| {
                 let end = sender.end.as_ref()?;
@@ -169,7 +169,7 @@ fn hand_over_waiting(table: &mut Table, receiver: &mut Port, worker: usize) -> b
                 Some(_) => {}
                 None => receiver.lose(DropReason::Gone),
             }
-            receiver.pending.pop_of_turn(table.now);
+            receiver.rx.pending.pop_of_turn(table.now);
             table.held.give_back(frame.sender, receiver.owner);
             if handed == Some(Handed::Copied) {
                 table.finish(frame.sender, frame.token);
@@ -177,8 +177,8 @@ fn hand_over_waiting(table: &mut Table, receiver: &mut Port, worker: usize) -> b
             moved = true;
         }
         // One that has no frames any more is not counted any more.
-        at += usize::from(receiver.pending.front().is_some());
-        receiver.pending.end_turn();
+        at += usize::from(receiver.rx.pending.front().is_some());
+        receiver.rx.pending.end_turn();
     }
     moved
 }
@@ -189,18 +189,19 @@ fn give_up(table: &mut Table, slot: Slot) {
     let now = table.now;
     let [hold, longest] = [true, false].map(|others| table.settings.longest_wait(others));
     // What waits for a port that goes to another worker waits for that worker.
-    let Some(port) = table.ports.get_mut(slot).filter(|port| !port.moving) else { return };
-    if port.pending.is_overdue(now, longest) {
+    let Some(port) = table.ports.get_mut(slot).filter(|port| !port.transfer.moving) else { return };
+    if port.rx.pending.is_overdue(now, longest) {
         // Whether a remote port has room its own worker knows.
         port.set_stalled(port.remote.is_none());
         return table.drop_pending(slot, DropReason::NoBuffers);
     }
     let reason =
-        if port.pending.is_overdue(now, hold) { DropReason::NoBuffers } else { DropReason::SlowReceiver };
-    let expired =
-        |table: &Table| table.ports.get(slot)?.pending.find_expired(now, |sender| table.longest_wait(sender));
+        if port.rx.pending.is_overdue(now, hold) { DropReason::NoBuffers } else { DropReason::SlowReceiver };
+    let expired = |table: &Table| {
+        table.ports.get(slot)?.rx.pending.find_expired(now, |sender| table.longest_wait(sender))
+    };
     while let Some(owner) = expired(table)
-        && let Some(frame) = table.ports.get_mut(slot).and_then(|port| port.pending.take_expired(owner))
+        && let Some(frame) = table.ports.get_mut(slot).and_then(|port| port.rx.pending.take_expired(owner))
     {
         table.drop_waiting(slot, frame, reason);
     }

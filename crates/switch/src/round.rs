@@ -91,8 +91,8 @@ impl Core {
                 if let Some(port) = table.ports.get_mut(slot)
                     && let Some(end) = &port.end
                 {
-                    port.capabilities = end.capabilities();
-                    stalled |= port.pending.stalled;
+                    port.rx.capabilities = end.capabilities();
+                    stalled |= port.rx.pending.stalled;
                 }
             });
         }
@@ -145,7 +145,7 @@ impl Core {
     }
 
     fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {
-        if sender.tx.limits.still_paused(self.table.now) || sender.retired {
+        if sender.tx.limits.still_paused(self.table.now) || sender.attached.retired {
             return false;
         }
         let Some(mut end) = sender.end.take() else { return false };
@@ -183,11 +183,11 @@ impl Core {
         while left.frames > 0 && !sender.tx.limits.is_paused() {
             let most = left.frames.min(self.burst(sender));
             let all = sender.tx.burst.has_frames() || {
-                if sender.moving && sender.remote.is_none() {
+                if sender.transfer.moving && sender.remote.is_none() {
                     break;
                 }
                 let fetched = sender.tx.burst.fetch(end, most);
-                let overhead = sender.info.overhead.take() * PIECE_COST;
+                let overhead = sender.attached.info.overhead.take() * PIECE_COST;
                 if overhead > 0 {
                     // Frames that were left out are completed, too.
                     moved = true;
@@ -465,7 +465,7 @@ impl Core {
         let Some(end) = port.end.as_ref() else { return Fate::Finished };
         if !port.watch.polled {
             // It was not polled in this round.
-            port.capabilities = end.capabilities();
+            port.rx.capabilities = end.capabilities();
         }
         if may_wait {
             table.held.note(flight.slot, port.owner, table.now);
@@ -476,7 +476,7 @@ impl Core {
         let frame = flight.sent.frame;
         let to = frame.destination();
         let tag = match port.access.receive(&port.config, end.filter(), to, flight.vlan, frame.tag) {
-            Ok(tag) if !port.pending.stalled => tag,
+            Ok(tag) if !port.rx.pending.stalled => tag,
             refused => {
                 let reason = refused.err().unwrap_or(DropReason::NoBuffers);
                 port.lose(reason);
@@ -500,7 +500,7 @@ impl Core {
             port.lose(DropReason::Gone);
             return Fate::Finished;
         }
-        let waits = port.moving || port.pending.has_of(flight.origin.owner);
+        let waits = port.transfer.moving || port.rx.pending.has_of(flight.origin.owner);
         let in_flight = (flight.origin, flight.token);
         let links = &mut self.table.links;
         let handed =
@@ -517,7 +517,7 @@ impl Core {
     fn hand(&mut self, flight: &Flight<'_>, to: To, may_wait: bool) -> Fate {
         let Core { table, egress, .. } = self;
         let Some(port) = table.ports.get(to.slot) else { return Fate::Finished };
-        if !port.pending.is_empty() || table.ports.allowances.is_over(port.owner) {
+        if !port.rx.pending.is_empty() || table.ports.allowances.is_over(port.owner) {
             return self.pend(flight, to.slot, (to.tag, 0), may_wait);
         }
         let mut next = 0;
@@ -567,9 +567,9 @@ impl Core {
         }
         let Some(segment) = segment.filter(|_| flight.more) else { return false };
         let ready =
-            |port: &&Port| port.pending.is_empty() && !self.table.ports.allowances.is_over(port.owner);
+            |port: &&Port| port.rx.pending.is_empty() && !self.table.ports.allowances.is_over(port.owner);
         let receiver = self.table.ports.get(to.0).filter(ready);
-        let longest = receiver.and_then(|port| segment.longest(&port.capabilities, &flight.sent));
+        let longest = receiver.and_then(|port| segment.longest(&port.rx.capabilities, &flight.sent));
         let Some(longest) = longest else { return false };
         if self.coalescer.is_full() {
             self.close(0, flight.slot, flight.end);

@@ -194,7 +194,7 @@ impl Table {
     #[inline]
     pub fn delivered(&mut self, slot: Slot) {
         let Some(port) = self.ports.get_mut(slot) else { return };
-        let (owner, overhead) = (port.owner, port.info.overhead.take());
+        let (owner, overhead) = (port.owner, port.attached.info.overhead.take());
         let marked = std::mem::replace(&mut port.dirty, true);
         self.ports.allowances.charge(owner, overhead * PIECE_COST);
         if !marked {
@@ -230,12 +230,12 @@ impl Table {
         let claim = self.held.claim(frame.sender);
         let longest = self.longest_wait(frame.sender);
         let Some(port) = self.ports.get_mut(receiver) else { return Err(DropReason::Gone) };
-        let first = port.pending.is_empty();
-        let refused = if !may_wait || port.pending.is_overdue(self.now, longest) {
+        let first = port.rx.pending.is_empty();
+        let refused = if !may_wait || port.rx.pending.is_overdue(self.now, longest) {
             Some(DropReason::NoBuffers)
         } else if !self.held.take(frame.sender, port.owner, self.now) {
             Some(DropReason::SlowReceiver)
-        } else if !port.pending.push(frame, claim) {
+        } else if !port.rx.pending.push(frame, claim) {
             self.held.give_back(frame.sender, port.owner);
             Some(DropReason::NoBuffers)
         } else {
@@ -281,14 +281,16 @@ impl Table {
     }
 
     pub fn count_waiting(&mut self) {
-        self.waiting = self.ports.iter().filter(|port| !port.pending.is_empty()).count();
+        self.waiting = self.ports.iter().filter(|port| !port.rx.pending.is_empty()).count();
     }
 
     /// The same, and how many frames of each sender wait: after a fault.
     pub fn recount_waiting(&mut self) {
         self.count_waiting();
-        let waiting =
-            self.ports.iter().flat_map(|port| port.pending.frames().map(|frame| (frame.sender, port.owner)));
+        let waiting = self
+            .ports
+            .iter()
+            .flat_map(|port| port.rx.pending.frames().map(|frame| (frame.sender, port.owner)));
         self.held.recount(waiting);
     }
 
@@ -297,7 +299,7 @@ impl Table {
         self.drop_pending(slot, DropReason::Gone);
         for other in self.ports.all() {
             let Some(receiver) = self.ports.get_mut(other) else { continue };
-            let (tokens, owner) = (receiver.pending.remove_of(slot), receiver.owner);
+            let (tokens, owner) = (receiver.rx.pending.remove_of(slot), receiver.owner);
             tokens.iter().for_each(|_| receiver.lose(DropReason::Gone));
             for token in tokens {
                 self.held.give_back(slot, owner);
@@ -311,7 +313,7 @@ impl Table {
     pub fn drop_pending(&mut self, slot: Slot, reason: DropReason) {
         let now = self.now;
         while let Some(receiver) = self.ports.get_mut(slot)
-            && let Some(frame) = receiver.pending.pop(now)
+            && let Some(frame) = receiver.rx.pending.pop(now)
         {
             self.drop_waiting(slot, frame, reason);
         }
@@ -329,7 +331,7 @@ impl Table {
 
     /// Shows it to those who look at its receiver.
     fn show_lost(&mut self, receiver: Slot, frame: &PendingFrame, reason: DropReason) {
-        if self.ports.get(receiver).is_none_or(|port| port.taps.is_empty()) {
+        if self.ports.get(receiver).is_none_or(|port| !port.is_captured()) {
             return;
         }
         self.attributed(frame.sender, |table| {

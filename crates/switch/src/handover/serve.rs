@@ -54,9 +54,9 @@ pub fn publish(table: &mut Table, slot: Slot) {
         return;
     }
     let attachment = table.attributed(slot, |table| {
-        let port = table.ports.get(slot).filter(|port| !port.retired)?;
+        let port = table.ports.get(slot).filter(|port| !port.attached.retired)?;
         let end = port.end.as_ref()?;
-        Some(Attachment { number: port.attachment, filter: end.filter().clone() })
+        Some(Attachment { number: port.attached.number, filter: end.filter().clone() })
     });
     let Some(port) = table.ports.get(slot).filter(|port| port.remote.is_none()) else { return };
     if !port.state.remote.publish(attachment.flatten()) {
@@ -133,7 +133,7 @@ impl Arrivals {
         table.links.take_back(|origin, token| finished.push((origin, token)));
         for of_one in finished.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(Origin { slot, attachment, .. }, _)) = of_one.first() else { continue };
-            if table.ports.get(slot).is_some_and(|port| port.attachment == attachment) {
+            if table.ports.get(slot).is_some_and(|port| port.attached.number == attachment) {
                 finish_all(table, slot, of_one);
             } else {
                 table.links.let_go();

@@ -58,7 +58,7 @@ fn deliver_copy(
     let receiver = receiver.ok_or(DropReason::NoReceiver)?;
     let port = table.ports.get(receiver).ok_or(DropReason::NoReceiver)?;
     let end = port.end.as_ref().ok_or(DropReason::NoReceiver)?;
-    if table.ports.allowances.is_over(port.owner) || port.pending.stalled || !port.pending.is_empty() {
+    if table.ports.allowances.is_over(port.owner) || port.rx.pending.stalled || !port.rx.pending.is_empty() {
         return Err(DropReason::NoBuffers);
     }
     // A guest gets others' frames only if it asks its card for all.

@@ -91,8 +91,8 @@ impl Port {
         };
         let sent = self.end.as_mut().is_some_and(|end| end.deliver(std::slice::from_ref(&frame)).is_ok());
         if sent {
-            self.rx.frames += 1;
-            self.rx.bytes += head.len() as u64;
+            self.rx.counts.frames += 1;
+            self.rx.counts.bytes += head.len() as u64;
         }
         sent
     }
