@@ -89,7 +89,7 @@ pub fn balance(daemon: Arc<Daemon>) -> io::Result<Option<PeriodicThread>> {
 
 /// Moves NICs to other workers if that helps.
 fn relieve(switch: &Switch, balancer: &mut Balancer, now: Instant) {
-    let Some(relief) = balancer.look(switch, now) else { return };
+    let Some(relief) = balancer.poll(switch, now) else { return };
     let loads = relief.loads.iter().map(|load| format!("{:.0} %", load * 100.0));
     let loads = loads.collect::<Vec<_>>().join(", ");
     for (id, to) in relief.moves {

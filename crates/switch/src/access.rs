@@ -60,26 +60,26 @@ impl Access {
 
     pub fn new(config: &Config, filter: &Filter) -> Access {
         let Filter { mac, unicast, promiscuous, .. } = *filter;
-        let Policy { promiscuous: may_look, mac_changes, forged_transmits } = config.policy;
+        let Policy { promiscuous: may_watch, mac_changes, forged_transmits } = config.policy;
         let changed = mac.is_unicast() && mac != config.mac && !config.uplink;
         let blocked = changed && !mac_changes;
         Access {
             effective: if changed && !blocked { mac } else { config.mac },
             blocked,
             own: unicast || promiscuous,
-            mirror: promiscuous && may_look && !config.uplink,
-            unknown: promiscuous && (config.uplink || may_look || forged_transmits),
+            mirror: promiscuous && may_watch && !config.uplink,
+            unknown: promiscuous && (config.uplink || may_watch || forged_transmits),
             untagged: config.vlan.ingress(None),
         }
     }
 
-    /// Is a frame to this address the port's own, or does it only look at it?
+    /// Is a frame to this address the port's own, or does it only watch it?
     #[inline]
     pub fn is_own(&self, to: Mac) -> bool {
         to == self.effective || to.is_multicast()
     }
 
-    /// Frames of this VLAN, without a tag from their sender, arrive without one whatever the filter says.
+    /// Frames of this VLAN, without a tag from their sender, arrive without one whatever the filter is.
     #[inline]
     pub fn accepts_plain(&self, config: &Config, vlan: u16) -> bool {
         self.own && !self.blocked && (vlan == 0 || matches!(config.vlan, VlanMode::Access(_)))

@@ -24,7 +24,7 @@ struct Account {
 }
 
 impl Account {
-    fn owes(&self) -> bool {
+    fn is_in_debt(&self) -> bool {
         self.debt > 0 || self.change_debt > 0
     }
 
@@ -65,7 +65,7 @@ impl Allowances {
         self.in_debt.retain(|&owner| {
             let Some(account) = accounts.get_mut(usize::from(owner)) else { return false };
             (account.left, account.round) = (account.pay(share), round);
-            account.owes()
+            account.is_in_debt()
         });
     }
 
@@ -94,7 +94,7 @@ impl Allowances {
 
     fn add_debt(&mut self, owner: u16, cost: usize, which: impl Fn(&mut Account) -> &mut usize) {
         let Some(account) = self.accounts.get_mut(usize::from(owner)).filter(|_| cost > 0) else { return };
-        if !account.owes() {
+        if !account.is_in_debt() {
             self.in_debt.push(owner);
         }
         let debt = which(account);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn debts_are_taken_off_the_next_rounds_of_who_owes_and_of_no_one_else() {
+    fn debts_are_taken_off_the_next_rounds_of_who_has_them_and_of_no_one_else() {
         let mut all = of_three();
         all.charge(1, 0);
         assert!(!all.any_in_debt());

@@ -1,5 +1,5 @@
-//! The network is told where addresses are: by a reverse ARP request out of an uplink, from which switches
-//! outside learn.
+//! The network is notified of where addresses are: by a reverse ARP request out of an uplink, from which
+//! switches outside learn.
 //!
 //! An address is announced when its port gets an uplink or an uplink gets its port (something is attached, a
 //! link comes up, the configuration changes), when the VMM asks for it, as it does once a VM has moved to

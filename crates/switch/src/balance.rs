@@ -26,8 +26,8 @@ const MUCH: f64 = 0.5;
 const GAIN: f64 = 0.1;
 /// What a port costs whose frames go to another worker, as a part of what it costs else.
 const APART: f64 = 0.75;
-/// Looks in a row that must find something before anything goes.
-const LOOKS: u32 = 3;
+/// Polls in a row that must find something before anything goes.
+const POLLS: u32 = 3;
 /// How long a port stays where it went, or where it could not go from.
 const STAY: Duration = Duration::from_secs(10);
 /// Ports that may go: those with the most work.
@@ -41,7 +41,7 @@ struct PortLoad {
     id: PortId,
     slot: Slot,
     worker: usize,
-    /// What it has sent and received since the look before, as [`DELIVERY_COST`] measures.
+    /// What it has sent and received since the poll before, as [`DELIVERY_COST`] measures.
     work: u64,
     /// Where its last frame went; no port's slot if it has sent none to one receiver.
     last_to: Slot,
@@ -57,19 +57,19 @@ pub struct Relief {
     pub loads: Vec<f64>,
 }
 
-/// Looks now and then at what the workers of a switch have to do.
+/// Polls now and then what the workers of a switch have to do.
 #[derive(Default)]
 pub struct Balancer {
-    /// The look before: when, nanoseconds in which each worker had worked, work that each port had caused.
+    /// The poll before: when, nanoseconds in which each worker had worked, work that each port had caused.
     before: Option<(Instant, Vec<u64>, HashMap<PortId, u64>)>,
-    /// Looks in a row that found something.
+    /// Polls in a row that found something.
     found: u32,
     stays: HashMap<PortId, Instant>,
 }
 
 impl Balancer {
     /// To be called about once a second. What is to be moved now, with [`Switch::move_port`].
-    pub fn look(&mut self, switch: &Switch, now: Instant) -> Option<Relief> {
+    pub fn poll(&mut self, switch: &Switch, now: Instant) -> Option<Relief> {
         let worked: Vec<u64> = switch.heartbeats().map(|heartbeat| heartbeat.read().worked).collect();
         let mut ports = loads_of(switch);
         let totals = ports.iter().map(|port| (port.id, port.work)).collect();
@@ -88,7 +88,7 @@ impl Balancer {
         let moves =
             if loads.iter().any(|load| *load >= MUCH) { better(loads.len(), ports) } else { Vec::new() };
         self.found = if moves.is_empty() { 0 } else { self.found + 1 };
-        if self.found < LOOKS {
+        if self.found < POLLS {
             return None;
         }
         self.found = 0;

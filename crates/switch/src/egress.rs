@@ -1,5 +1,5 @@
 //! The stage in front of the receiver: a frame stays whole or is cut into segments, its checksums are left,
-//! told or completed, and the receiver's port copies it.
+//! reported or completed, and the receiver's port copies it.
 
 use arrayvec::ArrayVec;
 use vmlane_mem::Spans;

@@ -45,7 +45,7 @@ pub struct Route {
     pub from: u64,
     pub vlan: u16,
     pub receiver: Slot,
-    /// Of the tables that it was looked up in.
+    /// Of the tables that it was found in.
     epoch: u64,
 }
 
@@ -58,12 +58,12 @@ pub struct Sender {
     pub uplink: bool,
     /// An uplink of a team: the network may send back through it what left through another one.
     pub teamed: bool,
-    /// Its own address. None for a remote port: its worker has looked already whether a frame comes from
+    /// Its own address. None for a remote port: its worker has checked already whether a frame comes from
     /// where it goes to, and it alone knows the guest's address.
     pub own: Option<Mac>,
 }
 
-/// What all workers of a switch have learned. They look there when a frame does not go the way of its
+/// What all workers of a switch have learned. They read it when a frame does not go the way of its
 /// sender's last one, so its lock is hardly ever contended.
 pub struct LearnedAddresses {
     table: Mutex<LearnedTable>,
@@ -87,14 +87,14 @@ pub struct Fdb {
     learned: Arc<LearnedAddresses>,
     /// Of `known`, of `learned` as far as addresses have moved, and of the ports' configuration.
     epoch: u64,
-    /// Addresses that have moved, when this was looked at last.
+    /// Addresses that have moved, when this was last read.
     moved: u64,
     /// Seconds since the start.
     seconds: u32,
 }
 
-/// Seconds between two looks for addresses that were not heard of for long.
-const LOOK_EVERY: u32 = 16;
+/// Seconds between two sweeps of addresses that were not seen for long.
+const SWEEP_EVERY: u32 = 16;
 
 impl Fdb {
     pub fn new(learned: Arc<LearnedAddresses>) -> Fdb {
@@ -102,7 +102,7 @@ impl Fdb {
         Fdb { known, learned, epoch: 1, moved: 0, seconds: 0 }
     }
 
-    /// A round begins: addresses may have moved by what other workers have heard.
+    /// A round begins: addresses may have moved by what other workers have seen.
     #[inline]
     pub fn begin_round(&mut self) {
         let moved = self.learned.moved.load(Ordering::Relaxed);
@@ -118,18 +118,18 @@ impl Fdb {
         self.epoch += 1;
     }
 
-    /// Forgets what was heard behind a port.
+    /// Forgets what was seen behind a port.
     pub fn forget(&mut self, slot: Slot) {
         self.learned.table.lock().forget(slot);
     }
 
-    /// Every learned address: its isolation group and address, its VLAN, the port it was heard behind, and
+    /// Every learned address: its isolation group and address, its VLAN, the port it was seen behind, and
     /// the seconds since.
     pub fn learned(&self) -> Vec<(u64, u16, Slot, u32)> {
         let now = self.seconds;
         let table = self.learned.table.lock();
         let entries = table.entries.iter().filter(|entry| entry.slot != FREE);
-        entries.map(|entry| (entry.key, entry.vlan, entry.slot, now.wrapping_sub(entry.heard))).collect()
+        entries.map(|entry| (entry.key, entry.vlan, entry.slot, now.wrapping_sub(entry.last_seen))).collect()
     }
 
     /// Advances the clock.
@@ -139,7 +139,7 @@ impl Fdb {
             return;
         }
         self.seconds = seconds;
-        if seconds.is_multiple_of(LOOK_EVERY) {
+        if seconds.is_multiple_of(SWEEP_EVERY) {
             self.learned.table.lock().age(seconds);
             self.epoch += 1;
         }
@@ -151,7 +151,7 @@ impl Fdb {
         route.epoch == self.epoch
     }
 
-    /// Where a frame goes; `route` is its sender's, `carries` tells whether a port is in the frame's VLAN,
+    /// Where a frame goes; `route` is its sender's, `carries` returns whether a port is in the frame's VLAN,
     /// `uplink` whether it is one. `learn`: the source is not the sender's own address.
     #[inline]
     pub fn find(
@@ -199,7 +199,7 @@ impl Fdb {
         Ok(Destination::One(route.receiver))
     }
 
-    /// Does a frame that comes from outside say that it is from an address of a VM here? One from an address
+    /// Does a frame that comes from outside claim to be from an address of a VM here? One from an address
     /// that a VM only used is not reflected if it is to a port here, as what a VM sends there never leaves: a
     /// VM that forges an address of the world outside cannot keep its owner's frames out, and loses it with
     /// the first of them.
@@ -331,7 +331,7 @@ pub const MOST_LEARNED: usize = WAYS * SETS;
 /// Addresses that may be learned behind one port: a VM's, an uplink.
 const VM_SHARE: u32 = 256;
 const UPLINK_SHARE: u32 = 6144;
-/// Seconds after which an address that was not heard of is forgotten.
+/// Seconds after which an address that was not seen is forgotten.
 pub const AGE: u32 = 300;
 
 /// For so many seconds after a VM has sent from an address, frames from it that come in through a team are
@@ -345,10 +345,10 @@ struct Learned {
     slot: Slot,
     uplink: bool,
     /// Seconds since the worker started.
-    heard: u32,
+    last_seen: u32,
 }
 
-/// Addresses heard behind uplinks and behind ports that may forge their source.
+/// Addresses seen behind uplinks and behind ports that may forge their source.
 pub struct LearnedTable {
     entries: Vec<Learned>,
     /// By slot: how many.
@@ -358,7 +358,7 @@ pub struct LearnedTable {
 
 impl LearnedTable {
     pub fn new() -> LearnedTable {
-        let free = Learned { key: 0, vlan: 0, slot: FREE, uplink: false, heard: 0 };
+        let free = Learned { key: 0, vlan: 0, slot: FREE, uplink: false, last_seen: 0 };
         LearnedTable {
             entries: vec![free; WAYS * SETS],
             shares: Vec::new(),
@@ -387,22 +387,22 @@ impl LearnedTable {
         self.entries[self.set(key, vlan)]
             .iter()
             .find(|entry| entry.slot != FREE && entry.key == key && entry.vlan == vlan)
-            .filter(|entry| now.wrapping_sub(entry.heard) < AGE)
+            .filter(|entry| now.wrapping_sub(entry.last_seen) < AGE)
             .map(|entry| entry.slot)
     }
 
-    /// Was the address heard behind a VM's port just now? A VM that has moved to another host is heard from
+    /// Was the address seen behind a VM's port just now? A VM that has moved to another host is seen from
     /// there, and here no more.
     #[expect(clippy::indexing_slicing, reason = "a set lies within the entries")]
     fn is_behind_vm(&self, key: u64, vlan: u16, now: u32) -> bool {
         let same = |entry: &&Learned| entry.slot != FREE && entry.key == key && entry.vlan == vlan;
         let entry = self.entries[self.set(key, vlan)].iter().find(same);
-        entry.is_some_and(|entry| !entry.uplink && now.wrapping_sub(entry.heard) <= REFLECTED)
+        entry.is_some_and(|entry| !entry.uplink && now.wrapping_sub(entry.last_seen) <= REFLECTED)
     }
 
-    /// Remembers that the address was heard behind `slot`. What was heard behind an uplink does not move to a
+    /// Remembers that the address was seen behind `slot`. What was seen behind an uplink does not move to a
     /// VM before it has aged: a VM cannot take over the addresses of the world outside. True if the address
-    /// was known elsewhere: senders that noted the way look again.
+    /// was known elsewhere: senders that noted the way search again.
     #[must_use]
     #[expect(
         clippy::indexing_slicing,
@@ -410,13 +410,13 @@ impl LearnedTable {
     )]
     pub fn learn(&mut self, key: u64, vlan: u16, slot: Slot, uplink: bool, now: u32) -> bool {
         let set = self.set(key, vlan);
-        let aged = |entry: &Learned| entry.slot == FREE || now.wrapping_sub(entry.heard) >= AGE;
+        let aged = |entry: &Learned| entry.slot == FREE || now.wrapping_sub(entry.last_seen) >= AGE;
         let entries = &self.entries[set.clone()];
         let same =
             entries.iter().position(|entry| entry.slot != FREE && entry.key == key && entry.vlan == vlan);
         let way = match same {
             Some(way) if entries[way].slot == slot => {
-                self.entries[set.start + way].heard = now;
+                self.entries[set.start + way].last_seen = now;
                 return false;
             }
             Some(way) if entries[way].uplink && !uplink && !aged(&entries[way]) => return false,
@@ -436,18 +436,18 @@ impl LearnedTable {
         if entry.slot != FREE {
             self.shares[usize::from(entry.slot)] -= 1;
         }
-        *entry = Learned { key, vlan, slot, uplink, heard: now };
+        *entry = Learned { key, vlan, slot, uplink, last_seen: now };
         same.is_some()
     }
 
-    /// Forgets what was heard behind a port.
+    /// Forgets what was seen behind a port.
     pub fn forget(&mut self, slot: Slot) {
         self.forget_if(|entry| entry.slot == slot);
     }
 
-    /// Forgets what was not heard of for long.
+    /// Forgets what was not seen for long.
     pub fn age(&mut self, now: u32) {
-        self.forget_if(|entry| now.wrapping_sub(entry.heard) >= AGE);
+        self.forget_if(|entry| now.wrapping_sub(entry.last_seen) >= AGE);
     }
 
     #[expect(

@@ -9,13 +9,13 @@
 //! every port is touched by its own worker alone, and no lock is held across a copy. A frame goes in one of
 //! two ways:
 //!
-//! * A short one, all of which was copied to be looked at, goes *by value*: it passes through a ring of
-//!   words, its sender's guest is told at once that it is finished, and only its place comes back.
-//! * Any other one is *described* (its head, where its bytes lie, what is to be done to it) and stays lent:
-//!   the bytes stay with the guest that sent them until the other worker has copied them, once; then the
-//!   description comes back, and the sender's worker tells the sender that the frame is finished.
+//! * A short one, all of which was copied to be examined, goes *by value*: it passes through a ring of
+//!   words, it is completed at once for its sender's guest, and only its place comes back.
+//! * Any other one is *described* (its head, where its bytes lie, what is to be done to it) and stays in
+//!   flight: the bytes stay with the guest that sent them until the other worker has copied them, once; then
+//!   the description comes back, and the sender's worker completes the frame.
 //!
-//! The ring of words also says where described frames belong, so that they all arrive in the order in which
+//! The ring of words also has where described frames belong, so that they all arrive in the order in which
 //! they left.
 //!
 //! Between two workers there are [`PLACES`] in each direction, for frames of both kinds; the ports of one
@@ -24,11 +24,11 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `origin.rs` | who lent a frame |
+//! | `origin.rs` | whose a frame is |
 //! | `frame.rs` | a frame as the receiver's worker has it |
 //! | `words.rs` | the ring of words |
 //! | `link.rs` | all rings between two workers, who has how many places, frames that several have |
-//! | `port.rs`, `state.rs` | a remote port; what its worker tells of it |
+//! | `port.rs`, `state.rs` | a remote port; what its worker reports of it |
 //! | `serve.rs` | what a worker does in each round; how it learns of others' ports |
 
 mod frame;

@@ -21,7 +21,7 @@ pub struct TxBurst {
     done: usize,
     next: usize,
     len: usize,
-    /// Frames of all bursts that the port has lent and not got back.
+    /// Frames of all bursts that the port has in flight.
     in_flight: usize,
 }
 
@@ -30,7 +30,7 @@ impl TxBurst {
         TxBurst { tokens: [Token(0); BURST], done: 0, next: 0, len: 0, in_flight: 0 }
     }
 
-    /// Has the port lent frames that were not given back?
+    /// Has the port frames in flight?
     pub fn has_in_flight(&self) -> bool {
         self.in_flight > 0
     }
@@ -81,7 +81,7 @@ impl TxBurst {
         }
     }
 
-    /// These are not done with, though it was said.
+    /// These are not done with, though they were noted so.
     #[cold]
     pub fn keep(&mut self, tokens: &[Token]) {
         for token in tokens {
@@ -93,7 +93,7 @@ impl TxBurst {
         }
     }
 
-    /// The last `count` that are done with are not. [`Self::undone`] tells them.
+    /// The last `count` that are done with are not. [`Self::undone`] returns them.
     pub fn undo(&mut self, count: usize) {
         self.done = self.done.saturating_sub(count);
     }
@@ -115,7 +115,7 @@ impl TxBurst {
         self.tokens.get(..done).unwrap_or_default()
     }
 
-    /// The port that lent them is gone.
+    /// Their port is gone.
     pub fn forget(&mut self) {
         *self = TxBurst::new();
     }

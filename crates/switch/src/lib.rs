@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | `switch.rs` | ports to manage, ends to attach: for other threads |
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
-//! | `core.rs`, `ports.rs`, `port.rs` | what a worker owns: the table of ports, groups, owners; one port |
-//! | `turn.rs`, `batch.rs`, `lent.rs` | the round, and a frame's way through the stages; frames that need none of them; a frame and where it comes from |
+//! | `core.rs`, `table.rs`, `ports.rs`, `port.rs` | what a worker owns: each stage's state; what all stages share; ports, groups, owners; one port |
+//! | `round.rs`, `flight.rs`, `batch.rs` | the round, which alone knows all stages; a frame on its way; frames that need no stage |
 //! | `price.rs`, `allowances.rs` | what work costs; what each owner may still send in a round |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
 //! | `fdb.rs` | stage 2: where it goes |

@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 use vmlane_wire::ethernet::Mac;
 
 use query::{Answers, QUERY_EVERY};
-pub use snoop::{ask_for_groups, look};
+pub use snoop::{ask_for_groups, classify};
 
 /// Groups that a port may be in.
 pub const MOST_GROUPS: usize = 256;
-/// How long a group is kept to a port that says nothing more of it, and a port counts as a router's: two
+/// How long a group is kept to a port that reports nothing more of it, and a port counts as a router's: two
 /// queries that are lost, and the time for an answer (RFC 3376, section 8).
 pub const KEPT: Duration = Duration::from_secs(260);
 /// Between the first two of a port.
 const FIRST_QUERIES: Duration = Duration::from_secs(31);
 /// How long a port gets everything when it is new: its guest has not been asked yet.
 const LEARNING: Duration = Duration::from_secs(15);
-/// How long others behind the port of one that leaves a group may say that they are still in it.
+/// How long others behind the port of one that leaves a group may report that they are still in it.
 const LEAVING: Duration = Duration::from_secs(2);
-/// Between two looks for groups that have ended, at least.
+/// Between two sweeps of groups that have ended, at least.
 const BETWEEN_SWEEPS: Duration = Duration::from_secs(1);
 /// Between two queries, at least: a guest may leave and join without end.
 const BETWEEN_QUERIES: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ pub enum Change {
     Leave(Mac),
 }
 
-/// What IGMP or MLD says in a packet.
+/// What IGMP or MLD reports in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'p> {
     /// Of a router, about all groups or one.
@@ -176,7 +176,7 @@ fn mld(packet: &[u8]) -> Option<Message<'_>> {
     }
 }
 
-/// The records of a report: what each says of its group. Ends with the bytes, whatever `count` says.
+/// The records of a report: what each reports of its group. Ends with the bytes, whatever `count` is.
 pub fn records(v6: bool, count: u16, bytes: &[u8]) -> impl Iterator<Item = Change> {
     let address = if v6 { 16 } else { 4 };
     let mut rest = bytes;

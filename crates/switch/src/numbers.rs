@@ -150,7 +150,7 @@ impl Numbers {
     }
 
     /// An id that no port has, of a port of `worker`: the remainder of an id by the number of workers is its
-    /// worker, so no doorbell has to look for it.
+    /// worker, so no doorbell has to be polled for it.
     pub fn id(&mut self, worker: usize, is_taken: impl Fn(PortId) -> bool) -> PortId {
         let (count, worker) = (self.ports.len().max(1) as u32, worker as u32);
         loop {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_begin_again_at_their_end_without_those_that_are_taken_and_tell_their_workers() {
+    fn ids_begin_again_at_their_end_without_those_that_are_taken_and_name_their_workers() {
         for count in [1u32, 3, 64] {
             let mut numbers = Numbers::of_workers(count as usize);
             let first = numbers.id(0, |_| false);

@@ -1,8 +1,8 @@
 //! Frames that wait for a receiver's buffers. They stay where their sender left them.
 //!
 //! A frame waits for a limited time, and the receivers of one owner hold a limited part of what a sender to
-//! several owners may lend: one that takes frames slowly, but takes them, must not keep its senders from
-//! others.
+//! several owners may have in flight: one that takes frames slowly, but takes them, must not keep its senders
+//! from others.
 //!
 //! Where several owners' frames wait for one receiver, they get its room by their shares ([`queue`]).
 
@@ -51,7 +51,7 @@ pub struct Held {
 struct OfSender {
     /// Its own owner and shares.
     claim: Claim,
-    /// Frames that it may lend at once.
+    /// Frames that it may have in flight.
     places: usize,
     total: usize,
     /// By the number of the receivers' owner.
@@ -76,7 +76,7 @@ impl Held {
         place_of(&mut self.senders, sender)
     }
 
-    /// What is attached to `sender` lends so many frames at once.
+    /// What is attached to `sender` has so many frames in flight, at most.
     pub fn set_places(&mut self, sender: Slot, places: usize) {
         self.of(sender).places = places;
     }

@@ -99,7 +99,8 @@ pub struct Port {
 pub struct Transfer {
     /// It sends nothing new, and of others' frames for it none is handed over.
     pub moving: bool,
-    /// Since then: how many frames had come from which ports of other workers, if they have not had their turns yet.
+    /// Since then: how many frames had come from which ports of other workers, if they have not had their
+    /// turns yet.
     pub before: Vec<(Slot, u64)>,
 }
 
@@ -185,7 +186,7 @@ impl Port {
         port
     }
 
-    /// What the operator wants of it. The groups of a remote port's guest are its own worker's to look at.
+    /// What the operator wants of it. The groups of a remote port's guest are its own worker's to read.
     pub fn configure(&mut self, config: Config) {
         self.config = config;
         self.config.snoop &= self.remote.is_none();
@@ -253,7 +254,7 @@ impl Port {
         self.extras.wrapped = true;
     }
 
-    /// Begins or ends to look at its guest's groups, as the configuration says.
+    /// Begins or ends to snoop its guest's groups, as it is configured.
     pub fn snoop(&mut self, now: Instant) {
         if !self.config.snoop {
             self.extras.snooped = None;
@@ -329,7 +330,7 @@ impl Port {
         }
     }
 
-    /// Lets go of what is attached, with the frames that it lent. False if its code panicked.
+    /// Drops what is attached, with its frames in flight. False if its code panicked.
     pub fn drop_end(&mut self) -> bool {
         self.extras.taps.iter().for_each(|tap| tap.settle(None));
         self.tx.burst.forget();
@@ -338,8 +339,8 @@ impl Port {
         catch_unwind(AssertUnwindSafe(|| drop(end))).is_ok()
     }
 
-    /// A fault of ours: what is attached is in an unknown state. It is told, and dropped; frames that it lent
-    /// are forgotten, not finished.
+    /// A fault of ours: what is attached is in an unknown state. It is notified, and dropped; its frames in
+    /// flight are forgotten, not finished.
     #[cold]
     pub fn fail_end(&mut self) {
         self.stats.panics.inc();
@@ -395,7 +396,7 @@ impl Port {
         self.extras.taps.iter().for_each(|tap| tap.settle(Some(reason)));
     }
 
-    /// Shows a frame that was on its way to it and was dropped, as its sender lent it.
+    /// Shows a frame that was on its way to it and was dropped, as it was fetched.
     #[cold]
     pub fn show_lost(&self, frame: &TxFrame<'_>, reason: DropReason) {
         if !self.extras.taps.is_empty() {
@@ -413,7 +414,7 @@ impl Port {
         }
     }
 
-    /// From here on `taps` look at what goes through the port.
+    /// From here on `taps` see what goes through the port.
     pub fn set_taps(&mut self, taps: Vec<Arc<dyn FrameTap>>) {
         let end = self.end.take().map(CapturedFrames::unwrap);
         self.end = end.map(|end| CapturedFrames::wrap(end, &taps));

@@ -17,7 +17,7 @@ use crate::{Slot, place_of};
 #[derive(Default)]
 pub struct Group {
     pub members: Vec<Slot>,
-    /// One of them looks at others' frames.
+    /// One of them watches others' frames.
     pub mirrored: bool,
 }
 
@@ -188,10 +188,10 @@ impl Ports {
         self.teams.have_changed(|slot| self.slots.get(usize::from(slot))?.as_deref())
     }
 
-    /// See [`Teams::look`].
+    /// See [`Teams::read_links`].
     pub fn read_links_of(&mut self, at: usize) -> Option<(Choice, Change)> {
         let Ports { slots, teams, .. } = self;
-        teams.look(at, |slot| slots.get(usize::from(slot))?.as_deref())
+        teams.read_links(at, |slot| slots.get(usize::from(slot))?.as_deref())
     }
 
     /// A round begins: every owner may send so much. Returns how many owners have turns in it.
@@ -200,7 +200,7 @@ impl Ports {
         self.turns.begin_round()
     }
 
-    /// Ports whose [`Watch`](vmlane_worker::Watch) says so are not polled from now on.
+    /// Ports whose [`Watch`](vmlane_worker::Watch) is set so are not polled from now on.
     pub fn leave_out(&mut self) {
         let Ports { slots, turns, .. } = self;
         turns.leave_out(|slot| {

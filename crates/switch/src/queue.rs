@@ -51,7 +51,7 @@ pub enum Request {
     /// What was asked before is done when this is, and what the worker let go of is on its way back to its
     /// owner.
     Barrier,
-    /// Tells the learned addresses of all ports, for which there is room.
+    /// Lists the learned addresses of all ports, for which there is room.
     Learned(Arc<Mutex<Vec<LearnedAddress>>>),
 }
 
@@ -68,13 +68,13 @@ pub enum Change {
     Attach(Box<dyn FramePort>),
     Detach,
     Refresh,
-    /// What looks at the port's frames from now on.
+    /// What captures the port's frames from now on.
     Tap(Vec<Arc<dyn FrameTap>>),
     /// Nothing may be attached from now on, or something may again.
     Shut(bool),
     /// The interface behind an uplink's port has a link, or has none.
     Carrier(bool),
-    /// The network is to hear where the port's address is.
+    /// The network is to learn where the port's address is.
     Announce,
     /// The port is a mirror's, and its frames go there from now on.
     Copy(Copies),

@@ -1,6 +1,6 @@
 //! How much of what is costly for others a port may send.
 //!
-//! A frame to several costs every guest of the segment an interrupt and a look; one that is dropped for its
+//! A frame to several costs every guest of the segment an interrupt and a parse; one that is dropped for its
 //! sender's own fault costs the worker's time. What a single guest can send without effort would keep all
 //! others busy.
 

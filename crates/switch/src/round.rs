@@ -23,7 +23,7 @@ use crate::flight::{Fetched, Flight};
 use crate::handover::{Handed, Workers, has_frames};
 use crate::ingress::{Checked, Frame, Job, admit};
 use crate::mirror::send_copies;
-use crate::multicast::{ANY, look};
+use crate::multicast::{ANY, classify};
 use crate::pending::PendingFrame;
 use crate::port::Port;
 use crate::price::{COPY_COST, DELIVERY_COST, PIECE_COST};
@@ -251,7 +251,7 @@ impl Core {
             let with = batch.takes(&self.table, &self.fdb, sender, &frame);
             if !(with && self.push(slot, sender, &mut batch, &fetched, &mut cost)) {
                 batch.deliver(&mut self.table, slot, sender);
-                // Until `forward` says otherwise: a receiver's panic must not leave it in flight.
+                // Until `forward` returns: a receiver's panic must not leave it in flight.
                 sender.tx.burst.done(token);
                 if self.forward(slot, sender, &fetched, scratch, &mut cost) == Fate::Pending {
                     sender.tx.burst.undo(1);
@@ -319,7 +319,7 @@ impl Core {
             let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
             let to = self.find(slot, sender, &frame, vlan, learn)?;
             let one = matches!(to, Destination::One(_));
-            // What another worker handed over was looked at there.
+            // What another worker handed over was examined there.
             let remote = sender.remote.is_some();
             if !one && !sender.config.uplink && !remote && !sender.tx.limits.may_flood(rate, now) {
                 return Err(DropReason::Flood);
@@ -330,7 +330,7 @@ impl Core {
             }
             let more = sender.tx.burst.has_frames() && sender.tx.merging.may_open();
             let snoops = self.snooping && to == Destination::Group;
-            let multicast = if snoops { look(sender, checked.frame, vlan, now) } else { ANY };
+            let multicast = if snoops { classify(sender, checked.frame, vlan, now) } else { ANY };
             let flight = sender.flight(slot, checked, (fetched.end, fetched.token), vlan);
             self.spread(&Flight { more, multicast, ..flight }, to, cost)
         });
@@ -530,7 +530,7 @@ impl Core {
     }
 
     /// Lets a frame wait, of which the segments before `next` were delivered. One that may not is shown to
-    /// those who look at its receiver.
+    /// captures of its receiver.
     #[cold]
     fn pend(
         &mut self,

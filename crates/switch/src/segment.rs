@@ -12,7 +12,7 @@ use vmlane_port::{Layers, Network, PartialChecksum, Transport};
 use crate::ingress::Segmentation;
 use crate::parse::{IPV4, IPV6, UDP, word};
 
-/// The most segments that the completion of an aggregate can tell.
+/// The most segments that the completion of an aggregate can report.
 pub const MAX_AGGREGATED: u16 = 255;
 /// Offsets in a TCP header.
 pub const SEQUENCE: usize = 4;
@@ -248,7 +248,7 @@ impl Cutter {
         let mut sum = Sum::from_be(pseudo_header(head, outer, UDP_PROTOCOL, frame_len - udp));
         sum.add(&head[udp..inner]);
         // The inner packet, once its checksum is filled in, sums to the complement of its pseudo
-        // header: its payload need not be looked at.
+        // header: its payload need not be read.
         sum.add_u16(!word(head, inner + TCP_CHECKSUM).unwrap_or(0));
         let checksum = match sum.checksum() {
             0 => 0xffff,

@@ -124,7 +124,7 @@ impl Shaper {
     }
 }
 
-/// Where a port's shaper is while no end has it. The worker's port and the end share it; neither looks at it
+/// Where a port's shaper is while no end has it. The worker's port and the end share it; neither reads it
 /// while frames flow.
 #[derive(Clone, Default)]
 pub struct ShaperCell {
@@ -150,13 +150,13 @@ impl ShaperCell {
         self.shaper.lock().take()
     }
 
-    /// The worker says whose frames come next.
+    /// The worker sets whose frames come next.
     #[inline]
     pub fn set_claim(&self, claim: Claim) {
         self.claim.store(u32::from(claim.owner) << 16 | u32::from(claim.shares), Ordering::Relaxed);
     }
 
-    /// What it said.
+    /// What it set.
     fn claim(&self) -> Claim {
         let word = self.claim.load(Ordering::Relaxed);
         Claim { owner: (word >> 16) as u16, shares: word as u16 }

@@ -86,7 +86,7 @@ pub struct Traffic {
     /// Bits in a second, each direction for itself.
     pub shape: Shape,
     /// Frames to several that it may send in a second (0: any number); None: as many as [`Settings::floods`]
-    /// says.
+    /// is set.
     pub floods: Option<u32>,
     /// It gets only multicast that its guest asked for by IGMP or MLD. Uplinks get all.
     pub snoop: bool,
@@ -96,7 +96,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// The shares of a port for which the operator says nothing.
+    /// The shares of a port for which the operator sets none.
     pub const NORMAL_SHARES: u16 = 100;
 }
 
@@ -119,7 +119,7 @@ pub struct PortSpec {
     /// It and the one uplink of its group are joined as by a cable: what is not for the other one is for no
     /// one. Nothing is learned, and nothing is limited as going to several. Both have it.
     pub direct: bool,
-    /// Of an uplink: the network behind it is told where addresses are. In a team, the team's own word
+    /// Of an uplink: the network behind it is notified of where addresses are. In a team, the team's own word
     /// counts, too.
     pub notify: bool,
 }
@@ -142,14 +142,14 @@ pub struct PortView {
     pub stats: Arc<PortStats>,
 }
 
-/// An address that was heard behind a port whose own it is not.
+/// An address that was seen behind a port whose own it is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearnedAddress {
     pub port: PortId,
     pub mac: Mac,
     /// 0: untagged.
     pub vlan: u16,
-    /// Since it was last heard.
+    /// Since it was last seen.
     pub seconds: u32,
 }
 

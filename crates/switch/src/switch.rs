@@ -60,7 +60,7 @@ fn shaper(shape: Shape, down: bool) -> Option<Box<Shaper>> {
     Some(Shaper::new(shape, down, Instant::now())).filter(Shaper::limits).map(Box::new)
 }
 
-/// What looks at frames, by the name of the port. Held while a port's taps are changed; the worker never
+/// What captures frames, by the name of the port. Held while a port's taps are changed; the worker never
 /// takes it.
 type Taps = Vec<(String, Arc<dyn FrameTap>)>;
 
@@ -239,7 +239,7 @@ impl Switch {
         counts
     }
 
-    /// Removes a port from every worker, its own one first: the others do not look at what was attached to it
+    /// Removes a port from every worker, its own one first: the others do not use what was attached to it
     /// any more when this returns.
     pub(crate) fn unmake_port(&self, id: PortId) -> Option<PortSpec> {
         let Entry { spec, numbers: own, .. } = self.ports.lock().remove(&id)?;
@@ -346,13 +346,13 @@ impl Switch {
     }
 
     /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one; of one
-    /// that is in no team, the network behind it is told of all VMs when it has one again. Ports begin with
-    /// one.
+    /// that is in no team, the network behind it is notified of all VMs when it has one again. Ports begin
+    /// with one.
     pub fn set_carrier(&self, id: PortId, up: bool) {
         self.ask_all(|_| Request::Of(id, Change::Carrier(up)));
     }
 
-    /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that
+    /// Has `tap` see the frames of the port with a name: of the one that there is, and of those that
     /// come, until [`Self::remove_tap`]. The port is wrapped for it, and its frames go on meanwhile.
     pub fn add_tap(&self, port: &str, tap: Arc<dyn FrameTap>) {
         let _here = self.whose.read_recursive();
@@ -389,7 +389,7 @@ impl Switch {
         }
     }
 
-    /// Gives the port with a name the taps that are for it, and tells those whether there is one.
+    /// Gives the port with a name the taps that are for it, and notifies those of whether there is one.
     fn place_taps(&self, taps: &Taps, name: &str) {
         let of_port = taps.iter().filter(|(port, _)| port == name).map(|(_, tap)| tap.clone());
         let of_port: Vec<_> = of_port.collect();
@@ -404,7 +404,7 @@ impl Switch {
     }
 
     /// Keeps a port from having any traffic, whatever is attached now or later, or lets it have some. What
-    /// is attached is told that it has failed, and dropped.
+    /// is attached is notified that it has failed, and dropped.
     pub fn shut_port(&self, id: PortId, shut: bool) {
         let _here = self.whose.read_recursive();
         if shut {
@@ -527,7 +527,7 @@ impl Switch {
     fn ask_port(&self, id: PortId, change: Change) {
         let worker = self.owner(id);
         self.ask(worker, Request::Of(id, change));
-        // Its worker has told them, so this comes behind it.
+        // Its worker has notified them, so this comes behind it.
         self.ask_others(worker, || Request::Barrier);
     }
 }
@@ -566,7 +566,7 @@ impl Frames for Switch {
     }
 
     fn announce(&self, id: PortId) {
-        // Each worker looks after its own uplinks.
+        // Each worker serves its own uplinks.
         self.ask_all(|_| Request::Of(id, Change::Announce));
     }
 

@@ -329,7 +329,7 @@ impl Table {
         self.finish(frame.sender, frame.token);
     }
 
-    /// Shows it to those who look at its receiver.
+    /// Shows it to captures of its receiver.
     fn show_lost(&mut self, receiver: Slot, frame: &PendingFrame, reason: DropReason) {
         if self.ports.get(receiver).is_none_or(|port| !port.is_captured()) {
             return;

@@ -5,15 +5,15 @@
 //! | `spec.rs` | how a team is configured; what others see of it |
 //! | `choice.rs` | which members are in use, and which of them serves a sender |
 //! | `hash.rs` | numbers of senders, by what is in their frames |
-//! | `announce.rs` | which addresses the network is to be told of when links change |
+//! | `announce.rs` | which addresses the network is notified of when links change |
 //!
 //! A frame to the outside leaves through one member: the one that the policy picks for its sender. A frame
 //! from the outside that the network sends to all its links (broadcast, multicast, unknown addresses) comes
 //! in through every member; a port takes it from the member that serves the port, and from no other. What a
-//! VM sent and the network sends back through another member is dropped. An address that was heard behind one
+//! VM sent and the network sends back through another member is dropped. An address that was seen behind one
 //! member is behind the team: it is kept under the first one.
 //!
-//! Links are looked at once in each round, whatever changed them: the daemon (carrier, the operator's word),
+//! Links are read once in each round, whatever changed them: the daemon (carrier, the operator's word),
 //! an end that went, an interface that refused a frame. A switch without teams pays one test for that, and
 //! one for each frame to several receivers or from an uplink to an address that its last frame did not go to.
 
@@ -48,18 +48,18 @@ struct OfSlot {
     number: Option<(u16, u16)>,
     /// The interface behind it has no link.
     no_carrier: bool,
-    /// Frames that the interface had refused for want of a link when that was last looked at.
+    /// Frames that the interface had refused for want of a link when that was last read.
     refused: u64,
 }
 
 impl OfSlot {
-    /// Has the interface refused frames since that was last looked at?
+    /// Has the interface refused frames since that was last read?
     fn has_refused(&self, port: &Port) -> bool {
         port.stats.drop_uplink_down.get() != self.refused
     }
 
-    /// A look at its link.
-    fn look(&mut self, port: &Port) -> MemberState {
+    /// Reads its link.
+    fn read_links(&mut self, port: &Port) -> MemberState {
         self.no_carrier |= self.has_refused(port);
         self.refused = port.stats.drop_uplink_down.get();
         self.link(port)
@@ -85,7 +85,7 @@ struct Team {
     state: Arc<TeamState>,
     slots: ArrayVec<Option<Slot>, MOST_MEMBERS>,
     choice: Choice,
-    /// How the members' links were at the last look.
+    /// How the members' links were when last read.
     links: ArrayVec<MemberState, MOST_MEMBERS>,
 }
 
@@ -139,8 +139,12 @@ impl Team {
         }
     }
 
-    /// Looks at the links. None: they are as they were.
-    fn look(&mut self, silent: bool, mut link: impl FnMut(Slot) -> MemberState) -> Option<(Choice, Change)> {
+    /// Reads the links. None: they are as they were.
+    fn read_links(
+        &mut self,
+        silent: bool,
+        mut link: impl FnMut(Slot) -> MemberState,
+    ) -> Option<(Choice, Change)> {
         let links: ArrayVec<MemberState, MOST_MEMBERS> =
             self.slots.iter().map(|slot| slot.map_or(MemberState::Missing, &mut link)).collect();
         if links == self.links {
@@ -160,7 +164,7 @@ impl Team {
         Some((before, change))
     }
 
-    /// Tells others how the members are, and the log what has changed.
+    /// Publishes how the members are, and logs what has changed.
     fn publish(&self, before: &Choice) {
         for ((at, link), member) in (0..).zip(&self.links).zip(&self.spec.members) {
             let state = match link {
@@ -185,7 +189,7 @@ impl Team {
 pub struct Teams {
     list: Vec<Team>,
     slots: Vec<OfSlot>,
-    /// Another worker tells others how the members are, and the network where addresses are.
+    /// Another worker publishes how the members are, and notifies the network of where addresses are.
     silent: bool,
 }
 
@@ -324,7 +328,7 @@ impl Teams {
         team.pick(self.number_of(sender), sent).or_else(|| team.representative()) == Some(slot)
     }
 
-    /// Would a look at their links find any changed?
+    /// Has any link changed since it was read?
     pub fn have_changed<'p>(&self, port: impl Fn(Slot) -> Option<&'p Port>) -> bool {
         let link = |slot: Slot| Some(self.slots.get(usize::from(slot))?.link(port(slot)?));
         self.list.iter().any(|team| {
@@ -333,16 +337,16 @@ impl Teams {
         })
     }
 
-    /// Looks at the links of team number `at`. None: they are as they were.
-    pub fn look<'p>(
+    /// Reads the links of team number `at`. None: they are as they were.
+    pub fn read_links<'p>(
         &mut self,
         at: usize,
         port: impl Fn(Slot) -> Option<&'p Port>,
     ) -> Option<(Choice, Change)> {
         let Teams { list, slots, silent, .. } = self;
-        list.get_mut(at)?.look(*silent, |slot| {
+        list.get_mut(at)?.read_links(*silent, |slot| {
             let of = slots.get_mut(usize::from(slot));
-            of.zip(port(slot)).map_or(MemberState::Missing, |(of, port)| of.look(port))
+            of.zip(port(slot)).map_or(MemberState::Missing, |(of, port)| of.read_links(port))
         })
     }
 }

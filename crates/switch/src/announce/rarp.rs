@@ -1,4 +1,4 @@
-//! What tells the network where an address is now: a reverse ARP request (RFC 903), as ESXi sends it.
+//! What notifies the network of where an address is now: a reverse ARP request (RFC 903), as ESXi sends it.
 //! Switches on its way learn the address; no host answers it.
 
 use vmlane_wire::ethernet::{HEADER, MIN_FRAME, Mac, ether_type};

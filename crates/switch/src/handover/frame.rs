@@ -23,11 +23,11 @@ pub type Done = Arc<Mutex<Vec<Box<HandedFrame>>>>;
 /// its time between them: it begins at one. That of a frame by value is the receiver's worker's alone.
 #[repr(C, align(64))]
 pub struct HandedFrame {
-    /// Who lent it, and what to say when it is finished.
+    /// Whose it is, and its token there.
     pub origin: Origin,
     pub token: Token,
     /// Where its bytes lie in the receiver's worker's [`Room`], if they travelled with it. Then its sender is
-    /// not to be told anything.
+    /// not to be notified.
     by_value: Option<u32>,
     offload: Offload,
     tag: Option<Tci>,
@@ -100,7 +100,7 @@ impl HandedFrame {
         }
     }
 
-    /// Describes `tx`, which `origin` has lent as `token`. False: it cannot be described.
+    /// Describes `tx`, which `origin` has in flight as `token`. False: it cannot be described.
     pub fn describe(&mut self, origin: Origin, token: Token, tx: &TxFrame<'_>) -> bool {
         let Some(head) = self.head.get_mut(..tx.head.len()) else { return false };
         head.copy_from_slice(tx.head);
@@ -111,7 +111,7 @@ impl HandedFrame {
         self.spans.append(tx.spans, 0, tx.spans.len())
     }
 
-    /// The frame as it was lent.
+    /// The frame as it was fetched.
     #[inline]
     pub fn frame(&self) -> TxFrame<'_> {
         TxFrame {

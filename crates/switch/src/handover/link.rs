@@ -36,7 +36,7 @@ pub enum Handed {
     No,
     /// Its bytes went with it: its sender is done with it.
     Copied,
-    /// It is lent until the other worker gives it back.
+    /// It is in flight until the other worker is done with it.
     InFlight,
 }
 
@@ -200,7 +200,7 @@ impl Link {
 
     /// The frames that the other worker has handed over, in order.
     fn take_arrived(&mut self, mut each: impl FnMut(Box<HandedFrame>)) {
-        self.receiving.coming.look();
+        self.receiving.coming.poll();
         while let Some(entry) = self.receiving.coming.next() {
             match entry {
                 Entry::Described(count) => pop(&mut self.receiving.from, count, |frame| {
@@ -310,7 +310,7 @@ impl Links {
         Some(self.list.get(worker)?.as_ref()?.done.clone())
     }
 
-    /// Hands a frame over that `lent` tells the lender of, and what it calls the frame.
+    /// Hands over a frame of the port and token in `in_flight`.
     #[inline]
     pub fn hand_over(&mut self, worker: usize, in_flight: (Origin, Token), tx: &TxFrame<'_>) -> Handed {
         self.get_mut(worker).map_or(Handed::No, |link| link.hand_over(in_flight, tx))
@@ -338,7 +338,7 @@ impl Links {
         last
     }
 
-    /// What a port had lent is not asked for any more.
+    /// What a port had in flight is not asked for any more.
     pub fn forget(&mut self, slot: Slot) {
         self.shared.retain(|(of, _), _| *of != slot);
         self.let_go();
@@ -357,7 +357,7 @@ impl Links {
         }
     }
 
-    /// This worker's lent frames that others are done with.
+    /// This worker's frames in flight that others are done with.
     pub fn take_back(&mut self, mut each: impl FnMut(Origin, Token)) {
         self.list.iter_mut().flatten().for_each(|link| link.take_back(&mut each));
     }

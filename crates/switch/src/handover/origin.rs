@@ -2,7 +2,7 @@
 
 use crate::Slot;
 
-/// Who lent a frame.
+/// The port that has a frame in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     pub slot: Slot,

@@ -64,7 +64,7 @@ pub fn publish(table: &mut Table, slot: Slot) {
     }
     let (id, state) = (port.id, port.state.clone());
     for worker in table.links.others() {
-        if state.remote.is_to_be_told(worker) {
+        if state.remote.note_unnotified(worker) {
             table.links.ask(worker, Request::Of(id, Change::Adopt));
         }
     }
@@ -75,7 +75,7 @@ pub fn publish(table: &mut Table, slot: Slot) {
 pub fn adopt_remote(table: &mut Table, slot: Slot, number: usize) -> bool {
     let Some(port) = table.ports.get(slot) else { return false };
     let Some(worker) = port.remote else { return false };
-    let now = port.state.remote.look(number);
+    let now = port.state.remote.read(number);
     let known = now.as_ref().is_some_and(|now| {
         let port = table.ports.get_mut(slot);
         port.and_then(remote_end)
@@ -95,7 +95,7 @@ pub fn adopt_remote(table: &mut Table, slot: Slot, number: usize) -> bool {
 pub fn attach_remote(table: &mut Table, slot: Slot, number: usize) {
     let Some(port) = table.ports.get(slot) else { return };
     let Some(worker) = port.remote else { return };
-    let now = port.state.remote.look(number);
+    let now = port.state.remote.read(number);
     put_remote(table, slot, worker, now);
 }
 

@@ -1,4 +1,4 @@
-//! What a port's worker tells the others of it.
+//! What a port's worker reports to the others.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,12 +15,12 @@ pub struct Attachment {
     pub filter: Filter,
 }
 
-/// What a port's worker tells the others.
+/// What a port's worker reports to the others.
 #[derive(Debug, Default)]
 pub struct RemoteState {
     attached: Mutex<Option<Attachment>>,
-    /// The workers that are to look at it anew: a bit each.
-    untold: AtomicU64,
+    /// The workers that are to read it anew: a bit each.
+    unnotified: AtomicU64,
     /// When it was last known to send to several VMs, as [`since_begin`]. 0: never.
     to_several: AtomicU64,
 }
@@ -41,10 +41,10 @@ impl RemoteState {
         differs
     }
 
-    /// Is `worker` to be told? False: it was told, and has not looked yet.
-    pub fn is_to_be_told(&self, worker: usize) -> bool {
+    /// Notes that `worker` is to be notified. False: it was notified, and has not read this yet.
+    pub fn note_unnotified(&self, worker: usize) -> bool {
         let bit = 1 << worker;
-        self.untold.fetch_or(bit, Ordering::AcqRel) & bit == 0
+        self.unnotified.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
     /// It sends to several VMs now.
@@ -58,9 +58,9 @@ impl RemoteState {
         at > 0 && since_begin(now) < at + last.as_nanos() as u64
     }
 
-    /// `worker` looks.
-    pub fn look(&self, worker: usize) -> Option<Attachment> {
-        self.untold.fetch_and(!(1 << worker), Ordering::AcqRel);
+    /// `worker` reads it.
+    pub fn read(&self, worker: usize) -> Option<Attachment> {
+        self.unnotified.fetch_and(!(1 << worker), Ordering::AcqRel);
         self.attached.lock().clone()
     }
 }

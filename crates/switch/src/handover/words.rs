@@ -1,14 +1,14 @@
-//! The ring that tells another worker what was handed over, in order: short frames by value, and how many
-//! described ones come next.
+//! The ring by which another worker learns what was handed over, in order: short frames by value, and how
+//! many described ones come next.
 //!
-//! It has one writer and one reader, and is a row of words. An entry is a word that says what it is and, of a
+//! It has one writer and one reader, and is a row of words. An entry is a word with its kind and, of a
 //! frame, its lender, its offload if it has one, and its bytes. Entries follow each other without a gap, so
 //! that a frame of 60 bytes is ten words: little more than a cache line that one CPU writes and another one
 //! reads.
 //!
-//! Nothing tells the writer what was read. A frame's place comes back when the reader is done with it, which
-//! is after it read the entry and all entries before it. So of what was written behind the last frame that
-//! came back there are no more entries than places, and [`WORDS`] are more than those need.
+//! The writer is not notified of what was read. A frame's place comes back when the reader is done with it,
+//! which is after it read the entry and all entries before it. So of what was written behind the last frame
+//! that came back there are no more entries than places, and [`WORDS`] are more than those need.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -180,7 +180,7 @@ pub struct Writer {
 pub struct Reader {
     ring: Arc<Ring>,
     at: usize,
-    /// Words that were published when it looked last.
+    /// Words that were published when it was last polled.
     tail: usize,
 }
 
@@ -192,7 +192,7 @@ pub fn ring() -> (Writer, Reader) {
 }
 
 impl Writer {
-    /// Can a frame travel by value? All of it was copied when its sender lent it.
+    /// Can a frame travel by value? All of it was copied when it was fetched.
     #[inline]
     pub fn takes(tx: &TxFrame<'_>) -> bool {
         let len = tx.head.len();
@@ -268,9 +268,9 @@ impl Reader {
         self.ring.tail.0.load(Ordering::Acquire) != self.at
     }
 
-    /// What is there now is told by [`Self::next`] from here on.
+    /// What is there now is returned by [`Self::next`] from here on.
     #[inline]
-    pub fn look(&mut self) {
+    pub fn poll(&mut self) {
         self.tail = self.ring.tail.0.load(Ordering::Acquire);
     }
 

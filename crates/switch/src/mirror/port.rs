@@ -15,7 +15,7 @@ use super::ring::{Position, Ring};
 pub struct MirrorPort {
     ring: Arc<Ring>,
     filter: Filter,
-    /// Those that are lent come first; all of them are given back before others are lent.
+    /// Those in flight come first; all of them are completed before others are fetched.
     in_flight: Vec<FrameInFlight>,
     count_in_flight: usize,
     finished: usize,
@@ -39,7 +39,7 @@ impl FramePort for MirrorPort {
         }
         for (number, (token, in_flight)) in tokens.iter_mut().zip(&mut self.in_flight).enumerate() {
             let Some((at, head)) = self.ring.read(&mut self.next) else { break };
-            self.ring.lend(at, head.len, &mut in_flight.spans);
+            self.ring.locate(at, head.len, &mut in_flight.spans);
             (in_flight.offload, in_flight.tag) = (head.offload, head.tag);
             in_flight.keep_head(head.offload.spoken_of());
             *token = Token(number as u32);

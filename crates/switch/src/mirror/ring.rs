@@ -3,7 +3,7 @@
 //! They lie in a memory file of the mirror's own, in cells of 64 bytes: each record begins with a short
 //! header and goes on at the file's begin where its end is reached. Positions count cells and never repeat. A
 //! writer takes its cells by one compare-and-exchange, writes, and then marks the first one with its
-//! position; the one reader lends records where they lie and gives their cells back in order. Nothing is
+//! position; the one reader describes records where they lie and gives their cells back in order. Nothing is
 //! allocated, locked or waited for; what finds no room is lost.
 
 use std::io;
@@ -83,7 +83,7 @@ fn place(position: Position, at: usize) -> (usize, usize) {
 /// The memory, and what is in it.
 pub struct Ring {
     window: Window,
-    /// The same memory, to be lent.
+    /// The same memory, for frames in flight.
     memory: MemoryMap,
     /// For each cell: its position + 1 if a complete record begins there.
     marks: Box<[AtomicU64]>,
@@ -171,7 +171,7 @@ impl Ring {
         }
     }
 
-    /// Whether the next record rings the bell. Who arms looks for a record after this.
+    /// Whether the next record rings the doorbell. Who arms polls for a record after this.
     pub fn arm(&self, armed: bool) {
         self.armed.store(armed, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -180,7 +180,7 @@ impl Ring {
         }
     }
 
-    /// Readable after it rang, until [`Self::arm`] says that it is not to ring.
+    /// Readable after it rang, until [`Self::arm`] is called with false.
     pub fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
     }
@@ -221,7 +221,7 @@ impl Ring {
     }
 
     /// Has `spans` be a record's frame, of `len` bytes.
-    pub fn lend(&self, at: Position, len: usize, spans: &mut Spans) {
+    pub fn locate(&self, at: Position, len: usize, spans: &mut Spans) {
         let (offset, room) = place(at, HEADER);
         let first = len.min(room);
         // The memory is the ring's own, so it is mapped.
@@ -256,7 +256,7 @@ mod tests {
     fn get(ring: &Ring, from: &mut Position) -> Option<(Head, Vec<u8>)> {
         let (at, head) = ring.read(from)?;
         let mut spans = ring.spans();
-        ring.lend(at, head.len, &mut spans);
+        ring.locate(at, head.len, &mut spans);
         let mut bytes = vec![0; head.len];
         spans.read(0, &mut bytes);
         Some((head, bytes))

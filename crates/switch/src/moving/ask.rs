@@ -9,9 +9,9 @@ use vmlane_port::PortId;
 use crate::queue::{Leaving, Request, Step};
 use crate::switch::Switch;
 
-/// How often it is looked whether nothing of the port is on the way.
-const LOOKS: u32 = 20;
-/// Between two looks.
+/// How often it is checked whether nothing of the port is on the way.
+const CHECKS: u32 = 20;
+/// Between two checks.
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// What the workers were asked last.
@@ -31,12 +31,12 @@ pub struct Move {
     from: usize,
     to: usize,
     stage: Stage,
-    looks: u32,
+    checks: u32,
 }
 
 impl Move {
     pub(crate) fn new(id: PortId, from: usize, to: usize) -> Move {
-        Move { id, from, to, stage: Stage::Nothing, looks: LOOKS }
+        Move { id, from, to, stage: Stage::Nothing, checks: CHECKS }
     }
 
     /// What the workers have answered, and what is asked of them next. Each worker has to have a round before
@@ -51,7 +51,7 @@ impl Move {
                 switch.ask(from, step(Step::Hold));
                 self.stage = Stage::Hold;
             }
-            Stage::Hold => self.look(switch),
+            Stage::Hold => self.check(switch),
             Stage::OwnerSettled(count) if count.load(Ordering::Relaxed) == 1 => {
                 let settled = Arc::default();
                 switch.ask_others(from, || step(Step::Settled(Arc::clone(&settled))));
@@ -62,7 +62,7 @@ impl Move {
                 switch.ask(from, step(Step::Leave { to, into: into.clone() }));
                 self.stage = Stage::Leave(into);
             }
-            Stage::OwnerSettled(_) | Stage::AllSettled(_) => self.look(switch),
+            Stage::OwnerSettled(_) | Stage::AllSettled(_) => self.check(switch),
             Stage::Leave(into) => {
                 let left = into.lock().take();
                 match left {
@@ -72,7 +72,7 @@ impl Move {
                         switch.ask_others(to, || step(Step::Follow { to }));
                         self.stage = Stage::Follow;
                     }
-                    None => self.look(switch),
+                    None => self.check(switch),
                 }
             }
             Stage::Follow => {
@@ -85,16 +85,16 @@ impl Move {
         None
     }
 
-    /// Has its worker look, or gives up.
-    fn look(&mut self, switch: &Switch) {
+    /// Has its worker check, or gives up.
+    fn check(&mut self, switch: &Switch) {
         let id = self.id;
-        self.looks = self.looks.saturating_sub(1);
-        if self.looks == 0 {
+        self.checks = self.checks.saturating_sub(1);
+        if self.checks == 0 {
             switch.ask_all(|_| Request::Move(id, Step::Resume));
             self.stage = Stage::GiveUp;
             return;
         }
-        if self.looks + 1 < LOOKS {
+        if self.checks + 1 < CHECKS {
             switch.pause(PAUSE);
         }
         let settled = Arc::default();

@@ -1,4 +1,4 @@
-//! The queries that the switch sends by itself: a guest says which groups it is in when it is asked.
+//! The queries that the switch sends by itself: a guest reports its groups when it is asked.
 //!
 //! IGMPv3 and MLDv2, which older versions understand as their own (RFC 3376, section 7; RFC 3810, section 8).
 //! Their source address is 0.0.0.0 or a link-local one, so that routers that ask as well stay in charge (RFC

@@ -12,7 +12,7 @@ use crate::parse;
 use crate::port::Port;
 use crate::table::Table;
 
-/// Bytes of a packet that are looked at, at most: a report is no longer than a frame.
+/// Bytes of a packet that are read, at most: a report is no longer than a frame.
 const LONGEST: usize = 1500;
 
 /// Where the packet of a frame begins in its head, and of what kind it is.
@@ -30,9 +30,9 @@ fn is_control(ether_type: u16, packet: &[u8]) -> bool {
     }
 }
 
-/// Looks at a frame to a group address: what it is, and what it says of its sender's groups.
+/// What a frame to a group address is; notes what it reports of its sender's groups.
 #[cold]
-pub fn look(sender: &mut Port, frame: &Frame<'_>, vlan: u16, now: Instant) -> Group {
+pub fn classify(sender: &mut Port, frame: &Frame<'_>, vlan: u16, now: Instant) -> Group {
     let to = frame.destination();
     let Some((ether_type, head)) = packet(frame) else { return ANY };
     let group = (kind(to, ether_type, head), group_key(vlan, to));

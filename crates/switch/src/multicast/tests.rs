@@ -52,14 +52,14 @@ const GROUP_MAC: Mac = Mac([1, 0, 0x5e, 1, 2, 3]);
 
 #[test]
 fn igmp_of_all_versions_is_understood() {
-    let said = |packet: &[u8]| changes(message(V4, packet));
+    let changes_of = |packet: &[u8]| changes(message(V4, packet));
     for report in ["1200 0000 ef810203", "1600 0000 ef810203"] {
         let packet = v4(GROUP, report);
-        assert_eq!(said(&packet), [Change::Join(GROUP_MAC)]);
+        assert_eq!(changes_of(&packet), [Change::Join(GROUP_MAC)]);
         assert_eq!(kind(GROUP_MAC, V4, &packet), Kind::Report);
     }
     let leave = v4([224, 0, 0, 2], "1700 0000 ef810203");
-    assert_eq!(said(&leave), [Change::Leave(GROUP_MAC)]);
+    assert_eq!(changes_of(&leave), [Change::Leave(GROUP_MAC)]);
     assert_eq!(kind(v4_mac([0, 0, 2]), V4, &leave), Kind::All, "link-local");
     assert_eq!(message(V4, &v4([224, 0, 0, 1], "1164 0000 00000000 027d 0000")), Some(Message::Query));
     // Version 3: becomes EXCLUDE {}, is INCLUDE with a source, becomes INCLUDE {}, blocks a source, a
@@ -71,26 +71,26 @@ fn igmp_of_all_versions_is_understood() {
     );
     let expected =
         [Change::Join(GROUP_MAC), Change::Join(v4_mac([1, 1, 1])), Change::Leave(v4_mac([1, 1, 2]))];
-    assert_eq!(said(&v3), expected);
+    assert_eq!(changes_of(&v3), expected);
     // A count that the bytes do not keep, and a packet cut anywhere: as much as is there, and no panic.
     for len in 0..v3.len() {
-        assert!(expected.starts_with(&said(&v3[..len])));
+        assert!(expected.starts_with(&changes_of(&v3[..len])));
     }
     let mut fragment = v3.clone();
     fragment[6..8].copy_from_slice(&[0x20, 0]);
-    assert!(said(&fragment).is_empty());
+    assert!(changes_of(&fragment).is_empty());
 }
 
 #[test]
 fn mld_of_both_versions_is_understood() {
     let group = "ff15 0000 0000 0000 0000 0000 dead beef";
     let mac = Mac([0x33, 0x33, 0xde, 0xad, 0xbe, 0xef]);
-    let said = |packet: &[u8]| changes(message(V6, packet));
+    let changes_of = |packet: &[u8]| changes(message(V6, packet));
     let report = v6(group, &format!("8300 0000 0000 0000 {group}"));
-    assert_eq!(said(&report), [Change::Join(mac)]);
+    assert_eq!(changes_of(&report), [Change::Join(mac)]);
     assert_eq!(kind(mac, V6, &report), Kind::Report);
     let routers = "ff02 0000 0000 0000 0000 0000 0000 0002";
-    assert_eq!(said(&v6(routers, &format!("8400 0000 0000 0000 {group}"))), [Change::Leave(mac)]);
+    assert_eq!(changes_of(&v6(routers, &format!("8400 0000 0000 0000 {group}"))), [Change::Leave(mac)]);
     let all = "ff02 0000 0000 0000 0000 0000 0000 0001";
     let query = v6(all, "8200 0000 2710 0000 00000000 00000000 00000000 00000000 027d 0000");
     assert_eq!(message(V6, &query), Some(Message::Query));
@@ -101,9 +101,9 @@ fn mld_of_both_versions_is_understood() {
             "8f00 0000 0000 0002 0400 0000 {all} 0500 0001 {group} fe80 0000 0000 0000 0000 0000 0000 0001"
         ),
     );
-    assert_eq!(said(&v2), [Change::Join(mac)]);
+    assert_eq!(changes_of(&v2), [Change::Join(mac)]);
     for len in 0..v2.len() {
-        assert!(said(&v2[..len]).len() <= 1);
+        assert!(changes_of(&v2[..len]).len() <= 1);
     }
 }
 
@@ -344,7 +344,7 @@ fn groups_reach_who_asked_and_no_one_pays_for_a_guest_that_asks_for_all() {
 
 /// A guest that joins without end must not have all its groups gone through each time.
 #[test]
-fn a_port_in_all_groups_that_it_may_be_in_is_looked_through_once_a_second_at_most() {
+fn a_port_in_all_groups_that_it_may_be_in_is_swept_once_a_second_at_most() {
     let start = Instant::now();
     let mut port = Snooped::new(start);
     let group = |number: usize| v4_mac([1, (number >> 8) as u8, number as u8]);
@@ -353,12 +353,12 @@ fn a_port_in_all_groups_that_it_may_be_in_is_looked_through_once_a_second_at_mos
         port.change(0, Change::Join(group(number)), at)
     };
     assert!((0..MOST_GROUPS).all(|number| join(number, 0)));
-    assert!(!join(MOST_GROUPS, 1900), "this looks: no group has ended");
+    assert!(!join(MOST_GROUPS, 1900), "this sweeps: no group has ended");
     port.change(0, Change::Leave(group(7)), start);
     let mut join = |number, millis| {
         let at = start + Duration::from_millis(millis);
         port.change(0, Change::Join(group(number)), at)
     };
-    assert!(!join(MOST_GROUPS, 2100), "one has, and it is too early to look");
+    assert!(!join(MOST_GROUPS, 2100), "one has, and it is too early to sweep");
     assert!(join(MOST_GROUPS, 2900) && !join(MOST_GROUPS + 1, 2901));
 }

@@ -9,10 +9,10 @@ use crate::spec::Rate;
 const BIT: i128 = 1_000_000_000;
 
 /// For how long tokens add up beyond the depth of a bucket while frames wait for them: what is gained between
-/// two looks of the worker is not lost because the second one comes late.
+/// two polls of the worker is not lost because the second one comes late.
 const LATENESS: Duration = Duration::from_millis(10);
 
-/// What `peak` lets through at once, as a time: the worker looks no more often.
+/// What `peak` lets through at once, as a time: the worker polls no more often.
 const PEAK_DEPTH: Duration = Duration::from_millis(1);
 
 /// One bucket: filled at a rate up to a depth. Its tokens go below zero by one frame's, so that the longest
@@ -127,7 +127,7 @@ mod tests {
         Rate { average, peak, burst }
     }
 
-    /// Bytes that a sender with frames of `bytes` passes in `time`, looked at every `step`.
+    /// Bytes that a sender with frames of `bytes` passes in `time`, polled every `step`.
     fn passed(bucket: &mut Bucket, from: Instant, (time, step): (Duration, Duration), bytes: u64) -> u64 {
         let (mut now, mut sum) = (from, 0);
         while now < from + time {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_average_holds_at_any_rate_and_however_late_the_looks_are() {
+    fn the_average_holds_at_any_rate_and_however_late_the_polls_are() {
         for average in [10_000_000, 100_000_000, 1_000_000_000, 5_000_000_000] {
             for step in [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(8)] {
                 for bytes in [60, MTU, 64 << 10] {
@@ -204,14 +204,14 @@ mod tests {
             average in 8_000_u64..10_000_000_000,
             times in 1_u64..10,
             burst in 1_u64..10_000_000,
-            looks in proptest::collection::vec((0_u64..20_000_000, 0_usize..50, 1_u64..70_000), 1..200),
+            polls in proptest::collection::vec((0_u64..20_000_000, 0_usize..50, 1_u64..70_000), 1..200),
         ) {
             let start = Instant::now();
             let rate = rate(average, average * times, burst);
             let mut bucket = Bucket::new(rate, start);
             let (mut now, mut sum, mut longest) = (start, 0_u128, 0_u64);
             let mut wanted = false;
-            for (nanos, frames, bytes) in looks {
+            for (nanos, frames, bytes) in polls {
                 now += Duration::from_nanos(nanos);
                 bucket.fill(now, wanted);
                 wanted = false;
@@ -232,7 +232,7 @@ mod tests {
             }
         }
 
-        /// Who waits as long as told may send then, and not a moment before.
+        /// Who waits for as long as it returned may send then, and not a moment before.
         #[test]
         fn a_wait_is_as_long_as_it_has_to_be(
             average in 1_000_u64..100_000_000_000, burst in 1_u64..1 << 30, debt in 1_u64..1 << 21,

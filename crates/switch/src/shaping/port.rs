@@ -19,7 +19,7 @@ use crate::price::PIECE_COST;
 const SOON: Duration = Duration::from_millis(5);
 /// A guest that has had no buffers for this long loses what waits for it, as in the switch itself.
 const HOLD: Duration = Duration::from_millis(5);
-/// Bytes that leave the queue in one look: a fair share of a round.
+/// Bytes that leave the queue in one poll: a fair share of a round.
 const RELEASED: usize = 256 << 10;
 
 /// Counts dropped frames.
@@ -27,7 +27,7 @@ fn lose(stats: &PortStats, reason: DropReason, frames: usize) {
     (0..frames).for_each(|_| stats.drop(reason));
 }
 
-/// A port whose frames wait for tokens. Time is the worker's, as of its last look.
+/// A port whose frames wait for tokens. Time is the worker's, as of its last poll.
 pub struct ShapedPort {
     inner: Box<dyn FramePort>,
     shaper: Option<Box<Shaper>>,
@@ -128,7 +128,7 @@ impl ShapedPort {
         any
     }
 
-    /// Is there something that the worker should look for soon?
+    /// Is there something that the worker should poll for soon?
     fn soon(&self) -> bool {
         let Some(shaper) = &self.shaper else { return false };
         let input = shaper.input.as_ref().filter(|input| input.blocked.is_some());
@@ -303,7 +303,7 @@ impl FrameWrapper for ShapedPort {
         self.inner.readable_fd().filter(|_| !self.is_blocked())
     }
 
-    /// When the first of the frames that wait for tokens may go is for the clock to tell.
+    /// When the first of the frames that wait for tokens may go depends on the clock.
     fn needs(&self) -> Needs {
         if self.is_blocked() || self.holds_frames() { Needs::Turn } else { self.inner.needs() }
     }

@@ -93,7 +93,7 @@ impl Bench {
     }
 
     /// Time passes; the worker looks once, and again as long as frames move.
-    fn look(&mut self, after: Duration) {
+    fn poll(&mut self, after: Duration) {
         self.now += after;
         while self.core.round(self.now) {
             self.core.tick(self.now);
@@ -107,7 +107,7 @@ impl Bench {
         let end = self.now + time;
         while self.now < end {
             feed();
-            self.look(step);
+            self.poll(step);
         }
     }
 }
@@ -184,7 +184,7 @@ fn a_vm_gets_its_average_of_frames_and_of_super_frames_cut_or_whole() {
                     a.wire.send(&frame, offload, None);
                     next += each;
                 }
-                bench.look(STEP);
+                bench.poll(STEP);
             }
         };
         run(&mut bench, Duration::from_millis(500));
@@ -204,7 +204,7 @@ fn a_super_frame_counts_as_what_it_is_on_a_wire() {
     b.wire.set_capabilities(LRO);
     let (frame, offload) = super_frame(&b, &a);
     a.wire.send(&frame, offload, None);
-    bench.look(STEP);
+    bench.poll(STEP);
     let on_wire = 42 * (1448 + 66);
     assert_eq!((a.stats.tx_shaped_bytes.get(), b.stats.rx_shaped_bytes.get()), (on_wire, on_wire));
     // The shortest frame of Ethernet has 60 bytes.
@@ -228,7 +228,7 @@ fn a_super_frame_longer_than_the_burst_passes_and_what_follows_waits() {
         a.wire.send(&frame, offload, None);
         a.wire.send(&frame, offload, None);
         // Each takes 51 ms.
-        bench.look(STEP);
+        bench.poll(STEP);
         assert_eq!(b.wire.received().len(), 1);
         bench.run(Duration::from_millis(45), STEP, || {});
         assert_eq!(b.wire.received().len(), 0);
@@ -296,7 +296,7 @@ fn a_reload_shapes_what_is_attached_and_ends_it() {
     let send = |bench: &mut Bench| {
         let frame = a.frame(&b, FULL);
         (0..40).for_each(|_| a.wire.send(&frame, Offload::None, None));
-        bench.look(STEP);
+        bench.poll(STEP);
         b.wire.received().len()
     };
     assert_eq!(send(&mut bench), 40);
@@ -319,7 +319,7 @@ fn a_reload_shapes_what_is_attached_and_ends_it() {
     bench.core.attach(slot, end);
     bench.core.refresh(slot);
     (0..40).for_each(|_| wire.send(&a.frame(&b, FULL), Offload::None, None));
-    bench.look(STEP);
+    bench.poll(STEP);
     assert_eq!((b.wire.received().len(), wire.queued()), (1, 39));
 }
 
@@ -329,7 +329,7 @@ fn a_guest_without_buffers_loses_what_waits_for_its_tokens() {
     let slow = output(10_000_000, 10_000_000, 1500);
     let (a, b) = (bench.port(Shape::default()), bench.port(slow));
     (0..10).for_each(|_| a.wire.send(&a.frame(&b, FULL), Offload::None, None));
-    bench.look(STEP);
+    bench.poll(STEP);
     b.wire.set_room(Some(3));
     bench.run(Duration::from_millis(50), STEP, || {});
     assert_eq!(b.wire.received().len(), 4);
@@ -348,21 +348,21 @@ fn a_frame_that_has_long_to_wait_lets_the_worker_sleep() {
     // A frame takes 12 seconds.
     let (a, b) = (bench.port(input(1000, 1000, 1)), bench.port(Shape::default()));
     (0..2).for_each(|_| a.wire.send(&a.frame(&b, FULL), Offload::None, None));
-    bench.look(STEP);
+    bench.poll(STEP);
     assert!(
         !bench.soon
             && !bench.core.polling.arm(&mut bench.core.table)
             && crate::polled::doorbell_fds(&bench.core.table).next().is_none()
     );
     crate::polled::disarm(&mut bench.core.table);
-    bench.look(Duration::from_millis(12_108));
+    bench.poll(Duration::from_millis(12_108));
     assert!(bench.soon, "it is due within 5 ms");
     assert_eq!(b.wire.received().len(), 1);
-    bench.look(Duration::from_millis(5));
-    bench.look(STEP);
+    bench.poll(Duration::from_millis(5));
+    bench.poll(STEP);
     assert_eq!((b.wire.received().len(), a.wire.queued()), (1, 0));
-    bench.look(Duration::from_secs(20));
-    bench.look(STEP);
+    bench.poll(Duration::from_secs(20));
+    bench.poll(STEP);
     assert!(!bench.soon, "and nothing waits any more");
 }
 

@@ -15,7 +15,7 @@ pub fn has(members: Members, at: u8) -> bool {
     members >> at & 1 != 0
 }
 
-/// What came of a look at the links.
+/// What came of reading the links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// A member that was in use is not any more, because its link is down.

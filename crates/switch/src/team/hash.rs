@@ -1,4 +1,4 @@
-//! Numbers of senders for the policies that look at frames: the same for the same addresses in every run.
+//! Numbers of senders for the policies that hash frames: the same for the same addresses in every run.
 
 use vmlane_port::Network;
 use vmlane_wire::ethernet::Mac;

@@ -58,7 +58,7 @@ pub struct TeamSpec {
     pub standby: usize,
     /// A member whose link is up again takes its place back. Otherwise it waits until another one fails.
     pub failback: bool,
-    /// The network is told (RARP) which member an address has moved to.
+    /// The network is notified (RARP) which member an address has moved to.
     pub notify: bool,
 }
 
@@ -120,9 +120,9 @@ counters! {
         failovers,
         /// A member took its place back.
         failbacks,
-        /// Frames that told the network where an address is now.
+        /// Frames that notified the network where an address is now.
         notified,
-        /// Addresses of which the network was not told: too many at once.
+        /// Addresses of which the network was not notified: too many at once.
         not_notified,
     }
 }

@@ -74,7 +74,7 @@ fn a_completion_that_a_failed_port_left_behind_is_delivered_before_the_worker_sl
     receiver.set_trap(Trap::Tick);
     bench.round();
     assert!(receiver.dropped());
-    assert_eq!((sender.outstanding(), sender.flushes()), (0, seen), "its sender has not heard of its end");
+    assert_eq!((sender.outstanding(), sender.flushes()), (0, seen), "its sender is not notified of its end");
     assert!(bench.0.undelivered());
     bench.0.flush_deferred();
     assert_eq!((sender.flushes(), bench.0.undelivered()), (seen + 1, false));

@@ -1,4 +1,4 @@
-//! The network behind uplinks is told where addresses are.
+//! The network behind uplinks is announced where addresses are.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn uplink(number: u8) -> PortSpec {
 
 /// The addresses that left through an uplink in reverse ARP requests, and the VLANs they left in (0:
 /// untagged). Nothing else did.
-fn told(uplink: &Guest) -> Vec<(Mac, u16)> {
+fn announced(uplink: &Guest) -> Vec<(Mac, u16)> {
     let of = |received: vmlane_guestsim::memory_port::Received| {
         let bytes = &received.bytes;
         assert_eq!(bytes[..6], Mac::BROADCAST.0);
@@ -48,26 +48,26 @@ fn a_vm_is_announced_when_it_comes_and_when_its_vmm_asks() {
         let (a, b) = (bench.guest(1), bench.guest(2));
         run_until_announced(&mut bench);
         for uplink in [&first, &second] {
-            assert_eq!(told(uplink), [(mac(1), 0), (mac(2), 0)], "{workers} workers");
+            assert_eq!(announced(uplink), [(mac(1), 0), (mac(2), 0)], "{workers} workers");
         }
         bench.switch.announce(a.id);
         run_until_announced(&mut bench);
-        assert_eq!(told(&first), [(mac(1), 0)]);
+        assert_eq!(announced(&first), [(mac(1), 0)]);
         // The address that its guest has chosen.
         b.wire.change_filter(|filter| filter.mac = mac(9));
         bench.refresh(&b);
         bench.switch.announce(b.id);
         run_until_announced(&mut bench);
-        assert_eq!(told(&first), [(mac(9), 0)]);
+        assert_eq!(announced(&first), [(mac(9), 0)]);
         // Asked for a hundred times at once: one, and one later.
         for _ in 0..100 {
             bench.switch.announce(b.id);
             bench.step();
         }
         run_until_announced(&mut bench);
-        assert!((1..=3).contains(&told(&first).len()));
+        assert!((1..=3).contains(&announced(&first).len()));
         for uplink in [&foreign, &silent] {
-            assert_eq!(told(uplink), [], "another group, and one that is not told");
+            assert_eq!(announced(uplink), [], "another group, and one that is not announced");
         }
         for guest in [&a, &b] {
             assert!(guest.frames().is_empty(), "no VM hears of it");
@@ -77,27 +77,27 @@ fn a_vm_is_announced_when_it_comes_and_when_its_vmm_asks() {
         bench.run();
         bench.switch.announce(a.id);
         run_until_announced(&mut bench);
-        assert_eq!(told(&first), [], "it is gone");
+        assert_eq!(announced(&first), [], "it is gone");
     }
 }
 
 #[test]
-fn an_uplink_that_comes_is_told_of_all_vms() {
+fn an_uplink_that_comes_is_notified_of_all_vms() {
     let mut bench = Bench::new();
     let _guests: Vec<Guest> = (1..=70).map(|number| bench.guest(number)).collect();
     let up = bench.port(uplink(100));
     run_until_announced(&mut bench);
-    assert_eq!(told(&up), (1..=70).map(|number| (mac(number), 0)).collect::<Vec<_>>());
+    assert_eq!(announced(&up), (1..=70).map(|number| (mac(number), 0)).collect::<Vec<_>>());
     // The same when its interface has a link again.
     bench.switch.set_carrier(up.id, false);
     run_until_announced(&mut bench);
-    assert_eq!(told(&up), []);
+    assert_eq!(announced(&up), []);
     bench.switch.set_carrier(up.id, true);
     run_until_announced(&mut bench);
-    assert_eq!(told(&up).len(), 70);
+    assert_eq!(announced(&up).len(), 70);
     bench.switch.set_carrier(up.id, true);
     run_until_announced(&mut bench);
-    assert_eq!(told(&up), [], "it had one");
+    assert_eq!(announced(&up), [], "it had one");
 }
 
 #[test]
@@ -110,13 +110,16 @@ fn an_address_is_announced_in_the_vlans_of_its_port_that_the_uplink_carries() {
     let access = bench.port(PortSpec { vlan: VlanMode::Access(20), ..uplink(102) });
     bench.port(PortSpec { vlan: VlanMode::Access(10), ..Bench::spec(1) });
     run_until_announced(&mut bench);
-    assert_eq!((told(&all), told(&some), told(&access)), (vec![(mac(1), 10)], vec![(mac(1), 10)], vec![]));
+    assert_eq!(
+        (announced(&all), announced(&some), announced(&access)),
+        (vec![(mac(1), 10)], vec![(mac(1), 10)], vec![])
+    );
     // A guest that tags, and listens to two VLANs of many.
     let tags = bench.port(PortSpec { vlan: VlanMode::Trunk(set), ..Bench::spec(2) });
     run_until_announced(&mut bench);
-    assert_eq!(told(&access), [(mac(2), 0)], "in the VLAN of the uplink, where no frame has a tag");
+    assert_eq!(announced(&access), [(mac(2), 0)], "in the VLAN of the uplink, where no frame has a tag");
     assert_eq!(
-        (told(&all), told(&some)),
+        (announced(&all), announced(&some)),
         (vec![(mac(2), 10), (mac(2), 20)], vec![(mac(2), 10), (mac(2), 20)])
     );
     drop(tags);
@@ -130,23 +133,23 @@ fn ports_that_may_not_send_are_not_announced() {
     spec.policy.mac_changes = false;
     let a = bench.port(spec);
     run_until_announced(&mut bench);
-    assert_eq!(told(&up), [(mac(1), 0)]);
+    assert_eq!(announced(&up), [(mac(1), 0)]);
     bench.switch.set_link(a.id, false);
     bench.switch.announce(a.id);
     run_until_announced(&mut bench);
-    assert_eq!(told(&up), [], "its link is down");
+    assert_eq!(announced(&up), [], "its link is down");
     bench.switch.set_link(a.id, true);
     run_until_announced(&mut bench);
-    assert_eq!(told(&up), [(mac(1), 0)]);
+    assert_eq!(announced(&up), [(mac(1), 0)]);
     a.wire.change_filter(|filter| filter.mac = mac(66));
     bench.refresh(&a);
     bench.switch.announce(a.id);
     run_until_announced(&mut bench);
-    assert_eq!(told(&up), [], "an address that it may not have");
+    assert_eq!(announced(&up), [], "an address that it may not have");
 }
 
 #[test]
-fn of_a_team_the_member_that_serves_the_port_is_told() {
+fn of_a_team_the_member_that_serves_the_port_is_notified() {
     let mut bench = Bench::new();
     let uplinks = [bench.port(uplink(100)), bench.port(uplink(101))];
     let member = |(at, guest): (usize, &Guest)| TeamMember { name: format!("up{at}"), port: Some(guest.id) };
@@ -163,19 +166,19 @@ fn of_a_team_the_member_that_serves_the_port_is_told() {
     run_until_announced(&mut bench);
     let guests: Vec<Guest> = (1..=4).map(|number| bench.guest(number)).collect();
     run_until_announced(&mut bench);
-    let heard: Vec<Vec<(Mac, u16)>> = uplinks.iter().map(told).collect();
-    assert_eq!((heard[0].len(), heard[1].len()), (2, 2), "{heard:?}");
+    let of_both: Vec<Vec<(Mac, u16)>> = uplinks.iter().map(announced).collect();
+    assert_eq!((of_both[0].len(), of_both[1].len()), (2, 2), "{of_both:?}");
     for (guest, number) in guests.iter().zip(1..) {
         guest.send(&frame(Mac::BROADCAST, mac(number), 60, 0));
         bench.run();
         let way = uplinks.iter().position(|uplink| !uplink.frames().is_empty()).unwrap();
-        assert!(heard[way].contains(&(mac(number), 0)), "where its frames leave");
+        assert!(of_both[way].contains(&(mac(number), 0)), "where its frames leave");
         uplinks.iter().chain(&guests).for_each(|guest| drop(guest.frames()));
     }
     bench.switch.set_teams(vec![team(false)]);
     bench.switch.announce(guests[0].id);
     run_until_announced(&mut bench);
-    assert!(uplinks.iter().all(|uplink| told(uplink).is_empty()));
+    assert!(uplinks.iter().all(|uplink| announced(uplink).is_empty()));
 }
 
 #[test]
@@ -191,6 +194,6 @@ fn a_direct_port_is_announced_through_its_own_uplink_only() {
     let up = bench.port(direct(uplink(100)));
     let _nic = bench.port(direct(Bench::spec(1)));
     run_until_announced(&mut bench);
-    assert_eq!(told(&up).first(), Some(&(mac(1), 0)));
-    assert_eq!(told(&other), []);
+    assert_eq!(announced(&up).first(), Some(&(mac(1), 0)));
+    assert_eq!(announced(&other), []);
 }

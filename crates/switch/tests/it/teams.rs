@@ -241,7 +241,7 @@ fn announced(frames: &[Vec<u8>]) -> BTreeSet<Mac> {
 }
 
 #[test]
-fn a_lost_link_moves_its_ports_and_no_others_and_the_network_is_told() {
+fn a_lost_link_moves_its_ports_and_no_others_and_the_network_is_notified() {
     let mut world = World::new(TeamPolicy::Port, 4, 2);
     world.uplinks[0].send(&frame(mac(1), OUTSIDE, 60, 0));
     let nested = Mac([2, 0, 0, 0, 0, 77]);

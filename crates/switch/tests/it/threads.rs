@@ -69,10 +69,10 @@ fn idle_ports_cost_nothing_worth_mentioning() {
     let switch = Switch::start(Settings::default()).unwrap();
     let _wires: Vec<_> = (1..=8).map(|number| guest(&switch, number)).collect();
     wait_until("the worker sleeps its longest", || stats(&switch).sleeps.get() > 20);
-    let look = || (switch.heartbeats().next().unwrap().read().rounds, stats(&switch).sleeps.get());
-    let (begun, before) = (Instant::now(), look());
+    let counts = || (switch.heartbeats().next().unwrap().read().rounds, stats(&switch).sleeps.get());
+    let (begun, before) = (Instant::now(), counts());
     std::thread::sleep(Duration::from_secs(2));
-    let after = look();
+    let after = counts();
     // A sleep lasts 5 ms in the end, and a round or two go before it.
     let periods = begun.elapsed().as_millis() as u64 / 5;
     let (rounds, sleeps) = (after.0 - before.0, after.1 - before.1);
@@ -84,16 +84,16 @@ fn idle_ports_cost_nothing_worth_mentioning() {
 fn who_sends_in_vain_does_not_keep_the_worker_awake() {
     let switch = Switch::start(Settings { floods: 40, ..Settings::default() }).unwrap();
     let ((_, flood), (_, other)) = (guest(&switch, 1), guest(&switch, 2));
-    let to_nobody = frame(mac(9), mac(1), 60, 0);
+    let to_no_one = frame(mac(9), mac(1), 60, 0);
     let slept = || stats(&switch).sleeps.get();
     // The first ones count as any other; from then on there is always one more in the queue.
     wait_until("the sender rests", || {
-        (flood.queued()..64).for_each(|_| flood.send(&to_nobody, vmlane_port::Offload::None, None));
+        (flood.queued()..64).for_each(|_| flood.send(&to_no_one, vmlane_port::Offload::None, None));
         slept() > 0
     });
     let before = slept();
     wait_until("the worker sleeps though frames wait", || {
-        (flood.queued()..64).for_each(|_| flood.send(&to_nobody, vmlane_port::Offload::None, None));
+        (flood.queued()..64).for_each(|_| flood.send(&to_no_one, vmlane_port::Offload::None, None));
         slept() > before + 20
     });
     // Others are served as ever.
@@ -128,7 +128,7 @@ fn senders_share_a_receiver_whatever_the_size_of_their_frames() {
 #[test]
 fn a_receiver_that_stops_does_not_slow_the_others() {
     let mut bench = Bench::with(Settings { hold: Duration::from_millis(2), ..Settings::default() });
-    let (a, stopped, lively) = (bench.guest(1), bench.guest(2), bench.guest(3));
+    let (a, stopped, other) = (bench.guest(1), bench.guest(2), bench.guest(3));
     stopped.wire.set_room(Some(0));
     let start = Instant::now();
     let mut sent = 0u64;
@@ -141,7 +141,7 @@ fn a_receiver_that_stops_does_not_slow_the_others() {
         bench.step();
     }
     bench.run();
-    assert_eq!(lively.stats.rx_frames.get(), sent);
+    assert_eq!(other.stats.rx_frames.get(), sent);
     // Some before it is known that it takes nothing.
     let dropped = || stopped.stats.drop_no_buffers.get() + stopped.stats.drop_slow_receiver.get();
     wait_until("no frame waits any more", || {
@@ -197,7 +197,7 @@ fn broadcasts_are_charged_by_their_copies() {
 }
 
 #[test]
-fn addresses_heard_behind_a_port_are_told() {
+fn addresses_seen_behind_a_port_are_listed() {
     let switch = Switch::start(Settings::default()).unwrap();
     let ((a, from), (_, to)) = (guest(&switch, 1), guest(&switch, 2));
     for source in [mac(1), mac(7)] {

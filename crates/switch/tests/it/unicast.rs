@@ -134,7 +134,7 @@ fn a_panic_ends_the_port_that_it_happened_in_and_no_other() {
         a.send(&frame(mac(2), mac(1), 60, 0));
         bench.run();
         assert!(victim.wire.dropped(), "{trap:?}");
-        assert!(victim.wire.failed(), "its driver was told");
+        assert!(victim.wire.failed(), "its driver was notified");
         assert_eq!(victim.stats.panics.get(), 1);
         let sent = frame(mac(3), mac(if trap == Trap::Deliver { 1 } else { 2 }), 60, 1);
         if trap == Trap::Deliver { &a } else { &b }.send(&sent);
@@ -169,7 +169,7 @@ fn a_port_that_is_shut_has_no_traffic_whatever_is_attached() {
     let (a, b) = (bench.guest(1), bench.guest(2));
     bench.switch.shut_port(b.id, true);
     bench.step();
-    assert!(b.wire.dropped() && b.wire.failed(), "its driver was told");
+    assert!(b.wire.dropped() && b.wire.failed(), "its driver was notified");
     let (wire, end) = Wire::new(mac(2));
     bench.switch.attach(b.id, end);
     bench.step();

@@ -672,13 +672,13 @@ fn frames_keep_their_order_and_none_is_lost_while_their_ports_move() {
             });
         }
         let mut next = [0; 3];
-        let mut looks = 0usize;
+        let mut polls = 0usize;
         wait_until("all frames", || {
-            looks += 1;
+            polls += 1;
             for (number, next) in (0u8..).zip(&mut next) {
                 let wire = &ports[usize::from(number) + 3].1;
                 // One that has no room now and then, so that frames wait for it.
-                wire.set_room((number == 1 && looks.is_multiple_of(2)).then_some(3));
+                wire.set_room((number == 1 && polls.is_multiple_of(2)).then_some(3));
                 for received in wire.received() {
                     let count = u32::from_be_bytes(received.bytes[14..18].try_into().unwrap());
                     assert_eq!(

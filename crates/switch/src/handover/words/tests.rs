@@ -34,7 +34,7 @@ fn spans(len: usize) -> Spans {
 fn read_all(reader: &mut Reader) -> Vec<Option<(Value, Vec<u8>)>> {
     let mut all = Vec::new();
     let mut head = [0; MAX_HEAD];
-    reader.look();
+    reader.poll();
     while let Some(entry) = reader.next() {
         match entry {
             Entry::Described(count) => all.extend((0..count).map(|_| None)),
