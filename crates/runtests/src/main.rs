@@ -10,6 +10,7 @@ mod changed;
 mod job;
 mod report;
 mod times;
+mod words;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -27,6 +28,7 @@ Commands:
   guests      tests in real guests: make test-guests
   quick       unit tests of what changed since the last commit, and of what depends on it: make test-quick
   acceptance  tests in real guests in their long form: make acceptance
+  words       the words of identifiers and of the log, the width of comments: a part of make lint
 
 Environment:
   LANES=2     jobs at a time (6 without guests)
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         "guests" => only_guests(),
         "quick" => quick(),
         "acceptance" => acceptance::run(),
+        "words" => words::check(),
         "--help" | "-h" => {
             print!("{USAGE}");
             return ExitCode::SUCCESS;
