@@ -1,6 +1,7 @@
 //! The documentation agrees with the repository: the picture, the map of the crates, links between pages, and
 //! the tests that pages name.
 
+mod journeys;
 pub(crate) mod named;
 mod picture;
 mod promises;
@@ -11,11 +12,13 @@ use std::path::PathBuf;
 
 use vmlane_tests::tree::{files, read, root};
 
+use journeys::names_of_the_journeys_are_those_of_the_code;
 use promises::promises_and_their_tests_name_each_other;
 
 vmlane_tests::tests! {
     plain {
         links_between_pages_lead_somewhere,
+        names_of_the_journeys_are_those_of_the_code,
         promises_and_their_tests_name_each_other,
         the_crate_map_lists_every_crate_and_its_dependencies,
         the_picture_is_made_from_its_source,

@@ -31,9 +31,9 @@ impl Words {
             if line.trim().is_empty() || line.starts_with('#') {
                 continue;
             }
-            let (names, what) = line
-                .split_once(": ")
-                .ok_or_else(|| format!("{LIST}:{number}: {line:?}: not `WORD...: INSTEAD` or `allow NAME: WHY`"))?;
+            let (names, what) = line.split_once(": ").ok_or_else(|| {
+                format!("{LIST}:{number}: {line:?}: not `WORD...: INSTEAD` or `allow NAME: WHY`")
+            })?;
             match names.strip_prefix("allow ") {
                 Some(name) => words.allowed.push(name.to_owned()),
                 None => names.split(' ').for_each(|name| {
@@ -49,7 +49,9 @@ impl Words {
         if self.allowed.iter().any(|allowed| allowed == name) {
             return None;
         }
-        parts(name).into_iter().find_map(|part| self.instead.get_key_value(&part).map(|(word, _)| word.as_str()))
+        parts(name)
+            .into_iter()
+            .find_map(|part| self.instead.get_key_value(&part).map(|(word, _)| word.as_str()))
     }
 
     fn in_text(&self, text: &str) -> Option<&str> {
@@ -147,9 +149,12 @@ mod tests {
         assert_eq!(judged("fn was_told() {}"), "a.rs:1: was_told: not `told` but: notified\n");
         assert_eq!(judged("struct A;\nstruct PeerTells;"), "a.rs:2: PeerTells: not `tells` but: notified\n");
         assert!(judged("fn f() { warn!(a, \"it tells\"); }").contains("it tells"));
-        for fine in
-            ["fn f() { assert!(a, \"it tells\"); }", "// it tells", "fn told_by_linux() {}", "fn retold_x() {}"]
-        {
+        for fine in [
+            "fn f() { assert!(a, \"it tells\"); }",
+            "// it tells",
+            "fn told_by_linux() {}",
+            "fn retold_x() {}",
+        ] {
             assert_eq!(judged(fine), "", "{fine}");
         }
         assert!(judged(&format!("// {}", "x ".repeat(60))).contains("110 columns"));
