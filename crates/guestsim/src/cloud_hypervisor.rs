@@ -43,11 +43,11 @@ pub struct CloudHypervisor {
     questions: Option<(UnixStream, UnixStream)>,
 }
 
-/// A connection on which the back end has said what it can do. It tries again for a minute.
+/// A connection on which the back end has announced what it can do. It tries again for a minute.
 fn connect(socket: &Path) -> (Front, u64) {
     eventually("a back end", || {
         let mut front = Front::new(UnixStream::connect(socket).ok()?).ok()?;
-        front.tell(request::SET_OWNER, &[], &[]).ok()?;
+        front.send(request::SET_OWNER, &[], &[]).ok()?;
         let features = front.get(request::GET_FEATURES).ok()?;
         Some((front, features))
     })
@@ -73,7 +73,7 @@ impl CloudHypervisor {
         Ok(answer.get(size_of::<ConfigSpace>()..).unwrap_or_default().to_vec())
     }
 
-    /// A driver takes these features and says that it is ready, with these rings. Returns the event fds of
+    /// A driver takes these features and states that it is ready, with these rings. Returns the event fds of
     /// each.
     pub fn activate(&mut self, features: u64, rings: &[&DriverRing]) -> io::Result<Vec<RingEvents>> {
         assert_eq!(features & !self.features, 0, "features that are not on offer");

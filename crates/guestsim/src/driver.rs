@@ -202,13 +202,13 @@ impl Driver {
             let header = DmaHeader::new(1, DMA_INLINE, bytes.len() as u32);
             self.tx.pages.write(0, header.as_bytes());
             self.start_send();
-            // The first read decides whether the header's result is looked at, which does not happen then.
+            // The first read decides whether the header's result is examined, which does not happen then.
             self.read(Reg::ResultLow);
         }
         self.read(Reg::ResultLow) as i32
     }
 
-    /// Makes the device look at the send buffer as it is, and waits for its answer.
+    /// Makes the device examine the send buffer as it is, and waits for its answer.
     pub fn start_send(&mut self) {
         self.write(Reg::DataOutLow, self.tx.address as u32);
         self.tx.await_busy(false);

@@ -21,7 +21,7 @@ pub struct Counts {
     /// How often some were.
     pub turns: Arc<AtomicU64>,
     /// How often they were asked what they have.
-    pub looks: Arc<AtomicU64>,
+    pub polls: Arc<AtomicU64>,
 }
 
 /// An owner's end that always has a whole chunk to send, and takes everything.
@@ -59,7 +59,7 @@ fn map() -> MemoryMap {
 
 impl StreamPort for Endless {
     fn readable(&mut self) -> Result<usize, PortFault> {
-        self.counts.looks.fetch_add(1, Ordering::Relaxed);
+        self.counts.polls.fetch_add(1, Ordering::Relaxed);
         if self.chunk == BROKEN {
             return Err(PortFault::out_of_ring("tail", u64::MAX, RING as u64));
         }

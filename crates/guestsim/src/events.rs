@@ -10,7 +10,7 @@ pub fn eventfd() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// How often an eventfd was signalled since the last look.
+/// How often an eventfd was signalled since the last check.
 pub fn signals(fd: impl AsFd) -> u64 {
     let mut counter = [0; 8];
     match rustix::io::read(fd, &mut counter) {

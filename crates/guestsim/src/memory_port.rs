@@ -14,7 +14,7 @@ use vmlane_port::{
 };
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
-/// Frames that the port lends at once, at most.
+/// Frames that the port describes at once, at most.
 pub const LOOKAHEAD: usize = 256;
 /// Bytes of memory for each.
 const ROOM: usize = 68 << 10;
@@ -40,7 +40,7 @@ pub enum Trap {
     Tick,
 }
 
-/// Many fields: each call of the port has something that a test sets or looks at.
+/// Many fields: each call of the port has something that a test sets or examines.
 #[derive(Default)]
 struct Inner {
     capabilities: RxCapabilities,
@@ -57,9 +57,10 @@ struct Inner {
     /// Calls of `fetch` that had a frame, and of `flush`.
     flushes: usize,
     refreshes: usize,
-    /// Descriptors read in vain with each burst that is fetched or delivered; those not told yet, and all.
+    /// Descriptors read in vain with each burst that is fetched or delivered; those not reported yet, and
+    /// all.
     overhead: usize,
-    owed: Overhead,
+    unreported: Overhead,
     overhead_so_far: usize,
     keeps: bool,
     /// Checksums of what it sends were verified, it says.
@@ -69,7 +70,7 @@ struct Inner {
     trap: Option<Trap>,
     /// An interrupt is held back.
     holds_back: bool,
-    /// What a glance tells, true or not; None: a turn.
+    /// What a cheap poll finds, true or not; None: a turn.
     needs: Option<Needs>,
     /// What the guest announces frames by, if it does; the port has the same.
     doorbell: Option<OwnedFd>,
@@ -112,7 +113,7 @@ impl Wire {
         Wire::small(mac, LOOKAHEAD)
     }
 
-    /// The same for one that lends at most `lookahead` frames at once: quickly made.
+    /// The same for one that describes at most `lookahead` frames at once: quickly made.
     pub fn small(mac: Mac, lookahead: usize) -> (Wire, Box<MemoryPort>) {
         let filter = Filter { mac, unicast: true, broadcast: true, ..Filter::default() };
         let inner = Inner { capabilities: PLAIN, filter: filter.clone(), keeps: true, ..Inner::default() };
@@ -170,7 +171,7 @@ impl Wire {
         self.0.lock().refuse = reason;
     }
 
-    /// From here on the port says that checksums of what it sends were verified, as an uplink does for the
+    /// From here on the port claims that checksums of what it sends were verified, as an uplink does for the
     /// host's kernel.
     pub fn verify(&self) {
         self.0.lock().verifies = true;
@@ -190,7 +191,7 @@ impl Wire {
         self.0.lock().holds_back = on;
     }
 
-    /// What a glance at it tells from now on, true or not; [`Needs::Turn`] otherwise.
+    /// What a cheap poll of it finds from now on, true or not; [`Needs::Turn`] otherwise.
     pub fn set_needs(&self, needs: Needs) {
         self.0.lock().needs = Some(needs);
     }
@@ -369,7 +370,7 @@ impl Drop for MemoryPort {
 
 impl Inner {
     fn read_in_vain(&mut self) {
-        self.owed.add(self.overhead);
+        self.unreported.add(self.overhead);
         self.overhead_so_far += self.overhead;
     }
 }
@@ -445,7 +446,7 @@ impl FramePort for MemoryPort {
 
     fn info(&self) -> FramePortInfo {
         let lookahead = self.slots.len();
-        FramePortInfo { lookahead, overhead: self.wire.0.lock().owed.clone() }
+        FramePortInfo { lookahead, overhead: self.wire.0.lock().unreported.clone() }
     }
 }
 

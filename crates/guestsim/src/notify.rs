@@ -1,5 +1,5 @@
-//! When a stream socket tells its peer of bytes and room. Sources: `vmci_transport_notify_qstate.c`
-//! (the ring's state says who may sleep), `vmci_transport_notify.c` (who sleeps has said so).
+//! When a stream socket notifies its peer of bytes and room. Sources: `vmci_transport_notify_qstate.c`
+//! (the ring's state shows who may sleep), `vmci_transport_notify.c` (who sleeps has announced it).
 //!
 //! Called with the socket locked; each call names the packet to send, if any.
 
@@ -27,8 +27,8 @@ pub struct Notify {
     on_block: bool,
     /// Older protocol: the peer waits for bytes; what this end has announced.
     peer_waits_for_bytes: bool,
-    said_waiting_read: bool,
-    said_waiting_write: bool,
+    announced_waiting_read: bool,
+    announced_waiting_write: bool,
 }
 
 fn packet(kind: PacketType) -> ControlPacket {
@@ -45,8 +45,8 @@ impl Notify {
             detected: false,
             on_block: false,
             peer_waits_for_bytes: false,
-            said_waiting_read: false,
-            said_waiting_write: false,
+            announced_waiting_read: false,
+            announced_waiting_write: false,
         }
     }
 
@@ -65,7 +65,7 @@ impl Notify {
     pub fn reader_blocks(&mut self, queues: &Queues, target: u64) -> Packet {
         self.widen(queues);
         if self.protocol == Protocol::Pkt {
-            return self.say_waiting_read(queues, target);
+            return self.announce_waiting_read(queues, target);
         }
         if std::mem::take(&mut self.on_block) { self.read_due(queues) } else { None }
     }
@@ -73,15 +73,15 @@ impl Notify {
     /// A poll found less than it wants.
     pub fn poll_unsatisfied(&mut self, queues: &Queues, target: u64) -> Packet {
         self.widen(queues);
-        if self.protocol == Protocol::Pkt { self.say_waiting_read(queues, target) } else { None }
+        if self.protocol == Protocol::Pkt { self.announce_waiting_read(queues, target) } else { None }
     }
 
     fn widen(&mut self, queues: &Queues) {
         self.window = (self.window + PAGE as u64).min(queues.consume_size);
     }
 
-    fn say_waiting_read(&mut self, queues: &Queues, target: u64) -> Packet {
-        if std::mem::replace(&mut self.said_waiting_read, true) {
+    fn announce_waiting_read(&mut self, queues: &Queues, target: u64) -> Packet {
+        if std::mem::replace(&mut self.announced_waiting_read, true) {
             return None;
         }
         let (_, head) = queues.own_indices();
@@ -129,7 +129,7 @@ impl Notify {
 
     /// The writer is about to sleep on a full ring.
     pub fn writer_blocks(&mut self, queues: &Queues) -> Packet {
-        if self.protocol == Protocol::Qstate || std::mem::replace(&mut self.said_waiting_write, true) {
+        if self.protocol == Protocol::Qstate || std::mem::replace(&mut self.announced_waiting_write, true) {
             return None;
         }
         let (tail, _) = queues.own_indices();
@@ -141,8 +141,8 @@ impl Notify {
     /// A packet of the protocol has arrived. The answer to it, if any.
     pub fn arrived(&mut self, queues: &Queues, kind: PacketType) -> Packet {
         match kind {
-            PacketType::Wrote => self.said_waiting_read = false,
-            PacketType::Read => self.said_waiting_write = false,
+            PacketType::Wrote => self.announced_waiting_read = false,
+            PacketType::Read => self.announced_waiting_write = false,
             PacketType::WaitingRead if queues.unsent() > 0 => return Some(packet(PacketType::Wrote)),
             PacketType::WaitingRead => self.peer_waits_for_bytes = true,
             PacketType::WaitingWrite => {

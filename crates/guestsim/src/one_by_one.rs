@@ -1,4 +1,4 @@
-//! The calls of a frame port that move bursts, for a single frame: tests look at each.
+//! The calls of a frame port that move bursts, for a single frame: tests examine each.
 
 use vmlane_port::{DropReason, FramePort, RxFrame, Token};
 

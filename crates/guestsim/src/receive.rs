@@ -37,7 +37,7 @@ impl Datagram {
 }
 
 impl Driver {
-    /// If an interrupt says that datagrams wait: fetches them.
+    /// If an interrupt signals that datagrams wait: fetches them.
     pub fn service(&mut self) -> Vec<Datagram> {
         let due = match self.lines.mode() {
             IrqMode::Msix { vectors: 2.. } => self.lines.take(0),

@@ -364,8 +364,8 @@ impl Seat {
                 None => None,
             }
         };
-        // The mail: an answer is in it before the request counts as carried out.
-        let mut mail = None;
+        // The answer: it is there before the request counts as carried out.
+        let mut recorded = None;
         let mut fate = fate;
         loop {
             let mut guard = self.session.lock();
@@ -374,7 +374,7 @@ impl Seat {
             }
             let Session { device, log, done } = guard.as_mut().expect("a session");
             if *done == number {
-                return mail.take().expect("an answer that is recorded");
+                return recorded.take().expect("an answer that is recorded");
             }
             let moment = fate.take();
             let dies = |at| moment == Some(at);
@@ -390,7 +390,7 @@ impl Seat {
                     if moment.is_none() {
                         return answer;
                     }
-                    mail = Some(answer);
+                    recorded = Some(answer);
                 }
             }
             drop(guard);

@@ -31,8 +31,8 @@ impl Stream {
     }
 
     /// Looks at the queue pair under the socket's lock.
-    pub fn queues<T>(&self, look: impl FnOnce(&Queues) -> T) -> T {
-        look(&self.socket.state.lock().pair.as_ref().expect("a connected socket has a queue pair").0)
+    pub fn queues<T>(&self, read: impl FnOnce(&Queues) -> T) -> T {
+        read(&self.socket.state.lock().pair.as_ref().expect("a connected socket has a queue pair").0)
     }
 
     /// RST packets that came for the established connection.

@@ -59,7 +59,7 @@ impl Transport {
         self.driver.lock().control(cid, packet.with_ports(own, port))
     }
 
-    /// Tells the peer of a socket what its notification protocol wants told, if anything.
+    /// Sends the peer of a socket the notice that its notification protocol asks for, if any.
     pub fn notify(&self, socket: &Socket, packet: Option<ControlPacket>) {
         let Some(packet) = packet else { return };
         let sent = (0..RETRIES).any(|_| self.send_control(socket.key, packet) > 0);

@@ -50,7 +50,7 @@ impl Front {
     /// Agrees on `features` over a connected socket.
     pub fn over(socket: UnixStream, features: u64) -> io::Result<Front> {
         let mut front = Front::new(socket)?;
-        front.tell(request::SET_OWNER, &[], &[])?;
+        front.send(request::SET_OWNER, &[], &[])?;
         front.get(request::GET_FEATURES)?;
         let common = front.get(request::GET_PROTOCOL_FEATURES)? & PROTOCOL;
         front.set_protocol(common)?;
@@ -60,7 +60,7 @@ impl Front {
 
     /// Agrees on features of the protocol.
     pub fn set_protocol(&mut self, features: u64) -> io::Result<()> {
-        self.tell(request::SET_PROTOCOL_FEATURES, features.as_bytes(), &[])?;
+        self.send(request::SET_PROTOCOL_FEATURES, features.as_bytes(), &[])?;
         self.acknowledges = features & protocol::REPLY_ACK != 0;
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Front {
     }
 
     /// A request that is not answered.
-    pub fn tell(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn send(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.message(code, payload, fds, false)
     }
 

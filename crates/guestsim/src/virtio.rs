@@ -123,7 +123,7 @@ impl DriverRing {
         self.post_table(table, (pieces.len() * desc::SIZE) as u32)
     }
 
-    /// Posts one descriptor that says that a table is at `addr`.
+    /// Posts one descriptor that points to a table at `addr`.
     pub fn post_table(&mut self, addr: u64, len: u32) -> u16 {
         self.post_raw(addr, len, desc::INDIRECT)
     }
@@ -193,7 +193,7 @@ impl DriverRing {
         Some((id, word as u32))
     }
 
-    /// Does the device want to be told of chains?
+    /// Does the device want to be notified of chains?
     pub fn wants_kick(&self) -> bool {
         if self.packed { self.device.load_u16(2) != event::DISABLE } else { self.device.load_u16(0) & 1 == 0 }
     }

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
 use vmlane_device::virtio::vsock::parts::{
-    Bridge, GuestEndpoint, Kept, MAX_LINKS, Mailbox, Parking, Port, Routes, Shares, Transaction, redo,
+    Bridge, GuestEndpoint, Inboxes, Kept, MAX_LINKS, Parking, Port, Routes, Shares, Transaction, redo,
 };
 use vmlane_vsock::{Router, Vm};
 
@@ -29,7 +29,7 @@ const FEATURES: u64 = feature::VERSION_1 | feature::INDIRECT | STREAM | SEQPACKE
 /// All VMs, turned by hand.
 pub struct Bench {
     routes: Routes,
-    mailbox: Arc<Mailbox>,
+    inboxes: Arc<Inboxes>,
     pub router: Arc<Router>,
     pub hypervisor: Arc<Hypervisor>,
     pub stats: Arc<VsockStats>,
@@ -49,7 +49,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Notices of received packets, and of sent ones, since the last look.
+    /// Notices of received packets, and of sent ones, since the last check.
     pub fn take(&self) -> (usize, usize) {
         let [rx, tx] = &self.counts;
         (rx.swap(0, Ordering::Relaxed), tx.swap(0, Ordering::Relaxed))
@@ -104,14 +104,14 @@ impl Bench {
     fn starting(streams: Arc<dyn Streams>) -> Bench {
         let router = Router::new(streams.clone());
         let hypervisor = Hypervisor::new(router.clone());
-        let mailbox = Mailbox::new(Arc::new(Parking::new().expect("an event fd")));
+        let inboxes = Inboxes::new(Arc::new(Parking::new().expect("an event fd")));
         let stats = Arc::new(VsockStats::default());
-        let bridge = Bridge::new(router.clone(), mailbox.clone(), None, MAX_LINKS);
+        let bridge = Bridge::new(router.clone(), inboxes.clone(), None, MAX_LINKS);
         let (transaction, log) = Transaction::create().expect("a file");
         let now = Instant::now();
         let routes = Routes::new(router.vms().reader(), stats.clone(), Some(bridge), transaction, true);
         let routes = routes.expect("an epoll file");
-        Bench { routes, mailbox, router, hypervisor, stats, now, streams, log }
+        Bench { routes, inboxes, router, hypervisor, stats, now, streams, log }
     }
 
     /// How often something has become valid.
@@ -140,7 +140,7 @@ impl Bench {
     fn add(&mut self, vm: Vm) {
         let cid = vm.cid;
         self.router.vms().add(vm).expect("a CID of its own");
-        let endpoint = GuestEndpoint::new(cid, &self.mailbox);
+        let endpoint = GuestEndpoint::new(cid, &self.inboxes);
         self.router.set_endpoint(cid, Arc::new(endpoint));
         self.routes.add(cid, Arc::default());
     }
@@ -171,7 +171,7 @@ impl Bench {
         self.routes.detach(guest.cid);
     }
 
-    /// What looks at packets between guests from now on.
+    /// The tap of packets between guests from now on.
     pub fn set_taps(&mut self, taps: &[Arc<dyn StreamTap>]) {
         self.routes.set_taps(taps.to_vec());
     }

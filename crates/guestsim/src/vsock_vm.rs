@@ -44,7 +44,7 @@ pub struct End {
     /// The longest time between two packets with bytes.
     pub pause: Duration,
     last: Option<Instant>,
-    /// Bytes that its program has read, and those that the peer was told of.
+    /// Bytes that its program has read, and those that the peer was notified of.
     read: u64,
     reported: u64,
     /// As the peer last said.
@@ -121,22 +121,22 @@ impl VsockVm {
     pub fn connect(&mut self, name: Name) {
         let end = self.ends.entry(name).or_default();
         *end = End { wanted: end.wanted, ..End::default() };
-        self.say(name, op::REQUEST, 0);
+        self.send_control(name, op::REQUEST, 0);
     }
 
     /// It will send nothing more, or take nothing: flags of SHUTDOWN.
     pub fn shut_down(&mut self, name: Name, flags: u32) {
-        self.say(name, op::SHUTDOWN, flags);
+        self.send_control(name, op::SHUTDOWN, flags);
     }
 
     /// Its program reads all that it kept, and goes on.
     pub fn reads(&mut self, name: Name) {
         let end = self.ends.get_mut(&name).expect("an end of this name");
         (end.keeps, end.read, end.reported) = (false, end.received, end.received);
-        self.say(name, op::CREDIT_UPDATE, 0);
+        self.send_control(name, op::CREDIT_UPDATE, 0);
     }
 
-    fn say(&mut self, name: Name, op: u16, flags: u32) {
+    fn send_control(&mut self, name: Name, op: u16, flags: u32) {
         let header = Header { flags: flags.into(), ..self.header(name, op) };
         self.control.push_back(header);
     }
@@ -181,7 +181,7 @@ impl VsockVm {
         let op = header.op.get();
         if op == op::REQUEST {
             self.ends.entry(name).or_default().established = true;
-            self.say(name, op::RESPONSE, 0);
+            self.send_control(name, op::RESPONSE, 0);
         }
         let (port, peer, peer_port) = name;
         let pattern = Pattern::new(VsockVm::seed(peer, (peer_port, self.cid, port)));
@@ -201,15 +201,15 @@ impl VsockVm {
                 }
                 if end.read - end.reported >= u64::from(CREDIT) / 4 {
                     end.reported = end.read;
-                    self.say(name, op::CREDIT_UPDATE, 0);
+                    self.send_control(name, op::CREDIT_UPDATE, 0);
                 }
             }
-            op::CREDIT_REQUEST => self.say(name, op::CREDIT_UPDATE, 0),
+            op::CREDIT_REQUEST => self.send_control(name, op::CREDIT_UPDATE, 0),
             op::SHUTDOWN => {
                 end.peer_shut |= header.flags.get();
                 if end.peer_shut & BOTH == BOTH {
                     end.reset = true;
-                    self.say(name, op::RST, 0);
+                    self.send_control(name, op::RST, 0);
                 }
             }
             op::RST => end.reset = true,

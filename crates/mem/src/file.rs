@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, MemfdFlags, Mode, StatxFlags};
 use rustix::io::Errno;
 
-/// Bytes of a page, where a file says nothing else.
+/// Bytes of a page, where a file states nothing else.
 pub const PAGE: u64 = 4096;
 /// Bytes of a huge page of such a file.
 pub const HUGE: usize = 2 << 20;
@@ -37,9 +37,9 @@ pub struct Backing {
     /// Bytes of the pages that it is mapped by.
     pub page: u64,
     pub id: FileId,
-    /// `mincore` tells which of its pages are in memory. Of a file that the caller neither owns nor may write
-    /// by its mode it says that all are; memfds may be written by all.
-    pub tells_pages: bool,
+    /// `mincore` reports which of its pages are in memory. Of a file that the caller neither owns nor may
+    /// write by its mode it reports that all are; memfds may be written by all.
+    pub reports_pages: bool,
 }
 
 /// Which file it is: its device and its inode's number.
@@ -65,7 +65,7 @@ impl Backing {
             len: u64::try_from(stat.st_size).unwrap_or(0),
             page,
             id: FileId(stat.st_dev, stat.st_ino),
-            tells_pages: Mode::from_raw_mode(stat.st_mode).contains(Mode::WOTH),
+            reports_pages: Mode::from_raw_mode(stat.st_mode).contains(Mode::WOTH),
         })
     }
 }

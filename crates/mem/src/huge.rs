@@ -1,11 +1,11 @@
 //! Guest memory that this process uses much, in huge pages.
 //!
-//! A VMM hands over its memory in pages of 4 KiB unless it was told otherwise. Of hundreds of VMs hardly a
-//! page's address is in the CPU's cache of translations when its turn comes again. One huge page takes the
-//! place of 512 of these (`MADV_COLLAPSE`, Linux 6.1), at a price: the kernel copies 2 MiB, a guest that
-//! touches them meanwhile waits, and the new page is charged to the control group of the process that asked,
-//! no longer to the VMM's. So it is asked only for ranges that are there as a whole, since others would be
-//! filled with zeros, and that this process uses.
+//! A VMM hands over its memory in pages of 4 KiB unless it was configured otherwise. Of hundreds of VMs
+//! hardly a page's address is in the CPU's cache of translations when its turn comes again. One huge page
+//! takes the place of 512 of these (`MADV_COLLAPSE`, Linux 6.1), at a price: the kernel copies 2 MiB, a guest
+//! that touches them meanwhile waits, and the new page is charged to the control group of the process that
+//! asked, no longer to the VMM's. So it is asked only for ranges that are there as a whole, since others
+//! would be filled with zeros, and that this process uses.
 #![allow(unsafe_code)] // madvise and mincore of mappings that are kept alive meanwhile
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -28,13 +28,13 @@ const COLLAPSE: libc::c_int = 25;
 /// shows when they are taken out: they come back as they are used (a read brings 16 at once), and so many
 /// until the next step are much.
 const USED: usize = PAGES / 8;
-/// Ranges that a step looks at, at most, and those whose pages it takes out: each page that comes back is a
+/// Ranges that a step examines, at most, and those whose pages it takes out: each page that comes back is a
 /// fault of a worker's.
-const LOOKS: usize = 256;
+const MAX_EXAMINED: usize = 256;
 const WATCHED: usize = 16;
-/// Ranges that a step passes, those that are not to be looked at among them.
+/// Ranges that a step passes, those that are not to be examined among them.
 const PASSED: usize = 16 << 10;
-/// Steps until a range that was not used is looked at again, doubled each time, at most so often.
+/// Steps until a range that was not used is examined again, doubled each time, at most so often.
 const REST: u32 = 8;
 const MOST_DOUBLINGS: u32 = 6;
 /// Steps without any try after the host had no huge page.
@@ -101,7 +101,7 @@ struct Known {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Range {
-    /// Not to be looked at before `step`; how often it was found out of use.
+    /// Not to be examined before `step`; how often it was found out of use.
     Small {
         step: u32,
         doublings: u32,
@@ -145,7 +145,7 @@ impl HugePages {
         self.made
     }
 
-    /// A look at some ranges. To be called about once a second: ranges are judged by what is used of them
+    /// Examines some ranges. To be called about once a second: ranges are judged by what is used of them
     /// from one step to the next.
     ///
     /// The error is the first one that this step met; the next one tries again.
@@ -162,7 +162,7 @@ impl HugePages {
                 met = met.and(self.judge(&mapping, number));
             }
         }
-        if self.step >= self.not_before { met.and(self.look()) } else { met }
+        if self.step >= self.not_before { met.and(self.choose()) } else { met }
     }
 
     /// Learns of mappings that came, and forgets those that went.
@@ -235,12 +235,12 @@ impl HugePages {
     }
 
     /// Chooses ranges to watch until the next step. Mappings take turns, a range of each.
-    fn look(&mut self) -> Result<(), HugeError> {
+    fn choose(&mut self) -> Result<(), HugeError> {
         if !self.has_room() {
             return Ok(());
         }
         let all: usize = self.known.iter().map(|known| known.large.count).sum();
-        let mut looks = 0;
+        let mut examined = 0;
         for _ in 0..PASSED.min(all) {
             self.turn = (self.turn + 1) % self.known.len();
             let Some(known) = self.known.get_mut(self.turn) else { break };
@@ -259,7 +259,7 @@ impl HugePages {
             }
             let mapping = known.large.mapping.clone();
             let Some(alive) = mapping.upgrade().filter(|alive| is_due && !alive.poisoned()) else { continue };
-            looks += 1;
+            examined += 1;
             let range = alive.huge_range(number);
             if self.present(range)? >= USED && is_whole(range)? {
                 // SAFETY: a mapping of a shared file, which `alive` keeps: the bytes stay where they are, in
@@ -267,7 +267,7 @@ impl HugePages {
                 unsafe { madvise(range.cast(), HUGE, Advice::LinuxDontNeed) }.map_err(io::Error::from)?;
                 self.watched.push((mapping, number));
             }
-            if looks == LOOKS || self.watched.len() == WATCHED {
+            if examined == MAX_EXAMINED || self.watched.len() == WATCHED {
                 break;
             }
         }

@@ -89,14 +89,14 @@ impl MemoryMap {
         if self.len().checked_add(len).is_none_or(|sum| sum > limit) {
             return Err(MapError::TooLarge { guest, len, limit });
         }
-        let Backing { len: have, page, id, tells_pages } =
+        let Backing { len: have, page, id, reports_pages } =
             Backing::of(fd.as_fd()).map_err(|source| MapError::File { guest, source })?;
         if file_end > have {
             return Err(MapError::FileTooSmall { guest, need: file_end, have });
         }
         let region = Region::of_pages(guest, len, &fd, offset, (writable, page))
             .map_err(|source| MapError::Host { guest, source })?;
-        if writable && page == PAGE && tells_pages {
+        if writable && page == PAGE && reports_pages {
             region.list(id);
         }
         let mut regions: Vec<_> = self.regions.iter().cloned().collect();

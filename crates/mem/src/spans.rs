@@ -203,7 +203,7 @@ impl Spans {
             return self.write(0, &bytes[..len]);
         };
         // SAFETY: `one_run` has all twelve bytes, of a live writable mapping. A guest that changes them
-        // meanwhile changes only what it is told.
+        // meanwhile changes only what it reads.
         unsafe {
             let (one, two) = (at.cast::<Anywhere<u64>>(), at.add(size_of::<u64>()).cast::<Anywhere<u32>>());
             if spare && one.read_volatile().0 == first && two.read_volatile().0 == second {
@@ -497,8 +497,8 @@ pub fn copy_spans_summed(
     copy_runs((to, to_offset), (from, from_offset), len, copy);
 }
 
-/// Has `copy` copy every run of bytes that both lists have in one piece. It is given runs of as many bytes of
-/// live mappings as it is told, the target writable.
+/// Has `copy` copy every run of bytes that both lists have in one piece. It is given runs in live mappings,
+/// of the length that it is passed, the target writable.
 #[inline]
 fn copy_runs(
     (to, to_offset): (&Spans, usize),

@@ -1,4 +1,4 @@
-//! One word of guest memory that is looked at over and over.
+//! One word of guest memory that is examined over and over.
 #![allow(unsafe_code)] // atomics on mapped memory
 
 use std::ptr::NonNull;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::region::Region;
 
-/// One word of some pages, found once: an index that is looked at over and over. Little-endian in
+/// One word of some pages, found once: an index that is examined over and over. Little-endian in
 /// memory.
 #[derive(Debug)]
 pub struct Word {

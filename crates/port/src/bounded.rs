@@ -1,4 +1,4 @@
-//! Queues that outlive a call. Each has a bound that whoever fills it meets, so none grows with what
+//! Queues that outlive a call. Each has a bound that applies to all who fill it, so none grows with what
 //! strangers do.
 
 use std::collections::{HashSet, VecDeque};
@@ -50,7 +50,7 @@ impl<T> Bounded<T> {
         Some(item)
     }
 
-    /// Keeps the items for which `keep` says so.
+    /// Keeps the items for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.items.retain(|(item, _)| keep(item));
         self.used = self.items.iter().map(|(_, weight)| weight).sum();
@@ -109,7 +109,7 @@ impl<T: Copy + Eq + Hash> Distinct<T> {
     /// Removes an item, if it waits.
     pub fn remove(&mut self, item: &T) {
         self.waiting.remove(item);
-        // Once in as many calls as there are items to look at.
+        // Once in as many calls as there are items to examine.
         if self.order.len() > 2 * self.waiting.len() + 16 {
             let mut kept = HashSet::new();
             self.order.retain(|item| self.waiting.contains(item) && kept.insert(*item));

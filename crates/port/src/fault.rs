@@ -1,7 +1,7 @@
 //! What the other side of a ring may do wrong.
 
 /// The far end broke the rules of its ring (an index outside it, or one that went backwards), or its
-/// memory is gone. Its stream ends; no other one notices. Boxed, because every look at an index may
+/// memory is gone. Its stream ends; no other one notices. Boxed, because every check of an index may
 /// return one and none does: so results travel in registers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]

@@ -1,7 +1,7 @@
-//! A frame on its way: where its bytes lie, what its sender wants done to it, what its receiver is
-//! told about it.
+//! A frame on its way: where its bytes lie, what its sender wants done to it, what its receiver
+//! learns about it.
 //!
-//! A source *lends* a frame ([`TxFrame`]): the first bytes as a private copy, the rest where the guest
+//! A source *describes* a frame ([`TxFrame`]): the first bytes as a private copy, the rest where the guest
 //! left it. The switch checks and edits the private copy and hands an [`RxFrame`] to the sink: its
 //! header bytes and the untouched rest, which the sink copies once, straight into its guest's buffers.
 
@@ -9,7 +9,7 @@ use vmlane_mem::{Spans, Sum, copy_spans, copy_spans_summed};
 use vmlane_wire::ethernet::{TAG, Tci, ether_type};
 
 /// What a sender leaves to be done to its frame. Offsets count from the first byte of the frame
-/// as lent, in-band tags included.
+/// as described, in-band tags included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Offload {
     /// Nothing: the frame is complete.
@@ -55,7 +55,7 @@ impl Offload {
     }
 }
 
-/// A frame that its source lends until it is told that it is finished.
+/// A frame that its source describes until it is notified that it is finished.
 #[derive(Debug)]
 pub struct TxFrame<'a> {
     /// The first bytes, copied once: all of a short frame, else at least all the headers that the
@@ -67,8 +67,8 @@ pub struct TxFrame<'a> {
     pub offload: Offload,
     /// A tag to be inserted behind the addresses.
     pub tag: Option<Tci>,
-    /// The host's kernel has verified the TCP or UDP checksum. Never because a guest, or another switch, says
-    /// so.
+    /// The host's kernel has verified the TCP or UDP checksum. Never because a guest, or another switch,
+    /// claims it.
     pub verified: bool,
 }
 
@@ -185,7 +185,7 @@ pub struct RxFrame<'a> {
     pub checksum: ChecksumStatus,
     /// None for a frame no longer than its receiver's MTU allows.
     pub aggregate: Option<Aggregate>,
-    /// The sink fills this in, or says to its guest that the checksum is partial.
+    /// The sink fills this in, or reports to its guest that the checksum is partial.
     pub partial_checksum: Option<PartialChecksum>,
 }
 

@@ -15,8 +15,8 @@ use crate::reason::{DropReason, PortStats};
 /// What a port is known by as long as it is attached.
 #[derive(Clone, Debug, Default)]
 pub struct FramePortInfo {
-    /// How many frames it lends at once, at most: of the queue that lends the fewest. The switch does not let
-    /// one slow receiver hold so many of them that the guest could send nothing to others.
+    /// How many frames it describes at once, at most: of the queue that describes the fewest. The switch does
+    /// not let one slow receiver hold so many of them that the guest could send nothing to others.
     pub lookahead: usize,
     /// What its guest is charged for beside its frames.
     pub overhead: Overhead,
@@ -54,7 +54,7 @@ pub struct Ticked {
     pub changed: bool,
 }
 
-/// Names a lent frame to its source: opaque to the switch, good until [`FramePort::finish`].
+/// Names a frame in flight to its source: opaque to the switch, good until [`FramePort::finish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u32);
 
@@ -121,9 +121,9 @@ pub fn deliver_each(
 /// One end of a wire: a guest's NIC, an uplink. One worker owns it; the guest behind it changes its rings at
 /// any time. How a worker waits for a port is [`WakeUp`], apart from the calls that move frames.
 ///
-/// A port is a source and a sink. The source half lends frames: their bytes stay where the sender left them
-/// until each receiver has its copy. The sink half copies a frame or refuses it. Neither allocates, locks or
-/// makes a system call per frame (an uplink's system call apart).
+/// A port is a source and a sink. The source half describes frames: their bytes stay where the sender left
+/// them until each receiver has its copy. The sink half copies a frame or refuses it. Neither allocates,
+/// locks or makes a system call per frame (an uplink's system call apart).
 ///
 /// # Who calls what, and in which order
 ///
@@ -133,12 +133,12 @@ pub fn deliver_each(
 /// | when | calls |
 /// | --- | --- |
 /// | at once | [`Self::info`] |
-/// | then, and when the device says [`Frames::refresh`] | [`Self::refresh`], [`Self::filter`], [`Self::capabilities`] |
+/// | then, and when the device returns [`Frames::refresh`] | [`Self::refresh`], [`Self::filter`], [`Self::capabilities`] |
 /// | each round | [`Self::capabilities`] |
 /// | its turn to send | [`Self::fetch`]; for each token [`Self::frame`], once or several times; [`Self::finish`] |
-/// | a frame is for it | [`Self::deliver`]; if it said [`DropReason::NoBuffers`], [`Self::has_room`] until that is true |
+/// | a frame is for it | [`Self::deliver`]; if it returned [`DropReason::NoBuffers`], [`Self::has_room`] until that is true |
 /// | the end of a turn in which it sent, received or finished anything | [`Self::flush`] |
-/// | each round, also when nothing moves | [`Self::tick`]; [`Self::filter`] and [`Self::capabilities`] again if that says that they have changed |
+/// | each round, also when nothing moves | [`Self::tick`]; [`Self::filter`] and [`Self::capabilities`] again if that returns true |
 /// | before the worker sleeps | [`WakeUp::arm`]; if no port has a frame, the worker sleeps on the ports' files |
 /// | after that sleep | [`WakeUp::disarm`] |
 /// | a fault of ours ended the port | [`Self::fail`], then the drop |
@@ -150,13 +150,13 @@ pub fn deliver_each(
 pub trait FramePort: WakeUp + Send + Any {
     /// Lends the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A
     /// frame that is not valid is counted, completed and skipped inside. Fewer than asked for: no more wait,
-    /// or too many are lent.
+    /// or too many are in flight.
     fn fetch(&mut self, tokens: &mut [Token]) -> usize;
 
     /// The frame behind a token.
     fn frame(&self, token: Token) -> TxFrame<'_>;
 
-    /// These frames were copied or dropped; their bytes are not looked at any more.
+    /// These frames were copied or dropped; their bytes are not examined any more.
     fn finish(&mut self, tokens: &[Token]);
 
     /// What the port takes now.
@@ -168,7 +168,7 @@ pub trait FramePort: WakeUp + Send + Any {
     /// Copies frames into the guest's buffers, in order, until one is refused. All of a frame or nothing.
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused>;
 
-    /// A cheap fresh look: could a frame of ordinary size be delivered now?
+    /// A cheap fresh check: could a frame of ordinary size be delivered now?
     fn has_room(&mut self) -> bool;
 
     /// End of a turn: completions become visible, interrupts that are due are raised.
@@ -180,7 +180,7 @@ pub trait FramePort: WakeUp + Send + Any {
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
     fn refresh(&mut self);
 
-    /// A fault of ours ended this port: its guest is told, so that its driver starts anew. Only the drop
+    /// A fault of ours ended this port: its guest is notified, so that its driver starts anew. Only the drop
     /// follows.
     fn fail(&mut self);
 
@@ -188,18 +188,18 @@ pub trait FramePort: WakeUp + Send + Any {
     fn info(&self) -> FramePortInfo;
 }
 
-/// What a glance at an armed port tells.
+/// What a cheap poll of an armed port finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Needs {
     /// Nothing is to be done before it announces something.
     Announces,
     /// Nothing is to be done now, but what comes is not announced.
     Nothing,
-    /// It needs a turn, or only a turn can tell.
+    /// It needs a turn, or only a turn can find out.
     Turn,
 }
 
-/// How a worker learns that a port has something to send, while it does not look by itself. Control calls:
+/// How a worker learns that a port has something to send, while it does not poll by itself. Control calls:
 /// none is made while frames flow.
 ///
 /// No method has a default, here and in [`FramePort`]: a port that wraps another one
@@ -209,16 +209,16 @@ pub trait WakeUp {
     /// frame waits already.
     fn arm(&mut self) -> bool;
 
-    /// The worker is awake again and looks by itself.
+    /// The worker is awake again and polls by itself.
     fn disarm(&mut self);
 
-    /// While it is armed and has announced nothing: what a glance tells, in place of a turn. It costs little,
-    /// however many ports there are.
+    /// While it is armed and has announced nothing: what a cheap poll finds, in place of a turn. It costs
+    /// little, however many ports there are.
     fn needs(&self) -> Needs;
 
-    /// The same for one whose glance says [`Needs::Nothing`], to be looked at side by side with those of
-    /// many others: as long as none of these signs has changed, nor anything else happens to it, a glance
-    /// would say the same. False: there are none. Told with a delay of some 100 ms is what they leave out,
+    /// The same for one whose cheap poll finds [`Needs::Nothing`], to be checked side by side with those of
+    /// many others: as long as none of these signs has changed, nor anything else happens to it, a cheap poll
+    /// would find the same. False: there are none. Told with a delay of some 100 ms is what they leave out,
     /// such as an interrupt of the device's own that its guest lets through now.
     fn signs(&self, into: &mut Vec<Sign>) -> bool;
 
@@ -262,7 +262,7 @@ pub trait Frames: Send + Sync {
     /// at once if the port is unknown (removed by the operator).
     fn attach(&self, port: PortId, end: Box<dyn FramePort>);
 
-    /// Disconnects and drops what is attached. Frames that it lent or that wait for it are dropped.
+    /// Disconnects and drops what is attached. Its frames in flight and those that wait for it are dropped.
     fn detach(&self, port: PortId);
 
     /// Has what is attached pick up changes.
@@ -271,7 +271,7 @@ pub trait Frames: Send + Sync {
     /// The guest behind the port announced something (a doorbell). Does not wait.
     fn kick(&self, port: PortId);
 
-    /// The network behind the port's uplinks is to hear where its address is: what is attached has come from
+    /// The network behind the port's uplinks is to learn where its address is: what is attached has come from
     /// elsewhere.
     fn announce(&self, port: PortId);
 

@@ -1,4 +1,4 @@
-//! Frames while their port lends them.
+//! Frames in flight: their port describes them, their bytes are not copied yet.
 
 use vmlane_mem::{MemoryMap, Spans};
 use vmlane_wire::ethernet::Tci;
@@ -7,7 +7,7 @@ use crate::frame::{HEAD, MAX_HEAD, Offload, TxFrame};
 use crate::reason::DropReason;
 use crate::vnet::VnetHeader;
 
-/// A frame that a port lends: what a [`TxFrame`] is made of.
+/// A frame that a port describes: what a [`TxFrame`] is made of.
 #[derive(Debug)]
 pub struct FrameInFlight {
     head: [u8; MAX_HEAD],
@@ -55,7 +55,7 @@ impl FrameInFlight {
         Ok(())
     }
 
-    /// As it is lent.
+    /// As it was described.
     #[inline]
     pub fn frame(&self) -> TxFrame<'_> {
         let FrameInFlight { offload, tag, verified, .. } = *self;
@@ -93,7 +93,7 @@ impl<T: Default> FramesInFlight<T> {
         }
     }
 
-    /// A slot that is not lent. None: all are.
+    /// A free slot. None: all are in use.
     #[inline]
     pub fn take(&mut self) -> Option<u16> {
         if let Some(slot) = self.free.pop() {
@@ -120,7 +120,7 @@ impl<T: Default> FramesInFlight<T> {
         self.slots[usize::from(slot)].0.frame()
     }
 
-    /// The slot is not lent any more.
+    /// The slot is free again.
     #[inline]
     pub fn give_back(&mut self, slot: u16) {
         self.free.push(slot);

@@ -20,7 +20,7 @@
 //! **Wake-ups.** They are separate from data, and none is sent per byte:
 //!
 //! * While bytes move, once a millisecond or so: [`renotify_reader`](crate::StreamPort::renotify_reader), for
-//!   a reader that waits for more bytes than its last notification told it of.
+//!   a reader that waits for more bytes than its last notification announced.
 //! * Before the stream sleeps, in this order: one more turn to the last byte; `b.renotify_reader()`;
 //! [`a.arm_readable()`](crate::StreamPort::arm_readable), which publishes all room, and, if that is not
 //! enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move
@@ -38,11 +38,11 @@
 //! A port whose rings outlive the daemon has [`Survival`](crate::Survival): when the other end has left bytes
 //! for which there was no room, [`keep`](crate::Survival::keep) gets them for the next daemon's sake.
 //!
-//! **The end.** [`end`](crate::StreamPort::end) tells how the stream ends, behind all bytes before it. When this end leaves, what its
+//! **The end.** [`end`](crate::StreamPort::end) reports how the stream ends, behind all bytes before it. When this end leaves, what its
 //! ring holds still moves on; then the port is dropped.
 //!
 //! Any call may return a [`PortFault`](crate::PortFault): the other side broke the rules of its ring. Then
-//! both ends are told that the stream is over, and the port is dropped.
+//! both ends are notified that the stream is over, and the port is dropped.
 //!
 //! # A port in memory
 //!

@@ -16,7 +16,7 @@ use vmlane_mem::Pages;
 use crate::byte_ring::{Reading, Writing, advance};
 use crate::{Bytes, End, Notifications, PortFault, RingSlice, StreamInfo, StreamPort, Survival};
 
-/// What one end says to the other about bytes and room. Of each kind one waits at most.
+/// What one end notifies the other of: bytes and room. Of each kind one waits at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Notice {
@@ -30,12 +30,12 @@ pub enum Notice {
     WaitingWrite = 8,
 }
 
-/// How the two ends tell each other of bytes and room.
+/// How the two ends notify each other of bytes and room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// Inferred from the indices: empty to non-empty, full to non-full.
     Qstate,
-    /// Announced: an end that is about to wait says so first.
+    /// Announced: an end that is about to wait reports it first.
     Pkt,
 }
 
@@ -55,16 +55,16 @@ pub trait QueueMemory: OtherSide {
     /// The pages of the produce ring and of the consume ring, and where data begin in each.
     fn rings(&self) -> (&Pages, &Pages, usize);
     /// Sends the guest a notice, unless one of its kind is still on its way.
-    fn owe(&self, notice: Notice);
+    fn notify(&self, notice: Notice);
 
-    /// How bytes and room are told.
+    /// How bytes and room are announced.
     fn protocol(&self) -> Protocol {
         Protocol::Qstate
     }
 
-    /// Called at every look at an index: has the guest announced that it waits for something that is
+    /// Called whenever an index is checked: has the guest announced that it waits for something that is
     /// there (older protocol)?
-    fn look(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
+    fn check_announced(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
     fn poll_tail(&mut self) -> Result<usize, PortFault> {
         let waiting = self.reading.poll(self.memory.load_tail()).inspect_err(|_| self.memory.broke())?;
         if self.reading.take_full() {
-            self.memory.owe(Notice::Read);
+            self.memory.notify(Notice::Read);
         }
         Ok(waiting)
     }
@@ -182,7 +182,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
     fn accept_head(&mut self, head: u64) -> Result<usize, PortFault> {
         let room = self.writing.poll(head).inspect_err(|_| self.memory.broke())?;
         if self.writing.take_empty() {
-            self.memory.owe(Notice::Wrote);
+            self.memory.notify(Notice::Wrote);
         }
         Ok(room)
     }
@@ -196,12 +196,12 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.reading.publish(new);
         self.memory.fence();
         self.poll_tail()?;
-        if self.pkt() { self.look() } else { Ok(()) }
+        if self.pkt() { self.check_announced() } else { Ok(()) }
     }
 
     #[inline]
-    fn look(&self) -> Result<(), PortFault> {
-        self.memory.look(&self.reading, &self.writing)
+    fn check_announced(&self) -> Result<(), PortFault> {
+        self.memory.check_announced(&self.reading, &self.writing)
     }
 
     /// Shows the guest all the room there is (M3).
@@ -227,7 +227,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.writing.head_at_produce = head;
         self.memory.gave(len);
         self.accept_head(head)?;
-        if self.pkt() { self.look() } else { Ok(()) }
+        if self.pkt() { self.check_announced() } else { Ok(()) }
     }
 }
 
@@ -236,7 +236,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         if self.reading.size == 0 {
             return Ok(0);
         }
-        self.look()?;
+        self.check_announced()?;
         self.poll_tail()
     }
 
@@ -276,7 +276,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         if self.writing.size == 0 {
             return Ok(0);
         }
-        self.look()?;
+        self.check_announced()?;
         self.poll_head()
     }
 
@@ -311,7 +311,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.writing.unannounced = false;
         self.poll_head()?;
         if self.writing.head == self.writing.head_at_produce && self.writing.used() > 0 {
-            self.memory.owe(Notice::Wrote);
+            self.memory.notify(Notice::Wrote);
         }
         Ok(())
     }
@@ -342,21 +342,21 @@ impl<M: QueueMemory> Notifications for QueuePairPort<M> {
         if self.reading.size > 0 {
             self.poll_tail()?;
             if self.reading.take_any_full() {
-                self.memory.owe(Notice::Read);
+                self.memory.notify(Notice::Read);
             }
         }
         if self.writing.size > 0 {
             self.poll_head()?;
             if self.writing.take_any_empty() {
-                self.memory.owe(Notice::Wrote);
+                self.memory.notify(Notice::Wrote);
             }
         }
         Ok(())
     }
 
     fn notify_both(&mut self) {
-        self.memory.owe(Notice::Wrote);
-        self.memory.owe(Notice::Read);
+        self.memory.notify(Notice::Wrote);
+        self.memory.notify(Notice::Read);
     }
 
     fn answer_doorbell(&mut self) -> bool {

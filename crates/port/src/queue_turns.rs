@@ -20,9 +20,9 @@ impl Default for QueueTurns {
 }
 
 impl QueueTurns {
-    /// What [`FramePort::fetch`](crate::FramePort::fetch) does, for a port of `queues` queues: `fetch` lends
-    /// the next frame of the queue of that number and returns its slot; `None` if none waits there. It ends
-    /// when `tokens` is full or when all queues in a row had none.
+    /// What [`FramePort::fetch`](crate::FramePort::fetch) does, for a port of `queues` queues: `fetch`
+    /// describes the next frame of the queue of that number and returns its slot; `None` if none waits there.
+    /// It ends when `tokens` is full or when all queues in a row had none.
     #[inline]
     pub fn fetch(
         &mut self,

@@ -21,8 +21,8 @@ pub enum DropReason {
     BadVlan,
     /// Sender: no receiver; the address is unknown.
     NoReceiver,
-    /// Receiver: no buffers. When a port says so, the frame may wait; it is dropped when it has waited too
-    /// long.
+    /// Receiver: no buffers. When a port returns this, the frame may wait; it is dropped when it has waited
+    /// too long.
     NoBuffers,
     /// Receiver: too slow. The frame waited for its buffers as long as a frame may, or so many of its
     /// sender's frames waited that the sender needs the rest of its places for other receivers.

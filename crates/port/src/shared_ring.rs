@@ -2,7 +2,7 @@
 //! daemon's half of a host socket. The other half is `vmlane_sock::ring`.
 //!
 //! The rules are those of a guest's queue pair, and so is the code: the other process is trusted as
-//! little as a guest. Only how it is woken differs: a bit says whether it waits, so that one that looks
+//! little as a guest. Only how it is woken differs: a bit states whether it waits, so that one that polls
 //! by itself costs no system call.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,22 +26,22 @@ pub trait RingProcess: Send + Sync {
     /// It broke the rules of its ring.
     fn broke(&self);
 
-    /// The file by which it asks for a look: see [`StreamInfo::doorbell`].
+    /// The file by which it asks to be checked: see [`StreamInfo::doorbell`].
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// It asks for a look. `asks` loads what it has in its ring: behind its signals, so that what it has
-    /// published or said before one of them counts. False: the file serves for that no more.
+    /// It asks to be checked. `asks` loads what it has in its ring: behind its signals, so that what it has
+    /// published or announced before one of them counts. False: the file serves for that no more.
     fn answer_doorbell(&self, _asks: &dyn Fn() -> Asks) -> bool {
         false
     }
 
     /// Now and then, and before its stream sleeps: signals that were left in the file may have to be taken.
-    fn look_after(&self, _asks: &dyn Fn() -> Asks) {}
+    fn poll_signals(&self, _asks: &dyn Fn() -> Asks) {}
 }
 
-/// What a process that asks for a look has in its ring. The stream's end counts as bytes.
+/// What a process that asks to be checked has in its ring. The stream's end counts as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asks {
     /// It waits for bytes, which are there.
@@ -50,8 +50,8 @@ pub struct Asks {
     pub room: bool,
     /// It waits for room that is not there.
     pub blocked: bool,
-    /// The `SAID_*` bits that it has set.
-    pub said: u64,
+    /// The `ANNOUNCED_*` bits that it has set.
+    pub announced: u64,
 }
 
 /// A ring's memory, mapped.
@@ -101,7 +101,7 @@ impl SharedMap {
             our_tail: ours.word(word::TAIL),
             our_head: ours.word(word::HEAD),
             ended: ours.word(word::ENDED),
-            said: theirs.word(word::SAID),
+            announced: theirs.word(word::ANNOUNCED),
             size,
             process,
             address: None,
@@ -114,9 +114,9 @@ impl SharedMap {
         self.index(layout::daemon_page(self.size)).map_or(0, |page| page.load_u64(word::ENDED))
     }
 
-    /// What the process has said about its future.
-    pub fn said(&self) -> u64 {
-        self.index(layout::process_page(self.size)).map_or(0, |page| page.load_u64(word::SAID))
+    /// What the process has announced about its future.
+    pub fn announced(&self) -> u64 {
+        self.index(layout::process_page(self.size)).map_or(0, |page| page.load_u64(word::ANNOUNCED))
     }
 }
 
@@ -131,7 +131,7 @@ pub struct SharedRing {
     our_tail: Word,
     our_head: Word,
     ended: Word,
-    said: Word,
+    announced: Word,
     size: u64,
     process: Arc<dyn RingProcess>,
     address: Option<StreamAddress>,
@@ -152,7 +152,7 @@ impl SharedRing {
             bytes: bytes && self.wants_bytes.load() != 0,
             room: wants_room && (over || !full),
             blocked: wants_room && full && !over,
-            said: self.said.load(),
+            announced: self.announced.load(),
         }
     }
 }
@@ -188,10 +188,10 @@ impl QueueMemory for SharedRing {
         (&self.produce, &self.consume, 0)
     }
 
-    fn owe(&self, notice: Notice) {
+    fn notify(&self, notice: Notice) {
         let room = notice == Notice::Read;
         let waits = if room { &self.wants_room } else { &self.wants_bytes };
-        // Loaded behind the fenced store of the index; the process sets it before its last look.
+        // Loaded behind the fenced store of the index; the process sets it before its last check.
         if waits.load() != 0 {
             self.process.wake(room);
         }
@@ -204,7 +204,7 @@ impl OtherSide for SharedRing {
     }
 
     fn check(&self) -> Result<(), PortFault> {
-        self.process.look_after(&|| self.asks());
+        self.process.poll_signals(&|| self.asks());
         if self.produce.poisoned() { Err(PortFault::memory_gone()) } else { Ok(()) }
     }
 

@@ -47,7 +47,7 @@ pub struct StreamInfo<'a> {
     /// Between whom the stream is, if this end knows. For captures.
     pub address: Option<StreamAddress>,
     /// A file that becomes readable whenever the other side announces something, if it does so by a file: the
-    /// worker of the stream watches it, until [`Notifications::answer_doorbell`] says otherwise.
+    /// worker of the stream watches it, until [`Notifications::answer_doorbell`] states otherwise.
     pub doorbell: Option<BorrowedFd<'a>>,
 }
 
@@ -92,14 +92,14 @@ pub trait StreamPort: Send + Any {
     /// wakes the other side if it may be asleep. Bytes first, then the index that announces them (rule M1).
     fn fill(&mut self, from: Bytes<'_>, len: usize) -> Result<(), PortFault>;
 
-    /// A fresh look. True if the ring is exactly full and the other side's next read will wake the stream.
+    /// A fresh check. True if the ring is exactly full and the other side's next read will wake the stream.
     fn arm_writable(&mut self) -> Result<bool, PortFault>;
 
     /// Wakes a reader that may wait for more bytes than were there when it was last woken (low-water
     /// marks). Called before sleeping and every millisecond or so while bytes move.
     fn renotify_reader(&mut self) -> Result<(), PortFault>;
 
-    /// Tells the other side how its stream ends. All bytes before it are published.
+    /// Reports to the other side how its stream ends. All bytes before it are published.
     fn end(&mut self, end: End);
 
     /// Asked when the port is joined, and when a capture begins or ends.

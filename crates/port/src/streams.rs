@@ -87,29 +87,29 @@ pub struct StreamEnd {
     pub worker: Option<u16>,
 }
 
-/// What one end has said about the future.
+/// What one end has announced about the future.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shutdown {
-    /// It sends no more: the peer hears of it behind the bytes sent so far.
+    /// It sends no more: the peer is notified of it behind the bytes sent so far.
     Send,
-    /// It reads no more: the peer hears of it at once.
+    /// It reads no more: the peer is notified of it at once.
     Receive,
 }
 
-/// A stream of a previous daemon, by what its two guests and the records say.
+/// A stream of a previous daemon, by what its two guests and the records state.
 pub struct Resumed {
     /// `None` for an end that has left.
     pub ends: [Option<StreamEnd>; 2],
     /// What an end that has left had still to give, and who pays for its being kept.
     pub left: [(Vec<u8>, Option<Arc<Budget>>); 2],
-    /// How each end's bytes end, where it has said so and its peer was not told yet.
+    /// How each end's bytes end, where it has announced it and its peer was not notified yet.
     pub marks: [Vec<End>; 2],
 }
 
 /// Joins stream ports. All calls return quickly; none copies.
 pub trait Streams: Send + Sync {
-    /// Joins two ends; bytes start to move at once. Ends that have to be with different workers hear of a
-    /// reset.
+    /// Joins two ends; bytes start to move at once. Ends that have to be with different workers are notified
+    /// of a reset.
     fn join(&self, ends: [StreamEnd; 2]) -> StreamId;
 
     /// Restores a stream of a previous daemon. Both ends are woken: what was on its way may be lost.
@@ -121,11 +121,11 @@ pub trait Streams: Send + Sync {
     /// `side` announced that it sends or receives no more.
     fn shutdown(&self, stream: StreamId, side: Side, what: Shutdown);
 
-    /// `side` reset the connection: its peer hears of it behind the bytes sent so far.
+    /// `side` reset the connection: its peer is notified of it behind the bytes sent so far.
     fn reset(&self, stream: StreamId, side: Side);
 
     /// The given ends leave. Blocks until the workers have taken what these ends had still to give
     /// and touch their memory no more; but not on the thread of an end's own worker ([`StreamEnd::worker`]).
-    /// The peers are told when they have read it all.
+    /// The peers are notified when they have read it all.
     fn leave(&self, ends: &[(StreamId, Side)]);
 }

@@ -5,9 +5,9 @@ use crate::{ChecksumStatus, Network, Offload, RxFrame, Transport};
 
 /// Flag: the checksum from `start` on is to be filled in.
 const NEEDS_CHECKSUM: u8 = 1;
-/// Flag: the sender says that the checksum is right.
+/// Flag: the sender states that the checksum is right.
 const CHECKED: u8 = 2;
-/// Kinds of super-frames, and the bit that says that its first segment has CWR set.
+/// Kinds of super-frames, and the bit that states that its first segment has CWR set.
 const NONE: u8 = 0;
 const TCP_V4: u8 = 1;
 const TCP_V6: u8 = 4;
@@ -129,7 +129,7 @@ impl VnetHeader {
         self.flags & NEEDS_CHECKSUM == 0 && self.kind == NONE
     }
 
-    /// The sender says that the TCP or UDP checksum is right. Only the kernel's word counts.
+    /// The sender states that the TCP or UDP checksum is right. Only the kernel's word counts.
     #[inline]
     pub fn is_verified(&self) -> bool {
         self.flags & CHECKED != 0

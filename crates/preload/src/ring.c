@@ -28,9 +28,9 @@ REAL_CALLS
 #undef REAL_CALL
 
 /* Words of the index pages. */
-enum { TAIL = 0, HEAD = 1, WANTS_BYTES = 2, WANTS_ROOM = 3, SAID = 4, ENDED = 2 };
+enum { TAIL = 0, HEAD = 1, WANTS_BYTES = 2, WANTS_ROOM = 3, ANNOUNCED = 4, ENDED = 2 };
 enum { FINISHED = 1, REFUSED = 2, DETACHED = 4, RESET = 8 };
-enum { SAID_SEND = 1, SAID_RECEIVE = 2 };
+enum { ANNOUNCED_SEND = 1, ANNOUNCED_RECEIVE = 2 };
 /* Bytes of the signal line. */
 enum { SIGNAL = 0, SWITCH = 1 };
 enum { IN, OUT };
@@ -530,7 +530,7 @@ ssize_t ring_receive(struct ring *ring, int fd, const struct iovec *parts, int c
 void ring_finish(struct ring *ring, int fd) {
     pthread_mutex_lock(&ring->half[OUT]);
     ring->finished = 1;
-    store(own(ring, SAID), load(own(ring, SAID)) | SAID_SEND);
+    store(own(ring, ANNOUNCED), load(own(ring, ANNOUNCED)) | ANNOUNCED_SEND);
     if (!ring->switched)
         signal_daemon(fd);
     pthread_mutex_unlock(&ring->half[OUT]);

@@ -11,7 +11,9 @@ use std::os::fd::OwnedFd;
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Word};
 use vmlane_port::PortFault;
 use vmlane_port::byte_ring::{Reading, Writing};
-use vmlane_wire::host::{INDEX_PAGE, RING, SAID_CLOSE, SAID_RECEIVE, SAID_SEND, ended, layout, word};
+use vmlane_wire::host::{
+    ANNOUNCED_CLOSE, ANNOUNCED_RECEIVE, ANNOUNCED_SEND, INDEX_PAGE, RING, ended, layout, word,
+};
 
 /// Bytes that are announced at once to a program that waits, the rest at the end of the turn.
 const AT_ONCE: usize = 64 << 10;
@@ -69,7 +71,7 @@ impl Far {
             program_head: program.word(word::HEAD),
             wants_bytes: program.word(word::WANTS_BYTES),
             wants_room: program.word(word::WANTS_ROOM),
-            said: program.word(word::SAID),
+            said: program.word(word::ANNOUNCED),
             our_tail: ours.word(word::TAIL),
             our_head: ours.word(word::HEAD),
             ended: ours.word(word::ENDED),
@@ -127,10 +129,13 @@ impl Far {
         std::mem::take(&mut self.bytes_owed) > 0 && self.wants_bytes.load() != 0
     }
 
-    /// Says how the stream ends, as bits of `SAID_*`; to be followed by a signal.
+    /// Says how the stream ends, as bits of `ANNOUNCED_*`; to be followed by a signal.
     pub fn say(&self, what: u64) {
-        let pairs =
-            [(SAID_SEND, ended::FINISHED), (SAID_RECEIVE, ended::REFUSED), (SAID_CLOSE, ended::DETACHED)];
+        let pairs = [
+            (ANNOUNCED_SEND, ended::FINISHED),
+            (ANNOUNCED_RECEIVE, ended::REFUSED),
+            (ANNOUNCED_CLOSE, ended::DETACHED),
+        ];
         let bits = pairs.iter().filter(|(said, _)| what & said != 0).fold(0, |all, (_, bit)| all | bit);
         self.ended.store_fenced(self.ended.load() | bits);
     }
@@ -139,10 +144,10 @@ impl Far {
     pub fn ended(&self) -> u64 {
         let said = self.said.load();
         let pairs = [
-            (SAID_SEND, ended::FINISHED),
-            (SAID_RECEIVE, ended::REFUSED),
+            (ANNOUNCED_SEND, ended::FINISHED),
+            (ANNOUNCED_RECEIVE, ended::REFUSED),
             // The daemon says so once the program is gone.
-            (SAID_CLOSE, ended::DETACHED),
+            (ANNOUNCED_CLOSE, ended::DETACHED),
         ];
         pairs.iter().filter(|(bit, _)| said & bit != 0).fold(0, |all, (_, bit)| all | bit)
     }
@@ -221,13 +226,13 @@ mod tests {
         assert_eq!(far.write(&vec![2; RING as usize]).unwrap(), (RING as usize - 4, true));
         let mut byte = [0];
         assert!(incoming.read(&mut byte).unwrap().kick, "it was full");
-        far.say(SAID_SEND);
+        far.say(ANNOUNCED_SEND);
         assert_eq!((incoming.ended(), out.ended()), (ended::FINISHED, ended::FINISHED));
-        far.say(SAID_CLOSE | SAID_RECEIVE);
+        far.say(ANNOUNCED_CLOSE | ANNOUNCED_RECEIVE);
         assert!(out.is_refused());
-        out.voice().say(SAID_SEND);
+        out.voice().say(ANNOUNCED_SEND);
         assert_eq!(far.ended(), ended::FINISHED);
-        out.voice().say(SAID_CLOSE);
+        out.voice().say(ANNOUNCED_CLOSE);
         assert_eq!(far.ended(), ended::FINISHED | ended::DETACHED);
     }
 

@@ -170,7 +170,7 @@ impl Ring {
         self.ended() & (REFUSED | DETACHED | RESET) != 0
     }
 
-    /// Says what the peer does no more, as `SAID_*`.
+    /// Says what the peer does no more, as `ANNOUNCED_*`.
     pub fn say(&mut self, what: u64, line: &OwnedFd) -> Signalled {
         match self {
             Ring::Daemon { voice, .. } => voice.say(what),

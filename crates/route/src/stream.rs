@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use vmlane_wire::host::{SAID_CLOSE, SAID_RECEIVE, SAID_SEND, SWITCH, ended};
+use vmlane_wire::host::{ANNOUNCED_CLOSE, ANNOUNCED_RECEIVE, ANNOUNCED_SEND, SWITCH, ended};
 
 use crate::buffer::Buffer;
 use crate::credit::{Credit, Given, Window};
@@ -33,7 +33,7 @@ pub struct Stream {
     credit: Credit,
     /// What the peer was told: bits of [`ended`].
     told: u64,
-    /// What the peer has said: bits of `SAID_*`; and what of it the daemon was told.
+    /// What the peer has said: bits of `ANNOUNCED_*`; and what of it the daemon was told.
     heard: u64,
     said: u64,
 }
@@ -111,7 +111,7 @@ impl Stream {
     fn turn_once(&mut self, plain: &mut Buffer, most: usize) -> io::Result<Turn> {
         self.looks = false;
         self.write_kept()?;
-        if self.heard & SAID_CLOSE != 0 {
+        if self.heard & ANNOUNCED_CLOSE != 0 {
             if self.kept.is_empty() {
                 self.close();
                 return Ok(Turn::Over);
@@ -197,8 +197,8 @@ impl Stream {
             }
         }
         let pending = self.heard & !self.said;
-        if pending & SAID_SEND != 0 {
-            self.say(SAID_SEND);
+        if pending & ANNOUNCED_SEND != 0 {
+            self.say(ANNOUNCED_SEND);
         }
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Stream {
 
     /// Tells the peer what there is room for.
     fn tell_room(&mut self, plain: &mut Buffer) -> io::Result<()> {
-        if self.heard & (SAID_SEND | SAID_CLOSE) != 0 {
+        if self.heard & (ANNOUNCED_SEND | ANNOUNCED_CLOSE) != 0 {
             return Ok(());
         }
         let mut room = self.ring.room()?;
@@ -236,7 +236,7 @@ impl Stream {
 
     /// The peer is about to send so many bytes. `round`: a round trip of the network, if it is known.
     pub fn expect(&mut self, len: usize, now: Instant, round: Option<Duration>) -> Result<(), Violation> {
-        if self.heard & (SAID_SEND | SAID_CLOSE) != 0 {
+        if self.heard & (ANNOUNCED_SEND | ANNOUNCED_CLOSE) != 0 {
             return Err(Violation::Turn { kind: "DATA", stream: self.id });
         }
         if !self.given.take(len) {
@@ -274,20 +274,20 @@ impl Stream {
 
     /// The peer sends, or receives, no more.
     pub fn finish(&mut self, send: bool, receive: bool) {
-        let heard = if send { SAID_SEND } else { 0 } | if receive { SAID_RECEIVE } else { 0 };
+        let heard = if send { ANNOUNCED_SEND } else { 0 } | if receive { ANNOUNCED_RECEIVE } else { 0 };
         self.heard |= heard;
         // What waits behind the ring comes before the end.
-        let now = if self.kept.is_empty() { heard } else { heard & SAID_RECEIVE };
+        let now = if self.kept.is_empty() { heard } else { heard & ANNOUNCED_RECEIVE };
         self.say(now);
     }
 
     /// The peer is done, or the daemon's end: what was written still counts when this is dropped. False: some
     /// of it waits behind the ring, and turns are still needed.
     pub fn close(&mut self) -> bool {
-        self.heard |= SAID_CLOSE;
+        self.heard |= ANNOUNCED_CLOSE;
         let done = self.kept.is_empty();
         if done {
-            self.say(SAID_CLOSE);
+            self.say(ANNOUNCED_CLOSE);
         }
         done
     }

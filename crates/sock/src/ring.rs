@@ -55,7 +55,7 @@ pub struct Incoming {
 pub struct Voice(Arc<Shared>);
 
 impl Voice {
-    /// Adds `SAID_*` bits; to be followed by a signal.
+    /// Adds `ANNOUNCED_*` bits; to be followed by a signal.
     pub fn say(&self, what: u64) {
         let said = self.0.said.lock();
         said.store_fenced(said.load() | what);
@@ -81,7 +81,8 @@ pub fn halves(map: &MemoryMap, size: u64) -> io::Result<(Outgoing, Incoming)> {
     let pages = |at: u64, bytes: u64| map.pages(std::iter::once(at), bytes.trailing_zeros()).map_err(host);
     let own = pages(layout::process_page(size), INDEX_PAGE)?;
     let theirs = pages(layout::daemon_page(size), INDEX_PAGE)?;
-    let shared = Arc::new(Shared { said: Mutex::new(own.word(word::SAID)), ended: theirs.word(word::ENDED) });
+    let shared =
+        Arc::new(Shared { said: Mutex::new(own.word(word::ANNOUNCED)), ended: theirs.word(word::ENDED) });
     let (tail, head) = (own.load_u64(word::TAIL), own.load_u64(word::HEAD));
     if tail >= size || head >= size {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "an index outside its ring"));

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use vmlane_wire::host::{FLAG_RING, Op, RING, Request, SAID_RECEIVE, SAID_SEND, ended};
+use vmlane_wire::host::{ANNOUNCED_RECEIVE, ANNOUNCED_SEND, FLAG_RING, Op, RING, Request, ended};
 
 use crate::request::{Answer, Host};
 use crate::ring::{self, Incoming, Outgoing, Voice};
@@ -58,7 +58,7 @@ pub struct Stream {
     out: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
     voice: Voice,
-    /// What was shut down here: `SAID_*`.
+    /// What was shut down here: `ANNOUNCED_*`.
     down: AtomicU64,
     signals: UnixStream,
     local: Address,
@@ -212,9 +212,9 @@ impl Stream {
     /// that is blocked on this stream in another thread.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let what = match how {
-            Shutdown::Read => SAID_RECEIVE,
-            Shutdown::Write => SAID_SEND,
-            Shutdown::Both => SAID_RECEIVE | SAID_SEND,
+            Shutdown::Read => ANNOUNCED_RECEIVE,
+            Shutdown::Write => ANNOUNCED_SEND,
+            Shutdown::Both => ANNOUNCED_RECEIVE | ANNOUNCED_SEND,
         };
         self.down.fetch_or(what, Ordering::SeqCst);
         self.voice.say(what);
@@ -234,7 +234,7 @@ impl Stream {
     pub fn ready(&self) -> io::Result<bool> {
         self.make_polled()?;
         let incoming = self.incoming.lock();
-        if incoming.arm()? || self.is_down(SAID_RECEIVE) {
+        if incoming.arm()? || self.is_down(ANNOUNCED_RECEIVE) {
             return Ok(true);
         }
         match self.drain(Half::Reading) {
@@ -253,7 +253,7 @@ impl Stream {
     }
 
     fn check_writable(&self, out: &Outgoing) -> io::Result<()> {
-        let over = out.is_refused() || self.is_down(SAID_SEND);
+        let over = out.is_refused() || self.is_down(ANNOUNCED_SEND);
         if over { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
@@ -367,7 +367,7 @@ impl Stream {
         deadline: Option<Instant>,
         arm: &mut dyn FnMut() -> io::Result<bool>,
     ) -> io::Result<()> {
-        let down = || self.is_down(if half == Half::Reading { SAID_RECEIVE } else { SAID_SEND });
+        let down = || self.is_down(if half == Half::Reading { ANNOUNCED_RECEIVE } else { ANNOUNCED_SEND });
         loop {
             if down() || arm()? {
                 return Ok(());
@@ -418,7 +418,7 @@ impl Stream {
             return Ok(0);
         }
         loop {
-            if self.is_down(SAID_RECEIVE) {
+            if self.is_down(ANNOUNCED_RECEIVE) {
                 return Ok(0);
             }
             let over = incoming.is_over();

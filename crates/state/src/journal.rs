@@ -124,7 +124,7 @@ impl Journal {
         Ok(head.load_u32(at::LAYOUT))
     }
 
-    /// The same for one with many owners: also says which records are damaged, and thereby lost. An error
+    /// The same for one with many owners: also returns which records are damaged, and thereby lost. An error
     /// if it is not known which.
     pub fn open_in_part(
         file: OwnedFd,
@@ -186,7 +186,7 @@ impl Journal {
         let base = HEAD + if second { half } else { 0 };
         let mut bytes = vec![0; len.min(half)];
         window.read(base, &mut bytes);
-        // Checksums are not looked at: a test has no key.
+        // Checksums are not examined: a test has no key.
         let mut inner = Inner::default();
         inner.note(&bytes, 0);
         let places = inner.live.iter().filter(|(key, _)| which(Some(**key)));
@@ -314,8 +314,8 @@ impl Journal {
 
 /// The word of a commit: which half (bit 63), a checksum (bits 62 to 32), how many bytes of it are valid.
 fn word(sums: Sums, second: bool, len: usize) -> u64 {
-    let said = len as u64 | if second { SECOND } else { 0 };
-    said | (sums.of_commit(said) >> 33) << 32
+    let content = len as u64 | if second { SECOND } else { 0 };
+    content | (sums.of_commit(content) >> 33) << 32
 }
 
 impl Inner {

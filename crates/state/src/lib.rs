@@ -22,5 +22,5 @@ pub use store::{Found, NoStore, Scope, Store};
 pub use unusable::Unusable;
 
 /// Of all layouts in shared files together: a daemon that knows another one refuses to take over. Where a
-/// file says which it has is the same in all of them.
+/// file states which it has is the same in all of them.
 pub const LAYOUT: u32 = 6;

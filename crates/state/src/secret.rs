@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_no_use_is_replaced_and_the_reason_told() {
+    fn a_key_of_no_use_is_replaced_and_the_reason_reported() {
         let shelf = Shelf::default();
         let open = vmlane_mem::memfd("key", 16).unwrap();
         let mut found = Found([(NAME.to_owned(), open)].into());

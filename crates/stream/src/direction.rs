@@ -19,7 +19,7 @@ pub enum Sleep {
 
 /// Which end's fault it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Blame {
+pub enum Faulty {
     Source(PortFault),
     Sink(PortFault),
 }
@@ -38,7 +38,7 @@ enum Source {
     /// The end's own ring.
     Ring,
     /// What the end left behind when it went; `at` bytes of it are delivered.
-    Spill { bytes: Vec<u8>, at: usize },
+    Overflow { bytes: Vec<u8>, at: usize },
 }
 
 /// One direction. `marks` are ends to announce once `moved` has reached their position.
@@ -72,8 +72,8 @@ type Ends<'a> = (Option<&'a mut (dyn StreamPort + 'static)>, Option<&'a mut (dyn
 
 impl Direction {
     /// One whose source has left, with `bytes` still to be delivered.
-    pub fn of_spill(bytes: Vec<u8>) -> Direction {
-        Direction { source: Source::Spill { bytes, at: 0 }, ..Direction::default() }
+    pub fn of_overflow(bytes: Vec<u8>) -> Direction {
+        Direction { source: Source::Overflow { bytes, at: 0 }, ..Direction::default() }
     }
 
     /// Bytes moved so far.
@@ -91,16 +91,16 @@ impl Direction {
     }
 
     /// Bytes of a spill that are not delivered yet.
-    pub fn spilled(&self) -> usize {
+    pub fn overflow(&self) -> usize {
         match &self.source {
             Source::Ring => 0,
-            Source::Spill { bytes, at } => bytes.len() - at,
+            Source::Overflow { bytes, at } => bytes.len() - at,
         }
     }
 
     /// Moves what fits, at most `quota` bytes, leaving the sink a little room (rule M7). A direction
     /// that finds work is awake afterwards; one that sleeps and finds none sleeps on.
-    pub fn turn(&mut self, ends: Ends<'_>, quota: usize) -> Result<usize, Blame> {
+    pub fn turn(&mut self, ends: Ends<'_>, quota: usize) -> Result<usize, Faulty> {
         let (from, Some(to)) = ends else {
             self.sleep = Some(Sleep::Over);
             return Ok(0);
@@ -118,27 +118,27 @@ impl Direction {
     }
 
     /// Tries to sleep by rule M4. True if it may; false if there is more to do.
-    pub fn try_sleep(&mut self, ends: Ends<'_>, quota: usize) -> Result<bool, Blame> {
+    pub fn try_sleep(&mut self, ends: Ends<'_>, quota: usize) -> Result<bool, Faulty> {
         let (mut from, Some(to)) = ends else {
             self.sleep = Some(Sleep::Over);
             return Ok(true);
         };
         // To the last byte: only a reader that saw a full ring announces that it made room.
         self.step(from.as_deref_mut(), to, quota, Filling::Full)?;
-        to.renotify_reader().map_err(Blame::Sink)?;
+        to.renotify_reader().map_err(Faulty::Sink)?;
         self.sleep = match (&self.source, from) {
             (Source::Ring, Some(from)) => {
-                if from.arm_readable().map_err(Blame::Source)? {
+                if from.arm_readable().map_err(Faulty::Source)? {
                     Some(Sleep::Empty)
-                } else if to.arm_writable().map_err(Blame::Sink)? {
+                } else if to.arm_writable().map_err(Faulty::Sink)? {
                     Some(Sleep::Full)
                 } else {
                     None
                 }
             }
             (Source::Ring, None) => Some(Sleep::Over),
-            (Source::Spill { bytes, at }, _) if *at == bytes.len() => Some(Sleep::Over),
-            (Source::Spill { .. }, _) => to.arm_writable().map_err(Blame::Sink)?.then_some(Sleep::Full),
+            (Source::Overflow { bytes, at }, _) if *at == bytes.len() => Some(Sleep::Over),
+            (Source::Overflow { .. }, _) => to.arm_writable().map_err(Faulty::Sink)?.then_some(Sleep::Full),
         };
         Ok(self.sleep.is_some())
     }
@@ -151,25 +151,25 @@ impl Direction {
         to: &mut dyn StreamPort,
         quota: usize,
         filling: Filling,
-    ) -> Result<usize, Blame> {
+    ) -> Result<usize, Faulty> {
         let len = match (&mut self.source, from) {
             (Source::Ring, Some(from)) => {
-                let readable = from.readable().map_err(Blame::Source)?.min(quota);
+                let readable = from.readable().map_err(Faulty::Source)?.min(quota);
                 let len = if readable == 0 { 0 } else { fit(to, readable, filling)? };
                 self.stuck = len < readable;
                 if len > 0 {
                     // M1: bytes first, then the tail that announces them; the source's room last.
-                    to.fill(from.source(), len).map_err(Blame::Sink)?;
-                    from.consume(len).map_err(Blame::Source)?;
+                    to.fill(from.source(), len).map_err(Faulty::Sink)?;
+                    from.consume(len).map_err(Faulty::Source)?;
                 }
                 len
             }
             (Source::Ring, None) => 0,
-            (Source::Spill { bytes, at }, _) => {
+            (Source::Overflow { bytes, at }, _) => {
                 let rest = (bytes.len() - *at).min(quota);
                 let len = if rest == 0 { 0 } else { fit(to, rest, filling)? };
                 if len > 0 {
-                    to.fill(Bytes::Private(&bytes[*at..]), len).map_err(Blame::Sink)?;
+                    to.fill(Bytes::Private(&bytes[*at..]), len).map_err(Faulty::Sink)?;
                     *at += len;
                 }
                 len
@@ -195,11 +195,11 @@ impl Direction {
     }
 
     /// Announces `end` behind everything the source has written up to now.
-    pub fn mark(&mut self, from: Option<&mut (dyn StreamPort + 'static)>, end: End) -> Result<(), Blame> {
+    pub fn mark(&mut self, from: Option<&mut (dyn StreamPort + 'static)>, end: End) -> Result<(), Faulty> {
         let pending = match (&self.source, from) {
-            (Source::Ring, Some(from)) => from.readable().map_err(Blame::Source)?,
+            (Source::Ring, Some(from)) => from.readable().map_err(Faulty::Source)?,
             (Source::Ring, None) => 0,
-            (Source::Spill { .. }, _) => self.spilled(),
+            (Source::Overflow { .. }, _) => self.overflow(),
         };
         if !self.marks.iter().any(|&(_, pending_end)| pending_end == end) {
             self.marks.push((self.moved + pending as u64, end));
@@ -209,19 +209,19 @@ impl Direction {
     }
 
     /// The source's end leaves: what its ring holds now moves on, the rest of it is kept here. `allow`
-    /// says whether that many bytes may be kept; if not they are lost with their sender. The port is
+    /// decides whether that many bytes may be kept; if not they are lost with their sender. The port is
     /// not used after this. Bounded by the ring: an end that keeps writing after it left is not waited for.
     pub fn source_leaves(
         &mut self,
         from: &mut (dyn StreamPort + 'static),
         to: Option<&mut (dyn StreamPort + 'static)>,
         allow: impl FnOnce(usize) -> bool,
-    ) -> Result<Left, Blame> {
+    ) -> Result<Left, Faulty> {
         let Some(to) = to else {
-            self.source = Source::Spill { bytes: Vec::new(), at: 0 };
+            self.source = Source::Overflow { bytes: Vec::new(), at: 0 };
             return Ok(Left::default());
         };
-        let mut rest = from.readable().map_err(Blame::Source)?;
+        let mut rest = from.readable().map_err(Faulty::Source)?;
         while rest > 0 {
             match self.step(Some(from), to, rest, Filling::Full)? {
                 0 => break,
@@ -238,8 +238,8 @@ impl Direction {
         {
             survival.keep(&bytes);
         }
-        from.consume(kept).map_err(Blame::Source)?;
-        self.source = Source::Spill { bytes, at: 0 };
+        from.consume(kept).map_err(Faulty::Source)?;
+        self.source = Source::Overflow { bytes, at: 0 };
         if kept > 0 {
             // No one will read what the peer writes from here on, however long it takes to read this.
             to.end(End::Refused);
@@ -250,29 +250,29 @@ impl Direction {
     }
 
     /// Gives up what is kept: no one is left to read it. Returns the number of bytes.
-    pub fn drop_spill(&mut self) -> usize {
-        let dropped = self.spilled();
-        self.source = Source::Spill { bytes: Vec::new(), at: 0 };
+    pub fn drop_overflow(&mut self) -> usize {
+        let dropped = self.overflow();
+        self.source = Source::Overflow { bytes: Vec::new(), at: 0 };
         self.marks.clear();
         dropped
     }
 
     /// For the safety net: is there something this direction could move right now?
-    pub fn has_work(&self, ends: Ends<'_>) -> Result<bool, Blame> {
+    pub fn has_work(&self, ends: Ends<'_>) -> Result<bool, Faulty> {
         let (from, Some(to)) = ends else { return Ok(false) };
         let readable = match (&self.source, from) {
-            (Source::Ring, Some(from)) => from.readable().map_err(Blame::Source)?,
+            (Source::Ring, Some(from)) => from.readable().map_err(Faulty::Source)?,
             (Source::Ring, None) => 0,
-            (Source::Spill { .. }, _) => self.spilled(),
+            (Source::Overflow { .. }, _) => self.overflow(),
         };
-        Ok(readable > 0 && to.writable().map_err(Blame::Sink)? > 0)
+        Ok(readable > 0 && to.writable().map_err(Faulty::Sink)? > 0)
     }
 }
 
 /// How many of `wanted` bytes go into the sink.
 #[inline]
-fn fit(to: &mut dyn StreamPort, wanted: usize, filling: Filling) -> Result<usize, Blame> {
-    let room = to.writable().map_err(Blame::Sink)?;
+fn fit(to: &mut dyn StreamPort, wanted: usize, filling: Filling) -> Result<usize, Faulty> {
+    let room = to.writable().map_err(Faulty::Sink)?;
     Ok(match filling {
         _ if wanted < room => wanted,
         Filling::KeepFree => room.saturating_sub(to.keep_free()),

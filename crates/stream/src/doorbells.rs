@@ -14,7 +14,7 @@ const POLL: Duration = Duration::from_micros(20);
 const EACH: Duration = Duration::from_micros(4);
 
 /// Those that are watched. One is reported once for each time that it rings.
-pub struct Bells {
+pub struct StreamDoorbells {
     /// None: there was no file to spare.
     files: Option<Doorbells>,
     watched: usize,
@@ -27,13 +27,13 @@ fn number(slot: usize, side: Side) -> u64 {
     (slot as u64) << 1 | side as u64
 }
 
-impl Bells {
-    pub fn new(now: Instant) -> Bells {
+impl StreamDoorbells {
+    pub fn new(now: Instant) -> StreamDoorbells {
         let files = Doorbells::new();
         if let Err(error) = &files {
             tracing::warn!(%error, "no file for doorbells; streams of host programs are polled every millisecond");
         }
-        Bells { files: files.ok(), watched: 0, due: now }
+        StreamDoorbells { files: files.ok(), watched: 0, due: now }
     }
 
     /// Watches those of a new stream. A stream of one that cannot be watched is polled.

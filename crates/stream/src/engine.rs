@@ -15,7 +15,7 @@ use vmlane_worker::{
     Engine, Event, Heartbeat, Interval, Meter, Polling, Ports, Rounds, WakeFds, Woken, Work,
 };
 
-use crate::doorbells::Bells;
+use crate::doorbells::StreamDoorbells;
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
 use crate::requests::{Command, Requests, Signals, Slots};
 use crate::settings::Settings;
@@ -26,7 +26,7 @@ const INSPECT: Duration = Duration::from_millis(100);
 /// How often a reader is reminded of bytes it has not come for, while more arrive.
 const RENOTIFY: Duration = Duration::from_millis(1);
 /// What it costs to have one more stream, and to end it.
-const NEW: Work = Work { bytes: 0, descriptors: 0, turns: 2, looks: 0, rebuilds: 0 };
+const NEW: Work = Work { bytes: 0, descriptors: 0, turns: 2, polls: 0, rebuilds: 0 };
 /// A stream whose ends never announce anything is polled this often when idle.
 const SILENT: Duration = Duration::from_millis(1);
 
@@ -65,9 +65,9 @@ pub struct StreamEngine {
     silent: Interval,
     /// The first time that a sleeping stream is to be inspected.
     next_inspection: Option<Instant>,
-    /// Slots of streams that fell asleep while an end withheld something.
+    /// Slots of streams that fell asleep while an end deferred something.
     withholding: Vec<usize>,
-    doorbells: Bells,
+    doorbells: StreamDoorbells,
     /// Those that have rung.
     rung: Vec<(usize, Side)>,
     /// What records the bytes of streams: empty while there is no capture. The ends are wrapped for it.
@@ -101,7 +101,7 @@ impl StreamEngine {
             silent: Interval::new(SILENT, now),
             next_inspection: None,
             withholding: Vec::new(),
-            doorbells: Bells::new(now),
+            doorbells: StreamDoorbells::new(now),
             rung: Vec::new(),
             taps: Vec::new(),
         }
@@ -114,7 +114,7 @@ impl StreamEngine {
         stream.inspections = stream.inspections.max(self.settings.inspections);
         if !self.taps.is_empty() {
             stream.set_taps(&self.taps);
-            stream.tell_begin(&self.taps);
+            stream.report_begin(&self.taps);
         }
         self.doorbells.watch(slot, &mut stream);
         if self.streams.len() <= slot {
@@ -206,9 +206,9 @@ impl StreamEngine {
             }
             Some(Turn::Idle) => {
                 self.try_sleep(slot);
-                (false, Work::look())
+                (false, Work::poll())
             }
-            None => (false, Work::look()),
+            None => (false, Work::poll()),
         }
     }
 
@@ -232,7 +232,7 @@ impl StreamEngine {
         }
     }
 
-    /// What a stream withholds when it falls asleep goes out now, or as soon as its time has come.
+    /// What a stream defers when it falls asleep goes out now, or as soon as its time has come.
     fn note_deferred(&mut self, slot: usize) {
         if self.guarded(slot, JoinedStream::flush_deferred) == Some(false)
             && let Some(stream) = self.stream(slot)
@@ -305,7 +305,7 @@ impl StreamEngine {
         self.doorbells.poll(self.now, &mut rung);
         for &(slot, side) in &rung {
             let Some(account) = self.stream(slot).map(|stream| stream.account) else { continue };
-            self.meter.charge(account, Work::look());
+            self.meter.charge(account, Work::poll());
             if self.guarded(slot, |stream| Ok(stream.answer_doorbell(side))) == Some(false) {
                 self.forget_doorbell(slot, side);
             }
@@ -508,7 +508,7 @@ impl Rounds for StreamEngine {
         Ports::Armed(self.streams.iter().flatten().map(limit).min())
     }
 
-    /// Ends of streams that sleep. What others withhold keeps no worker awake that is awake for them.
+    /// Ends of streams that sleep. What others defer keeps no worker awake that is awake for them.
     fn undelivered(&self) -> bool {
         !self.withholding.is_empty()
     }

@@ -11,7 +11,7 @@ use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamPort};
 
 use vmlane_worker::{Account, Watch};
 
-use crate::direction::{Blame, Direction, Left, Sleep};
+use crate::direction::{Direction, Faulty, Left, Sleep};
 
 /// How soon a stream that sleeps for a full ring is inspected, and how rarely in the end.
 const FIRST_INSPECTION: Duration = Duration::from_millis(1);
@@ -65,11 +65,11 @@ pub struct JoinedStream {
     pub watch: Watch,
     /// The worker's account that its turns are charged to.
     pub account: Account,
-    /// The worker has it on its list of streams that fell asleep while an end withheld something.
+    /// The worker has it on its list of streams that fell asleep while an end deferred something.
     pub withholding: bool,
     /// The ends whose doorbells its worker watches.
     pub watched: [bool; 2],
-    suspicion: Option<Suspicion>,
+    stall_check: Option<StallCheck>,
     /// Inspections without progress that make a notice count as lost.
     pub inspections: u32,
     sleeps: u64,
@@ -91,12 +91,12 @@ pub struct JoinedStream {
 
 /// The safety net found something left undone.
 #[derive(Clone, Copy)]
-struct Suspicion {
+struct StallCheck {
     /// What the stream had done by then: bytes moved, and sleeps.
     progress: [u64; 2],
-    /// Inspections since, and those of them that found that the end that owes a notice had made a request.
+    /// Inspections since, and those of them that found that the end that has a notice due had made a request.
     inspections: u32,
-    lively: u32,
+    active: u32,
     /// Requests of both ends at the last inspection.
     requests: [Option<u64>; 2],
 }
@@ -110,10 +110,10 @@ fn pair(ends: &mut [Option<StreamEnd>; 2], from: Side) -> (PortRef<'_>, PortRef<
     if from == Side::A { (a, b) } else { (b, a) }
 }
 
-fn broken(from: Side, blame: Blame) -> Broken {
-    match blame {
-        Blame::Source(fault) => Broken { side: from, fault },
-        Blame::Sink(fault) => Broken { side: from.other(), fault },
+fn broken(from: Side, faulty: Faulty) -> Broken {
+    match faulty {
+        Faulty::Source(fault) => Broken { side: from, fault },
+        Faulty::Sink(fault) => Broken { side: from.other(), fault },
     }
 }
 
@@ -149,7 +149,7 @@ impl JoinedStream {
             let kept = bytes.len();
             charged[from] =
                 budget.filter(|budget| kept > 0 && budget.take(kept)).map(|budget| (budget, kept));
-            directions[from] = Direction::of_spill(bytes);
+            directions[from] = Direction::of_overflow(bytes);
         }
         JoinedStream {
             ends,
@@ -160,7 +160,7 @@ impl JoinedStream {
             account: Account::default(),
             withholding: false,
             watched: [false; 2],
-            suspicion: None,
+            stall_check: None,
             inspections: if slow { SLOW_INSPECTIONS } else { INSPECTIONS },
             sleeps: 0,
             next_inspection: None,
@@ -230,9 +230,9 @@ impl JoinedStream {
     fn turn_one(&mut self, from: Side, quota: usize) -> Result<usize, Broken> {
         let ends = pair(&mut self.ends, from);
         let direction = &mut self.directions[from as usize];
-        let moved = direction.turn(ends, quota).map_err(|blame| broken(from, blame))?;
+        let moved = direction.turn(ends, quota).map_err(|faulty| broken(from, faulty))?;
         let charged = &mut self.charged[from as usize];
-        if charged.is_some() && direction.spilled() == 0 {
+        if charged.is_some() && direction.overflow() == 0 {
             refund(charged);
         }
         Ok(moved)
@@ -277,14 +277,15 @@ impl JoinedStream {
     }
 
     /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or
-    /// until [`JoinedStream::next_inspection`], once it has delivered what it withholds
+    /// until [`JoinedStream::next_inspection`], once it has delivered what it defers
     /// ([`JoinedStream::flush_deferred`]).
     pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
         let mut asleep = true;
         for from in Side::BOTH {
             let ends = pair(&mut self.ends, from);
-            asleep &=
-                self.directions[from as usize].try_sleep(ends, quota).map_err(|blame| broken(from, blame))?;
+            asleep &= self.directions[from as usize]
+                .try_sleep(ends, quota)
+                .map_err(|faulty| broken(from, faulty))?;
         }
         self.sleeps += u64::from(asleep);
         let moved = self.moved();
@@ -357,8 +358,8 @@ impl JoinedStream {
         }
     }
 
-    /// Has `taps`, and no others, look at what both ends send. Only streams whose addresses an end knows are
-    /// looked at.
+    /// Has `taps`, and no others, examine what both ends send. Only streams whose addresses an end knows are
+    /// examined.
     pub fn set_taps(&mut self, taps: &[Arc<dyn StreamTap>]) {
         let known = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.info().address));
         let addresses = [
@@ -373,7 +374,7 @@ impl JoinedStream {
     }
 
     /// Tells the taps of a stream that it is new.
-    pub fn tell_begin(&self, taps: &[Arc<dyn StreamTap>]) {
+    pub fn report_begin(&self, taps: &[Arc<dyn StreamTap>]) {
         let address = self.ends[0].as_ref().and_then(|end| end.port.info().address);
         if let Some(address) = address {
             let now = wall_clock();
@@ -388,7 +389,7 @@ impl JoinedStream {
 
     fn mark(&mut self, side: Side, end: End) -> Result<(), Broken> {
         let (from, _) = pair(&mut self.ends, side);
-        self.directions[side as usize].mark(from, end).map_err(|blame| broken(side, blame))
+        self.directions[side as usize].mark(from, end).map_err(|faulty| broken(side, faulty))
     }
 
     /// `side` leaves: its bytes are taken, its port is dropped. Returns what its peer had no room for
@@ -400,10 +401,10 @@ impl JoinedStream {
         let direction = &mut self.directions[side as usize];
         let left = direction.source_leaves(&mut *end.port, peer, |bytes| budget.take(bytes));
         // What the peer had on the way to the leaver has no reader any more.
-        self.directions[side.other() as usize].drop_spill();
+        self.directions[side.other() as usize].drop_overflow();
         refund(&mut self.charged[side.other() as usize]);
         self.wake();
-        let left = left.map_err(|blame| broken(side, blame))?;
+        let left = left.map_err(|faulty| broken(side, faulty))?;
         self.charged[side as usize] = Some((budget, left.kept));
         Ok(left)
     }
@@ -413,7 +414,7 @@ impl JoinedStream {
         self.ends.iter().all(Option::is_none)
     }
 
-    /// Ends the stream because of a fault: an end that is left is told that its peer is gone.
+    /// Ends the stream because of a fault: an end that is left is notified that its peer is gone.
     pub fn break_up(&mut self) {
         for end in self.ends.iter_mut().filter_map(Option::as_mut) {
             end.port.end(End::Detached);
@@ -439,7 +440,8 @@ impl JoinedStream {
         for from in Side::BOTH {
             let direction = &self.directions[from as usize];
             let sleep = direction.sleep();
-            let work = direction.has_work(pair(&mut self.ends, from)).map_err(|blame| broken(from, blame))?;
+            let work =
+                direction.has_work(pair(&mut self.ends, from)).map_err(|faulty| broken(from, faulty))?;
             match sleep {
                 Some(Sleep::Full) => refill |= work,
                 _ => stuck[from as usize] = work,
@@ -447,23 +449,23 @@ impl JoinedStream {
         }
         let requests = self.ends.each_mut().map(|end| end.as_mut().and_then(requests));
         let progress = [self.moved(), self.sleeps];
-        let before = self.suspicion.take().filter(|before| before.progress == progress);
+        let before = self.stall_check.take().filter(|before| before.progress == progress);
         if stuck != [false; 2] {
-            let lively = |before: &Suspicion| {
+            let active = |before: &StallCheck| {
                 (0..2).any(|end| {
                     stuck[end] && (requests[end].is_none() || requests[end] != before.requests[end])
                 })
             };
-            self.suspicion = Some(Suspicion {
+            self.stall_check = Some(StallCheck {
                 progress,
                 inspections: before.map_or(0, |before| before.inspections) + 1,
-                lively: before.map_or(0, |before| before.lively + u32::from(lively(&before))),
+                active: before.map_or(0, |before| before.active + u32::from(active(&before))),
                 requests,
             });
         }
-        Ok(match self.suspicion {
-            Some(Suspicion { lively, .. }) if lively >= self.inspections => Inspection::LostNotice,
-            Some(Suspicion { inspections, .. }) if inspections >= STILL_INSPECTIONS => Inspection::Still,
+        Ok(match self.stall_check {
+            Some(StallCheck { active, .. }) if active >= self.inspections => Inspection::LostNotice,
+            Some(StallCheck { inspections, .. }) if inspections >= STILL_INSPECTIONS => Inspection::Still,
             _ if refill || (self.again && stuck != [false; 2]) => Inspection::Refill,
             _ => Inspection::Quiet,
         })

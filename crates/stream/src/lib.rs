@@ -35,7 +35,7 @@ mod settings;
 mod stats;
 mod workers;
 
-pub use direction::{Blame, Direction, Left, Sleep};
+pub use direction::{Direction, Faulty, Left, Sleep};
 pub use engine::StreamEngine;
 pub use inline::Inline;
 pub use settings::Settings;

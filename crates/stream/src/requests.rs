@@ -48,7 +48,7 @@ pub enum Command {
         generation: u32,
         signals: Signals,
     },
-    /// What looks at all streams from now on.
+    /// The taps of all streams from now on.
     Tap {
         taps: Vec<Arc<dyn StreamTap>>,
         answer: Answer,
@@ -59,7 +59,7 @@ pub enum Command {
         /// None: who asks is the worker's own thread, and does not wait.
         answer: Option<Answer>,
     },
-    /// An end whose peer is with another worker, as it has to be: it hears of a reset.
+    /// An end whose peer is with another worker, as it has to be: it is notified of a reset.
     TurnAway {
         end: StreamEnd,
     },

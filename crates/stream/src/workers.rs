@@ -93,8 +93,8 @@ impl Workers {
         self.heartbeats.get(..self.placement.count()).unwrap_or_default()
     }
 
-    /// Has `tap` look at the bytes of all streams, until [`Self::remove_tap`]: it says itself which concern
-    /// it. Streams go on meanwhile; their ends are wrapped.
+    /// Has `tap` examine the bytes of all streams, until [`Self::remove_tap`]: it decides itself which
+    /// concern it. Streams go on meanwhile; their ends are wrapped.
     pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
         let mut taps = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
         taps.push(tap);
@@ -111,7 +111,7 @@ impl Workers {
     fn place_taps(&self, taps: &[Arc<dyn StreamTap>]) {
         let calls = Calls::new();
         for requests in &self.requests {
-            // Refused by a worker that has stopped: it looks at nothing any more.
+            // Refused by a worker that has stopped: it reads no commands any more.
             let _ = requests.call(|_| Some(Command::Tap { taps: taps.to_vec(), answer: calls.answer() }));
         }
         calls.wait();

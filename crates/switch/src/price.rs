@@ -11,4 +11,4 @@ pub const DELIVERY_COST: usize = 64;
 /// The same for each copy of a frame that goes to several.
 pub const COPY_COST: usize = 1024;
 /// What it costs to make the tables anew, in bytes.
-pub const REBUILD: usize = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 1 }.cost();
+pub const REBUILD: usize = Work { bytes: 0, descriptors: 0, turns: 0, polls: 0, rebuilds: 1 }.cost();

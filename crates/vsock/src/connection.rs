@@ -6,7 +6,7 @@
 //! open       -->                    Requested
 //!            <--  Accept, Attach    Joining if the client has brought its end, else Accepted
 //! Supply     -->                    Joining
-//!                                   Joining: the router joins both ends and says Started
+//!                                   Joining: the router joins both ends and sends Started
 //!                                   Attached after Attach, until Confirm or the server's first act; else Joined
 //! Close, Reset, Left of one end     Left
 //! the same of the other             Over
@@ -97,9 +97,9 @@ pub enum State<E> {
     Requested { client: Option<E>, early: Early },
     /// The server has accepted; the client's end is still to come. What each has done meanwhile.
     Accepted { server: E, client: Early, early: Early },
-    /// Both ends are there and are being joined. `certain`: the client may be told.
+    /// Both ends are there and are being joined. `certain`: the client may be notified.
     Joining { client: Early, server: Early, certain: bool },
-    /// Bytes move; the server may still turn out to have failed, so the client has not been told.
+    /// Bytes move; the server may still turn out to have failed, so the client has not been notified.
     Attached { stream: StreamId },
     /// Bytes move, and both know.
     Joined { stream: StreamId },
@@ -126,7 +126,7 @@ pub enum Event<E> {
     Shutdown(Role, Shutdown),
     /// An end closes: what it has sent still arrives.
     Close(Role),
-    /// An end resets the connection: its peer hears of it behind the bytes sent so far.
+    /// An end resets the connection: its peer is notified of it behind the bytes sent so far.
     Reset(Role),
     /// An end gives up, for this reason; if both are joined already it closes.
     Withdraw(Role, Failed),
@@ -141,15 +141,15 @@ pub enum Action<E> {
     Ignore,
     /// Join the client's and the server's end; [`Event::Started`] follows.
     Join(Box<[E; 2]>),
-    /// The client hears that it was accepted, and brings its end.
+    /// The client is notified that it was accepted, and brings its end.
     Accepted,
-    /// An end hears that bytes move.
-    TellJoined(Role, StreamId),
-    /// An end hears that nothing comes of it.
-    TellFailed(Role, Failed),
-    /// An end hears that its peer has left the stream.
-    TellLeft(Role),
-    /// The stream hears what an end said.
+    /// An end is notified that bytes move.
+    NotifyJoined(Role, StreamId),
+    /// An end is notified that nothing comes of it.
+    NotifyFailed(Role, Failed),
+    /// An end is notified that its peer has left the stream.
+    NotifyLeft(Role),
+    /// The stream is notified of what an end announced.
     Shutdown(StreamId, Role, Shutdown),
     /// The stream is reset by an end.
     Reset(StreamId, Role),
@@ -234,16 +234,16 @@ fn requested<E>(client: Option<E>, early: Early, event: Event<E>) -> Next<E> {
         (client, event) => match event.ending() {
             // Whatever it sent is for a server that has not answered.
             Some((Role::Client, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::TellFailed(Role::Server, why)])
+                (State::Over, vec![Action::NotifyFailed(Role::Server, why)])
             }
             Some((Role::Client, Ending::Close | Ending::Reset)) => {
-                (State::Over, vec![Action::TellFailed(Role::Server, Failed::Gone)])
+                (State::Over, vec![Action::NotifyFailed(Role::Server, Failed::Gone)])
             }
             Some((Role::Server, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::TellFailed(Role::Client, why)])
+                (State::Over, vec![Action::NotifyFailed(Role::Client, why)])
             }
             Some((Role::Server, Ending::Close | Ending::Reset)) => {
-                (State::Over, vec![Action::TellFailed(Role::Client, Failed::Refused)])
+                (State::Over, vec![Action::NotifyFailed(Role::Client, Failed::Refused)])
             }
             Some((_, Ending::Left)) | None => ignored(State::Requested { client, early }),
         },
@@ -268,18 +268,18 @@ fn accepted<E>(server: E, client: Early, early: Early, event: Event<E>) -> Next<
                 (State::Accepted { server, client, early: early.ends(how) }, Vec::new())
             }
             Some((Role::Server, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::TellFailed(Role::Client, why)])
+                (State::Over, vec![Action::NotifyFailed(Role::Client, why)])
             }
             Some((Role::Client, Ending::Left)) | Some((Role::Server, Ending::Left)) | None => {
                 ignored(State::Accepted { server, client, early })
             }
-            // One that has closed has heard enough.
+            // One that has closed is notified of nothing more.
             Some((Role::Client, _)) if early.closed => (State::Over, Vec::new()),
             Some((Role::Client, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::TellFailed(Role::Server, why)])
+                (State::Over, vec![Action::NotifyFailed(Role::Server, why)])
             }
             Some((Role::Client, Ending::Close | Ending::Reset)) => {
-                (State::Over, vec![Action::TellFailed(Role::Server, Failed::Gone)])
+                (State::Over, vec![Action::NotifyFailed(Role::Server, Failed::Gone)])
             }
         },
     }
@@ -289,10 +289,10 @@ fn joining<E>(client: Early, server: Early, certain: bool, event: Event<E>) -> N
     let Event::Started(stream) = event else { return ignored(State::Joining { client, server, certain }) };
     let mut actions = Vec::new();
     if certain {
-        actions.push(Action::TellJoined(Role::Client, stream));
+        actions.push(Action::NotifyJoined(Role::Client, stream));
     }
     if !server.closed {
-        actions.push(Action::TellJoined(Role::Server, stream));
+        actions.push(Action::NotifyJoined(Role::Server, stream));
     }
     for (role, early) in [(Role::Client, client), (Role::Server, server)] {
         if early.receive {
@@ -320,27 +320,27 @@ fn leave<E>(stream: StreamId, role: Role, how: Ending) -> Vec<Action<E>> {
         actions.push(Action::Reset(stream, role));
     }
     if how != Ending::Left {
-        actions.push(Action::TellLeft(role.other()));
+        actions.push(Action::NotifyLeft(role.other()));
         actions.push(Action::Leave(stream, role));
     }
     actions
 }
 
 fn attached<E>(stream: StreamId, event: Event<E>) -> Next<E> {
-    let told = || vec![Action::TellJoined(Role::Client, stream)];
+    let notified = || vec![Action::NotifyJoined(Role::Client, stream)];
     match event {
-        Event::Confirm => (State::Joined { stream }, told()),
+        Event::Confirm => (State::Joined { stream }, notified()),
         Event::Shutdown(role, what) => {
             let act = Action::Shutdown(stream, role, what);
             match role {
                 // A server that acts is certain.
-                Role::Server => (State::Joined { stream }, told().into_iter().chain([act]).collect()),
+                Role::Server => (State::Joined { stream }, notified().into_iter().chain([act]).collect()),
                 Role::Client => (State::Attached { stream }, vec![act]),
             }
         }
         event => match event.ending() {
             Some((Role::Server, how)) => {
-                let actions = told().into_iter().chain(leave(stream, Role::Server, how)).collect();
+                let actions = notified().into_iter().chain(leave(stream, Role::Server, how)).collect();
                 (State::Left { stream, who: Role::Server }, actions)
             }
             Some((Role::Client, how)) => {

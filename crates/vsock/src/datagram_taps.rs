@@ -1,7 +1,7 @@
-//! Captures of datagrams: what looks at them while they are sent.
+//! Captures of datagrams: taps that inspect them while they are sent.
 //!
-//! A sender takes a [`Watch`] before it delivers a datagram and tells it afterwards, with no lock held in
-//! between. A tap is removed when the last watch is dropped that may know of it, so nothing is recorded
+//! A sender takes a [`Watch`] before it delivers a datagram and reports to it afterwards, with no lock held
+//! in between. A tap is removed when the last watch is dropped that may know of it, so nothing is recorded
 //! later.
 
 use std::convert::Infallible;
@@ -18,7 +18,7 @@ use crate::address::SocketAddress;
 /// The taps of a moment.
 struct Taps {
     taps: Vec<Arc<dyn StreamTap>>,
-    /// Its other end hears when these are used no more.
+    /// Its other end is notified when these are used no more.
     _in_use: SyncSender<Infallible>,
 }
 
@@ -29,7 +29,7 @@ impl Taps {
     }
 }
 
-/// What looks at a datagram that is being delivered.
+/// A tap that inspects a datagram that is being delivered.
 #[must_use]
 pub struct Watch {
     taps: Arc<Taps>,

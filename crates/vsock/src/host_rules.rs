@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_grants_what_it_says_and_nothing_else() {
+    fn a_rule_grants_what_it_names_and_nothing_else() {
         let user = &Peer { pid: 1, uid: 1000, gid: 100, groups: vec![27] };
         let uid = |uid| Peer { uid, ..user.clone() };
         let rules = |rules| HostRules { owner: 7, rules };

@@ -1,9 +1,9 @@
 //! The CID space of one host: addresses, who may talk to whom, who answers for a CID, and stream connections.
 //!
 //! It knows no device and no packet. What speaks for a CID is an [`Endpoint`]: the VMCI device and
-//! virtio-vsock for their guests, the host's sockets for its programs. Each translates what its side says
-//! into calls of the [`Router`], and what the router tells it into packets of its side; so a pair of kinds
-//! needs no code of its own.
+//! virtio-vsock for their guests, the host's sockets for its programs. Each translates what its side sends
+//! into calls of the [`Router`], and what the router reports to it into packets of its side; so a pair of
+//! kinds needs no code of its own.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! Who answers for a CID, and what is said to it.
+//! Who answers for a CID, and what is reported to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -85,8 +85,8 @@ pub trait Endpoint: Send + Sync {
     }
 }
 
-/// What hears of one end of one connection. Called without the router's lock, from any thread; must return
-/// soon.
+/// What is notified of one end of one connection. Called without the router's lock, from any thread; must
+/// return soon.
 pub trait Remote: Send + Sync {
     /// The server has accepted a client that has brought no end yet: it does so now.
     fn accepted(&self, call: Call) {
@@ -96,7 +96,7 @@ pub trait Remote: Send + Sync {
     /// Bytes move. `stream` and `side` are this end, for [`vmlane_port::Streams`].
     fn joined(&self, call: Call, stream: StreamId, side: Side);
 
-    /// Nothing comes of it. Not called after [`Self::joined`], whose port hears of ends.
+    /// Nothing comes of it. Not called after [`Self::joined`], whose port is notified of ends.
     fn failed(&self, call: Call, why: Failed);
 
     /// The peer has left the joined stream; its bytes may still be on their way.
@@ -110,12 +110,12 @@ pub trait Remote: Send + Sync {
 pub struct RestoredEnd {
     /// Its end of the stream.
     pub end: StreamEnd,
-    /// What hears of it.
+    /// What is notified of it.
     pub remote: Arc<dyn Remote>,
     /// Where it stands.
     pub counts: Arc<dyn Counts>,
-    /// What it has said of its future.
-    pub said: Vec<Shutdown>,
+    /// What it has announced of its future.
+    pub announced: Vec<Shutdown>,
 }
 
 /// Where such an end stands, in bytes since the connection began.

@@ -43,7 +43,7 @@ impl Router {
         (call, restored): (Call, RestoredEnd),
         (peer, peer_remote): (StreamEnd, Arc<dyn Remote>),
     ) -> (Option<(Call, StreamId)>, Calls) {
-        let RestoredEnd { end, remote, said, .. } = restored;
+        let RestoredEnd { end, remote, announced, .. } = restored;
         let mut tables = self.tables.lock();
         let server = tables.endpoint(call.key.server.0, &self.vms.known()).cloned();
         let Some(server) = server else {
@@ -60,7 +60,7 @@ impl Router {
         tables.connections.insert(call.number, Connection { state, server, remotes });
         let side = call.role.side();
         let mut todo = vec![Todo::Joined(remote, call, stream, side)];
-        todo.extend(said.into_iter().map(|what| Todo::Shutdown(stream, side, what)));
+        todo.extend(announced.into_iter().map(|what| Todo::Shutdown(stream, side, what)));
         (Some((call.of(call.role.other()), stream)), Calls::of(todo))
     }
 

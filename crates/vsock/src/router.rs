@@ -30,7 +30,7 @@ pub(crate) struct Connection {
     pub state: State<StreamEnd>,
     /// What answers for the server until it has accepted.
     pub server: Arc<dyn Endpoint>,
-    /// What hears of the client's end, and of the server's.
+    /// What is notified of the client's end, and of the server's.
     pub remotes: [Option<Arc<dyn Remote>>; 2],
 }
 
@@ -91,7 +91,7 @@ impl Connection {
         if role == Role::Client { client.clone() } else { server.clone() }
     }
 
-    /// An end that has closed hears nothing more; what hears of it may hold its socket.
+    /// An end that has closed is notified of nothing more; what is notified of it may hold its socket.
     fn forget_remote(&mut self, role: Role) {
         let [client, server] = &mut self.remotes;
         drop(if role == Role::Client { client.take() } else { server.take() });
@@ -102,15 +102,15 @@ impl Connection {
         Some(match action {
             Action::Ignore | Action::Join(_) => return None,
             Action::Accepted => Todo::Accepted(self.remote(Role::Client)?, call.of(Role::Client)),
-            Action::TellJoined(role, stream) => {
+            Action::NotifyJoined(role, stream) => {
                 Todo::Joined(self.remote(role)?, call.of(role), stream, role.side())
             }
-            Action::TellFailed(role, why) => match self.remote(role) {
+            Action::NotifyFailed(role, why) => match self.remote(role) {
                 Some(remote) => Todo::Failed(remote, call.of(role), why),
                 None if role == Role::Server => Todo::GivenUp(self.server.clone(), call.of(role)),
                 None => return None,
             },
-            Action::TellLeft(role) => Todo::PeerLeft(self.remote(role)?, call.of(role)),
+            Action::NotifyLeft(role) => Todo::PeerLeft(self.remote(role)?, call.of(role)),
             Action::Shutdown(stream, role, what) => Todo::Shutdown(stream, role.side(), what),
             Action::Reset(stream, role) => Todo::Reset(stream, role.side()),
             Action::Leave(stream, role) => Todo::Leave(stream, role.side()),
@@ -212,7 +212,7 @@ impl Router {
         &self.vms
     }
 
-    /// Which CIDs are those of other hosts, and what answers for each range, instead of what was said before;
+    /// Which CIDs are those of other hosts, and what answers for each range, instead of what was set before;
     /// none is a VM's, and none overlap.
     pub fn set_remotes(&self, ranges: Vec<(RemoteRange, Arc<dyn Endpoint>)>) {
         let endpoints = ranges.iter().map(|(range, endpoint)| (range.first, endpoint.clone())).collect();
@@ -265,20 +265,20 @@ impl Router {
         Ok(())
     }
 
-    /// A datagram is about to be delivered past [`Router::send_datagram`]: what looks at it, if there is a
+    /// A datagram is about to be delivered past [`Router::send_datagram`]: what examines it, if there is a
     /// capture.
     pub fn watch_datagram(&self) -> Option<Watch> {
         self.taps.watch()
     }
 
-    /// Has `tap` look at all datagrams that are delivered, until [`Router::remove_tap`]: it says itself which
-    /// concern it.
+    /// Has `tap` examine all datagrams that are delivered, until [`Router::remove_tap`]: it decides itself
+    /// which concern it.
     pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
         self.taps.change(|taps| taps.push(tap));
     }
 
     /// Ends what [`Router::add_tap`] began: when this returns, no thread uses the tap any more. Blocks while
-    /// one delivers a datagram that it looks at; must not be called with a lock held that an endpoint takes.
+    /// one delivers a datagram that it examines; must not be called with a lock held that an endpoint takes.
     pub fn remove_tap(&self, tap: &Arc<dyn StreamTap>) {
         self.taps.change(|taps| taps.retain(|other| !Arc::ptr_eq(other, tap)));
     }
@@ -369,7 +369,7 @@ impl Router {
         self.run(self.apply(call, Event::Close(call.role)).calls);
     }
 
-    /// The same, and the peer hears of a reset, behind the bytes sent so far.
+    /// The same, and the peer is notified of a reset, behind the bytes sent so far.
     pub fn reset(&self, call: Call) {
         self.run(self.apply(call, Event::Reset(call.role)).calls);
     }
@@ -389,7 +389,7 @@ impl Router {
         self.apply_as(call, event, None)
     }
 
-    /// The same; if it is the server's answer, `remote` hears of its end from here on.
+    /// The same; if it is the server's answer, `remote` is notified of its end from here on.
     pub fn apply_as(&self, call: Call, event: Event<StreamEnd>, remote: Option<Arc<dyn Remote>>) -> Applied {
         let mut tables = self.tables.lock();
         let closes = matches!(event, Event::Close(Role::Server) | Event::Reset(Role::Server));

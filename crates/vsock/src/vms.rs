@@ -24,7 +24,7 @@ pub struct Forward {
     pub to_port: SockPort,
 }
 
-/// Connections that a VM may have at once unless its configuration says otherwise.
+/// Connections that a VM may have at once unless its configuration states otherwise.
 pub const DEFAULT_CONNECTIONS: usize = 4096;
 
 /// What is configured of a VM: its names, and all that decides whom it may talk to, and how much. Devices ask
@@ -109,8 +109,8 @@ pub struct RemoteRange {
     pub groups: Arc<[String]>,
 }
 
-/// What another host says of a client of its own: the word of that host, within what the configuration lets
-/// it speak for.
+/// What another host reports of a client of its own: the word of that host, within what the configuration
+/// lets it speak for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Groups that it may talk to: a VM's own; of a program, those that the rules of its host name.
@@ -149,8 +149,8 @@ impl KnownVms {
         self.ranges.get(behind.checked_sub(1)?).filter(|range| cid <= range.last)
     }
 
-    /// May these two exchange anything? Which programs of the host may is for [`crate::HostRules`] to say; of
-    /// a client on another host its host says more: see `may_connect`.
+    /// May these two exchange anything? Which programs of the host may is for [`crate::HostRules`] to decide;
+    /// of a client on another host its host reports more: see `may_connect`.
     pub fn may_talk(&self, a: Cid, b: Cid) -> bool {
         if a == HOST || b == HOST {
             let other = if a == HOST { b } else { a };
@@ -164,7 +164,8 @@ impl KnownVms {
         }
     }
 
-    /// May this client connect to this server? `claim`: what another host says of it, if it is one's there.
+    /// May this client connect to this server? `claim`: what another host reports of it, if it is one's
+    /// there.
     pub(crate) fn may_connect(&self, client: Cid, server: Cid, claim: Option<&Claim>) -> bool {
         let claimed = |claim: &Claim| server == HOST || self.get(server).is_some_and(|vm| claim.may_talk(vm));
         self.may_talk(client, server) && claim.is_none_or(claimed)
@@ -245,7 +246,7 @@ impl VmTable {
         self.change(|known| drop(known.vms.remove(&cid)));
     }
 
-    /// Which CIDs are those of other hosts, instead of what was said before; none is a VM's, and none
+    /// Which CIDs are those of other hosts, instead of what was set before; none is a VM's, and none
     /// overlap.
     pub(crate) fn set_ranges(&self, mut ranges: Vec<RemoteRange>) {
         ranges.sort_by_key(|range| range.first);

@@ -44,7 +44,7 @@ impl WaitingCalls {
         self.pop_if(|_| true)
     }
 
-    /// The one that has waited longest of those that `may` be heard; it waits no longer.
+    /// The one that has waited longest of those that `may` be taken; it waits no longer.
     pub fn pop_if(&mut self, mut may: impl FnMut(&Call) -> bool) -> Option<Call> {
         let call = *self.calls.values().find(|call| may(call))?;
         self.withdraw(call);

@@ -10,7 +10,7 @@ pub const TAG: usize = 4;
 /// The shortest frame, without its check sequence.
 pub const MIN_FRAME: usize = 60;
 
-/// EtherTypes the switch looks at.
+/// EtherTypes the switch examines.
 pub mod ether_type {
     pub const IPV4: u16 = 0x0800;
     pub const ARP: u16 = 0x0806;

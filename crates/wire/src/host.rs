@@ -5,9 +5,10 @@
 //! every further [`Reply`] is an accepted connection, with its socket (and the ring's memory) attached.
 //! After a DATAGRAM the reply has a packet socket attached whose messages begin with a [`Peer`].
 //!
-//! The signal line carries [`SIGNAL`]s, which mean "look". A process that cannot use the ring itself any
-//! more (it forks, say) sends [`SWITCH`], touches the ring no more and sends nothing until the daemon has
-//! answered [`SWITCH`]: from there on the socket carries the stream, and the daemon moves the bytes.
+//! The signal line carries [`SIGNAL`]s, which mean "poll the indices". A process that cannot use the ring
+//! itself any more (it forks, say) sends [`SWITCH`], touches the ring no more and sends nothing until the
+//! daemon has answered [`SWITCH`]: from there on the socket carries the stream, and the daemon moves the
+//! bytes.
 //!
 //! A ring's file: the process's data, the daemon's data (`size` bytes each, a power of two of whole
 //! pages), then the page that the process writes, then the page that the daemon writes. The rings
@@ -123,19 +124,19 @@ pub mod word {
     pub const WANTS_BYTES: usize = 16;
     /// The process's: not 0 while it waits for a signal that there is room.
     pub const WANTS_ROOM: usize = 24;
-    /// The process's: [`super::SAID_SEND`] and [`super::SAID_RECEIVE`]; followed by a signal.
-    pub const SAID: usize = 32;
+    /// The process's: [`super::ANNOUNCED_SEND`] and [`super::ANNOUNCED_RECEIVE`]; followed by a signal.
+    pub const ANNOUNCED: usize = 32;
     /// The daemon's: how the stream ended, as bits of [`super::ended`].
     pub const ENDED: usize = 16;
 }
 
 /// The process sends no more.
-pub const SAID_SEND: u64 = 1;
+pub const ANNOUNCED_SEND: u64 = 1;
 /// The process reads no more.
-pub const SAID_RECEIVE: u64 = 2;
-/// The process is done and hangs up: what it has written still arrives. Only [`crate::route`] has it said;
+pub const ANNOUNCED_RECEIVE: u64 = 2;
+/// The process is done and hangs up: what it has written still arrives. Only [`crate::route`] uses it;
 /// elsewhere to hang up means that.
-pub const SAID_CLOSE: u64 = 4;
+pub const ANNOUNCED_CLOSE: u64 = 4;
 
 /// Bits of [`word::ENDED`]; all bytes before are published when one is set.
 pub mod ended {

@@ -4,7 +4,7 @@
 //!
 //! * [`Op::Line`]: the helper reports for work. The answer is a [`Reply`](crate::host::Reply) with a packet
 //!   socket attached, the
-//!   *line*, whose messages are records with their texts; the connection itself says nothing more. There is one line at a time.
+//!   *line*, whose messages are records with their texts; the connection itself carries nothing more. There is one line at a time.
 //! * [`Op::Open`]: a stream from another host to this one. The answer is a [`Reply`](crate::host::Reply),
 //!   with the memory of a ring if its error is 0; the connection is the signal line beside the ring, as after
 //!   a CONNECT with [`FLAG_RING`](crate::host::FLAG_RING).
@@ -12,14 +12,14 @@
 //!
 //! A helper that sets [`FLAG_RING`] in these may get a program's own ring, with two descriptors in place of
 //! one: the memory, whose daemon's half is the helper's from there on, and the daemon's end of the program's
-//! signal line. Before the stream is over the helper says [`ended::DETACHED`](crate::host::ended::DETACHED)
-//! in the daemon's page, in place of `SAID_CLOSE`; that the program has gone, the daemon says by `SAID_CLOSE`
-//! in the program's page, with a [`SIGNAL`](crate::host::SIGNAL) on the connection. Of a program that says
-//! [`SWITCH`](crate::host::SWITCH) the helper tells the daemon by the same byte on the connection. From there
-//! on the daemon has the program's half, and both signal on the connection.
+//! signal line. Before the stream is over the helper sets [`ended::DETACHED`](crate::host::ended::DETACHED)
+//! in the daemon's page, in place of `ANNOUNCED_CLOSE`; that the program has gone, the daemon announces by
+//! `ANNOUNCED_CLOSE` in the program's page, with a [`SIGNAL`](crate::host::SIGNAL) on the connection. Of a
+//! program that sends [`SWITCH`](crate::host::SWITCH) the helper notifies the daemon by the same byte on the
+//! connection. From there on the daemon has the program's half, and both signal on the connection.
 //!
-//! A connection of a stream that hangs up without having said [`SAID_CLOSE`](crate::host::SAID_CLOSE) resets
-//! its stream: so do all of a helper that is killed.
+//! A connection of a stream that hangs up without having announced
+//! [`ANNOUNCED_CLOSE`](crate::host::ANNOUNCED_CLOSE) resets its stream: so do all of a helper that is killed.
 //!
 //! Over the line the daemon sends [`Op::Call`] and [`Op::GivenUp`], the helper [`Op::Refuse`] and
 //! [`Op::Status`].

@@ -1,8 +1,8 @@
 //! vfio-user messages: a 16-byte header, then one of the fixed layouts below and perhaps data.
 //!
 //! Layouts follow `docs/interop/vfio-user.rst` of QEMU; the region, interrupt and DMA structures in
-//! it are those of `<linux/vfio.h>`. All integers are little-endian here: the protocol says "host
-//! order" and both ends share one machine. Nothing in this file trusts a length it was told.
+//! it are those of `<linux/vfio.h>`. All integers are little-endian here: the protocol calls for "host
+//! order" and both ends share one machine. Nothing in this file trusts a length that it received.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};

@@ -1,7 +1,7 @@
 //! vhost-user messages: a 12-byte header, then a fixed layout and perhaps data.
 //!
 //! Layouts follow `docs/interop/vhost-user.rst` of QEMU. All integers are little-endian here: the
-//! protocol says "host order" and both ends share one machine. Nothing trusts a length it was told.
+//! protocol calls for "host order" and both ends share one machine. Nothing trusts a length that it received.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -103,7 +103,7 @@ impl Header {
         self.flags.get() & (Header::VERSION_MASK | Header::REPLY) == Header::VERSION | Header::REPLY
     }
 
-    /// The sender wants to hear how it went (with REPLY_ACK).
+    /// The sender wants to know the result (with REPLY_ACK).
     pub fn needs_reply(&self) -> bool {
         self.flags.get() & Header::NEED_REPLY != 0
     }

@@ -101,9 +101,9 @@ impl<C, S: Shared<C>> CommandQueue<C, S> {
         value
     }
 
-    /// Looks at the state that commands are merged with.
-    pub fn with<T>(&self, look: impl FnOnce(&mut S) -> T) -> T {
-        look(&mut lock(&self.inner).shared)
+    /// Runs `action` on the state that commands are merged with.
+    pub fn with<T>(&self, action: impl FnOnce(&mut S) -> T) -> T {
+        action(&mut lock(&self.inner).shared)
     }
 
     /// Asks the worker to stop after the commands so far.

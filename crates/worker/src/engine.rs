@@ -49,11 +49,11 @@ pub trait Rounds {
     /// Nothing moved: what does it wait for?
     fn ports(&mut self) -> Ports;
 
-    /// Does a port still withhold something that its guest may wait for: a completion, a notice, credit, an
+    /// Does a port still defer something that its guest may wait for: a completion, a notice, credit, an
     /// interrupt?
     fn undelivered(&self) -> bool;
 
-    /// Every port delivers what it withheld. What is not due yet at all stays undelivered, and the worker
+    /// Every port delivers what it deferred. What is not due yet at all stays undelivered, and the worker
     /// stays awake for it.
     fn flush_deferred(&mut self);
 

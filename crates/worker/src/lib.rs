@@ -9,10 +9,10 @@
 //! 1. [`Engine::run_command`] for each command that waits. Its caller is answered in any case: when the
 //!    command is done, when it panics, when the thread ends.
 //! 2. [`Rounds::round`]: every port is polled that may have work.
-//! 3. If nothing moved, [`Rounds::ports`] says what its ports can do by themselves, and [`Policy::decide`]
+//! 3. If nothing moved, [`Rounds::ports`] reports what its ports can do by themselves, and [`Policy::decide`]
 //!    how the worker waits.
 //! 4. It goes to sleep in this order: it is marked asleep; **[`Rounds::flush_deferred`]: every port
-//!    delivers what it withheld** (completions, notices, credit, interrupts); [`Rounds::arm`] asks every port
+//!    delivers what it deferred** (completions, notices, credit, interrupts); [`Rounds::arm`] asks every port
 //!    to announce what comes, and polls it once more; the requests are polled once more; it sleeps.
 //! 5. [`Rounds::woken`] says by what it was woken.
 //!

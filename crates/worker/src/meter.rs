@@ -14,7 +14,7 @@ pub struct Work {
     /// Turns that moved something.
     pub turns: usize,
     /// Looks that found nothing.
-    pub looks: usize,
+    pub polls: usize,
     /// Times that tables or queues were built anew.
     pub rebuilds: usize,
 }
@@ -22,7 +22,7 @@ pub struct Work {
 /// What work other than copying costs, in bytes copied.
 const DESCRIPTOR: usize = 96;
 const TURN: usize = 2048;
-const LOOK: usize = 512;
+const POLL: usize = 512;
 const REBUILD: usize = 64 << 10;
 
 impl Work {
@@ -31,9 +31,9 @@ impl Work {
         Work { bytes, turns: 1, ..Work::default() }
     }
 
-    /// A look that found nothing.
-    pub fn look() -> Work {
-        Work { looks: 1, ..Work::default() }
+    /// A poll that found nothing.
+    pub fn poll() -> Work {
+        Work { polls: 1, ..Work::default() }
     }
 
     /// In bytes copied.
@@ -42,7 +42,7 @@ impl Work {
         self.bytes
             + self.descriptors * DESCRIPTOR
             + self.turns * TURN
-            + self.looks * LOOK
+            + self.polls * POLL
             + self.rebuilds * REBUILD
     }
 }
@@ -195,8 +195,8 @@ mod tests {
 
     #[test]
     fn every_kind_of_work_costs() {
-        let work = Work { bytes: 1, descriptors: 1, turns: 1, looks: 1, rebuilds: 1 };
-        assert_eq!(work.cost(), 1 + DESCRIPTOR + TURN + LOOK + REBUILD);
-        assert_eq!((Work::turn(5).cost(), Work::look().cost()), (5 + TURN, LOOK));
+        let work = Work { bytes: 1, descriptors: 1, turns: 1, polls: 1, rebuilds: 1 };
+        assert_eq!(work.cost(), 1 + DESCRIPTOR + TURN + POLL + REBUILD);
+        assert_eq!((Work::turn(5).cost(), Work::poll().cost()), (5 + TURN, POLL));
     }
 }

@@ -276,7 +276,7 @@ impl<E: Engine> Worker<E> {
     fn sleep(&mut self, limit: Option<Duration>, inputs: &Inputs) {
         self.napped = false;
         self.requests.0.parking().prepare_sleep();
-        // No guest waits for something that is withheld until later: later may be never.
+        // No guest waits for something that is deferred until later: later may be never.
         if self.engine.undelivered() {
             self.engine.flush_deferred();
         }

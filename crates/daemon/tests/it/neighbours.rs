@@ -27,7 +27,7 @@ pub const QUOTA: usize = 256 << 10;
 /// What other work costs, in bytes copied (`vmlane_worker::Work`).
 pub const DESCRIPTOR: usize = 96;
 pub const TURN: usize = 2048;
-pub const LOOK: usize = 512;
+pub const POLL: usize = 512;
 pub const REBUILD: usize = 64 << 10;
 
 /// Pieces of a chain of a virtio ring, at most.

@@ -16,9 +16,9 @@ use super::handshake::State;
 use super::notifier::Notifier;
 use super::sides::Sides;
 
-pub const SAID_RECEIVE: u8 = 1;
-pub const SAID_SEND: u8 = 2;
-pub const SAID_RESET: u8 = 4;
+pub const ANNOUNCED_RECEIVE: u8 = 1;
+pub const ANNOUNCED_SEND: u8 = 2;
+pub const ANNOUNCED_RESET: u8 = 4;
 
 /// One tracked connection.
 pub struct Connection {
@@ -33,7 +33,7 @@ pub struct Connection {
     pub client_left: bool,
     /// What each end has said about its future, as bits: the engine hears of each once, however often
     /// a guest repeats it.
-    said: Sides<Cell<u8>>,
+    announced: Sides<Cell<u8>>,
     /// Counts against its client's quota. Not once the client's VM has been removed: another may have
     /// the context id by now.
     pub counted: bool,
@@ -56,7 +56,7 @@ impl Connection {
             stream: None,
             notifiers: Sides::default(),
             client_left: false,
-            said: Sides::default(),
+            announced: Sides::default(),
             counted: true,
             touched: Instant::now(),
             waiting: None,
@@ -92,22 +92,22 @@ impl Connection {
     }
 
     /// What each end has said.
-    pub fn said(&self) -> Sides<u8> {
-        self.said.each_ref().map(|said| said.get())
+    pub fn announced(&self) -> Sides<u8> {
+        self.announced.each_ref().map(|announced| announced.get())
     }
 
     /// How each end's bytes end, as far as it has said.
     pub fn pending_ends(&self) -> Sides<Vec<End>> {
-        self.said.each_ref().map(|said| {
-            let ends = [(SAID_SEND, End::Finished), (SAID_RESET, End::Reset)];
-            ends.into_iter().filter(|(bit, _)| said.get() & bit != 0).map(|(_, end)| end).collect()
+        self.announced.each_ref().map(|announced| {
+            let ends = [(ANNOUNCED_SEND, End::Finished), (ANNOUNCED_RESET, End::Reset)];
+            ends.into_iter().filter(|(bit, _)| announced.get() & bit != 0).map(|(_, end)| end).collect()
         })
     }
 
     /// What each end is told at once because of what its peer has said.
     pub fn refusals(&self) -> Sides<Option<End>> {
         Sides::from_fn(|side| {
-            let refused = self.said[side.other()].get() & SAID_RECEIVE != 0;
+            let refused = self.announced[side.other()].get() & ANNOUNCED_RECEIVE != 0;
             refused.then_some(End::Refused)
         })
     }
@@ -118,7 +118,7 @@ impl Connection {
         out.flag(self.protocol == Protocol::Pkt).flag(self.handle.is_some());
         let handle = self.handle.unwrap_or(Handle::INVALID);
         out.u32(handle.context).u32(handle.resource).flag(self.client_left);
-        out.u8(self.said.a.get()).u8(self.said.b.get()).flag(self.counted);
+        out.u8(self.announced.a.get()).u8(self.announced.b.get()).flag(self.counted);
         out.bytes(self.waiting.as_ref().map_or(&[], |packet| packet.as_bytes()));
         out.0
     }
@@ -132,7 +132,7 @@ impl Connection {
         let named = from.flag()?;
         let handle = Handle::new(from.u32()?, from.u32()?);
         let client_left = from.flag()?;
-        let said = Sides::new(Cell::new(from.u8()?), Cell::new(from.u8()?));
+        let announced = Sides::new(Cell::new(from.u8()?), Cell::new(from.u8()?));
         let counted = from.flag()?;
         let waiting = ControlPacket::parse(from.bytes()?);
         from.end()?;
@@ -142,7 +142,7 @@ impl Connection {
             protocol,
             handle,
             client_left,
-            said,
+            announced,
             counted,
             waiting,
             ..Connection::new(via_host)
@@ -166,9 +166,9 @@ impl Connection {
     }
 
     /// True the first time that `role` says `what`.
-    pub fn says(&self, role: Role, what: u8) -> bool {
-        let said = &self.said[role.side()];
-        said.replace(said.get() | what) & what == 0
+    pub fn announce(&self, role: Role, what: u8) -> bool {
+        let announced = &self.announced[role.side()];
+        announced.replace(announced.get() | what) & what == 0
     }
 
     /// One end has detached.

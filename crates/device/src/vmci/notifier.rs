@@ -126,7 +126,7 @@ impl Notifier {
     }
 
     /// Queues a notice unless one of its kind waits.
-    pub fn owe(&self, notice: Notice) {
+    pub fn notify(&self, notice: Notice) {
         if !self.notices.is_open() {
             return;
         }
@@ -143,7 +143,7 @@ impl Notifier {
     pub fn wait_for(&self, notice: Notice, index: u64) {
         // Linux stores generation and offset and never looks at them.
         self.notices.set_waiting(notice, 0, index);
-        self.owe(notice);
+        self.notify(notice);
     }
 
     fn held(&self) -> bool {
@@ -190,7 +190,7 @@ impl Notifier {
         let deferred = self.deferred.swap(0, Ordering::Relaxed);
         for notice in [Notice::Wrote, Notice::Read, Notice::WaitingRead, Notice::WaitingWrite] {
             if deferred & notice as u8 != 0 {
-                self.owe(notice);
+                self.notify(notice);
             }
         }
         self.tell_deferred();
@@ -291,7 +291,7 @@ mod tests {
         let notifier = Notifier::new(inbox.clone(), 3, Some(address), pair, Protocol::Qstate, true, place);
         inbox.push_own(vec![1; 24].into());
         notifier.attached();
-        notifier.owe(Notice::Wrote);
+        notifier.notify(Notice::Wrote);
         (inbox, notifier)
     }
 

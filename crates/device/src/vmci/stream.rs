@@ -19,7 +19,7 @@ use vmlane_wire::vmci_stream::{
 };
 
 use super::caller::Caller;
-use super::connection::{Connection, SAID_RECEIVE, SAID_RESET, SAID_SEND};
+use super::connection::{ANNOUNCED_RECEIVE, ANNOUNCED_RESET, ANNOUNCED_SEND, Connection};
 use super::handshake::{State, Verdict, verdict};
 use super::record::Dirty;
 use super::stats::{Refusal, VmciStats};
@@ -201,17 +201,17 @@ impl Hypervisor {
 
     fn shut_down(&self, connection: &Connection, role: Role, mode: u64) {
         let Some(stream) = connection.stream else { return };
-        if mode & SHUTDOWN_RECEIVE != 0 && connection.says(role, SAID_RECEIVE) {
+        if mode & SHUTDOWN_RECEIVE != 0 && connection.announce(role, ANNOUNCED_RECEIVE) {
             self.streams.shutdown(stream, role.side(), Shutdown::Receive);
         }
-        if mode & SHUTDOWN_SEND != 0 && connection.says(role, SAID_SEND) {
+        if mode & SHUTDOWN_SEND != 0 && connection.announce(role, ANNOUNCED_SEND) {
             self.streams.shutdown(stream, role.side(), Shutdown::Send);
         }
     }
 
     /// RST on a connection that the engine has.
     fn reset_stream(&self, connection: &Connection, stream: StreamId, role: Role) {
-        if connection.says(role, SAID_RESET) {
+        if connection.announce(role, ANNOUNCED_RESET) {
             self.streams.reset(stream, role.side());
         }
     }

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_vm_has_is_counted_whoever_else_has_something() {
+    fn what_a_vm_has_is_counted_no_matter_what_others_have() {
         let mut all = WellKnown::default();
         for cid in 3..1003 {
             assert!((0..64).all(|resource| all.take(("others", cid), 64 * cid + resource)));

@@ -25,7 +25,7 @@ use crate::vmci::{World, check_pattern, connect, rings, send_pattern};
 const QUEUE_LOST: u32 = 0x8000_0006;
 
 #[test]
-fn a_driver_whose_port_failed_is_told_and_starts_anew() {
+fn a_driver_whose_port_failed_is_notified_and_starts_anew() {
     let (machine, mut driver) = active(DriverSpec::linux(6).with_queues(2));
     let raised = machine.lines.raised(u16::from(driver.vectors() - 1));
     machine.frames.with(|end| end.fail()).expect("attached");

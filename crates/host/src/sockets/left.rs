@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 use vmlane_mem::{Pages, Word};
 use vmlane_port::shared_ring::{RingProcess, SharedMap};
 use vmlane_port::{Bytes, End, Notifications, PortFault, StreamInfo, StreamPort, Survival};
-use vmlane_wire::host::{INDEX_PAGE, RING, SAID_CLOSE, SIGNAL, ended, layout, word};
+use vmlane_wire::host::{ANNOUNCED_CLOSE, INDEX_PAGE, RING, SIGNAL, ended, layout, word};
 
 use super::mail::{StreamWaker, Token};
 
@@ -43,7 +43,7 @@ pub struct Left {
 
 impl Left {
     pub fn new(map: &SharedMap) -> io::Result<Left> {
-        Ok(Left { said: page(map, layout::process_page(RING))?.word(word::SAID), line: None })
+        Ok(Left { said: page(map, layout::process_page(RING))?.word(word::ANNOUNCED), line: None })
     }
 
     /// Says something in the place of a program that has left its ring to the daemon.
@@ -152,7 +152,7 @@ impl StreamPort for LeftEnd {
             }
             // The program has gone. What it has written still counts.
             Of::Helper(line) => {
-                self.add(word::SAID, SAID_CLOSE);
+                self.add(word::ANNOUNCED, ANNOUNCED_CLOSE);
                 signal(line);
             }
         }

@@ -293,7 +293,7 @@ impl RingProcess for StreamWaker {
     }
 
     /// A process that has found room by itself goes on with a filled socket, and cannot signal.
-    fn look_after(&self, asks: &dyn Fn() -> Asks) {
+    fn poll_signals(&self, asks: &dyn Fn() -> Asks) {
         if self.filled.load(Ordering::Relaxed)
             && !asks().blocked
             && let Some(socket) = self.of_ring()
@@ -313,7 +313,7 @@ impl RingProcess for StreamWaker {
             self.take_signals(socket);
         }
         let asks = asks();
-        if self.said.swap(asks.said, Ordering::SeqCst) != asks.said {
+        if self.said.swap(asks.announced, Ordering::SeqCst) != asks.announced {
             self.wake_thread();
         }
         let switched = self.has_switched();
@@ -340,7 +340,7 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use vmlane_vsock::{Key, Role};
 
-    const QUIET: Asks = Asks { bytes: false, room: false, blocked: false, said: 0 };
+    const QUIET: Asks = Asks { bytes: false, room: false, blocked: false, announced: 0 };
 
     fn waker() -> (StreamWaker, Arc<Mailbox>, std::os::unix::net::UnixStream) {
         let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));
@@ -362,7 +362,7 @@ mod tests {
         let said = std::cell::Cell::new(0);
         // The process is done, and signals that, behind the first look at its ring.
         let asks = || {
-            let asks = Asks { said: said.get(), ..QUIET };
+            let asks = Asks { announced: said.get(), ..QUIET };
             if said.replace(1) == 0 {
                 (&theirs).write_all(&[SIGNAL]).expect("a signal");
             }
@@ -385,10 +385,10 @@ mod tests {
         assert_eq!(waiting(), 0, "the next signals find room");
         theirs.write_all(&[SIGNAL; 1280]).expect("it is filled");
         assert!(waker.answer_doorbell(&blocked));
-        waker.look_after(&blocked);
+        waker.poll_signals(&blocked);
         assert_eq!((waiting(), wakes(&mailbox)), (1280, 0));
         // It has found room by itself.
-        waker.look_after(&|| QUIET);
+        waker.poll_signals(&|| QUIET);
         assert_eq!((waiting(), wakes(&mailbox)), (0, 1), "the stream has another look");
         let mut signal = [9; 2];
         assert_eq!((theirs.read(&mut signal).expect("a signal"), signal[0]), (1, SIGNAL));

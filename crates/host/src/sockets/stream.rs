@@ -8,7 +8,7 @@ use vmlane_port::shared_ring::SharedMap;
 use vmlane_port::{Shutdown, Side, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
 use vmlane_vsock::{Call, Router};
-use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, ended};
+use vmlane_wire::host::{ANNOUNCED_RECEIVE, ANNOUNCED_SEND, RING, ended};
 
 use super::left::Left;
 use super::socket::{self, Io, Read};
@@ -106,13 +106,13 @@ impl Stream {
     pub fn switch(&mut self) -> std::io::Result<()> {
         let (map, said) = match &self.kind {
             Kind::Ring { map, said } => (map, *said),
-            Kind::Left(map) => (map, map.said()),
+            Kind::Left(map) => (map, map.announced()),
             Kind::Plain(_) | Kind::Helpers(_) => return Ok(()),
         };
         let (out, incoming) = vmlane_sock::ring::halves(map.memory(), RING)?;
         let mut pump = Pump::new(out, incoming);
-        pump.finished = said & SAID_SEND != 0;
-        pump.delivered = said & SAID_RECEIVE != 0;
+        pump.finished = said & ANNOUNCED_SEND != 0;
+        pump.delivered = said & ANNOUNCED_RECEIVE != 0;
         self.kind = Kind::Plain(Box::new(pump));
         Ok(())
     }
@@ -161,7 +161,7 @@ impl End<'_> {
 
     fn shutdown(&self, what: Shutdown) {
         if let Some(left) = self.left {
-            return left.say(if what == Shutdown::Send { SAID_SEND } else { SAID_RECEIVE });
+            return left.say(if what == Shutdown::Send { ANNOUNCED_SEND } else { ANNOUNCED_RECEIVE });
         }
         self.router.streams().shutdown(self.stream, self.side, what);
     }
@@ -170,11 +170,11 @@ impl End<'_> {
 /// What a process with a ring of its own has said since the last time. The worker may have taken the signal
 /// that announced bytes or room in the middle of a turn, behind its last look: it is to look again.
 fn hear(end: &End<'_>, map: &SharedMap, said: &mut u64) {
-    let now = map.said();
-    if now & SAID_RECEIVE & !*said != 0 {
+    let now = map.announced();
+    if now & ANNOUNCED_RECEIVE & !*said != 0 {
         end.shutdown(Shutdown::Receive);
     }
-    if now & SAID_SEND & !*said != 0 {
+    if now & ANNOUNCED_SEND & !*said != 0 {
         end.shutdown(Shutdown::Send);
     }
     *said |= now;

@@ -12,8 +12,8 @@ use vmlane_mem::{MapRequest, MemoryMap, Pages};
 use vmlane_sock::{Listener, Stream};
 use vmlane_testkit::wait_until;
 use vmlane_wire::host::{
-    FLAG_RING as WITH_RING, INDEX_PAGE, Op as HostOp, RING, Request, SAID_CLOSE, SAID_SEND, SIGNAL, SWITCH,
-    ended, layout, word,
+    ANNOUNCED_CLOSE, ANNOUNCED_SEND, FLAG_RING as WITH_RING, INDEX_PAGE, Op as HostOp, RING, Request, SIGNAL,
+    SWITCH, ended, layout, word,
 };
 use vmlane_wire::route::{FLAG_RING, Op};
 use zerocopy::IntoBytes;
@@ -81,7 +81,7 @@ impl Half {
 
     /// The program says this, or the daemon in its place.
     fn hears(&self, said: u64) {
-        wait_until("what is said", || self.program.load_u64(word::SAID) & said == said);
+        wait_until("what is said", || self.program.load_u64(word::ANNOUNCED) & said == said);
     }
 
     /// The daemon has hung up.
@@ -129,7 +129,7 @@ fn program_and_helper_share_a_ring_and_no_worker_moves_its_bytes() {
     near.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"back");
     near.shutdown(Shutdown::Write).unwrap();
-    half.hears(SAID_SEND);
+    half.hears(ANNOUNCED_SEND);
     half.write(b"the last words");
     half.close();
     let mut text = Vec::new();
@@ -145,7 +145,7 @@ fn program_and_helper_share_a_ring_and_no_worker_moves_its_bytes() {
     assert_eq!((from.cid, from.port), (FAR, 5));
     far.write_all(b"and gone").unwrap();
     drop(far);
-    half.hears(SAID_CLOSE);
+    half.hears(ANNOUNCED_CLOSE);
     assert_eq!(half.read(8), b"and gone");
     assert_eq!(helper.view().streams, 1, "the helper's part goes on");
     half.close();
@@ -291,9 +291,9 @@ fn a_program_that_leaves_its_ring_to_the_daemon_goes_on_through_its_socket() {
     near.write_all(b"plain").unwrap();
     assert_eq!(half.read(5), b"plain");
     near.shutdown(Shutdown::Write).unwrap();
-    half.hears(SAID_SEND);
+    half.hears(ANNOUNCED_SEND);
     drop(near);
-    half.hears(SAID_CLOSE);
+    half.hears(ANNOUNCED_CLOSE);
     half.close();
     // One whose helper has gone meanwhile: the daemon reads its signals.
     let (mut near, half) = by_hand(&world, &helper);

@@ -35,7 +35,7 @@ pub struct Reading {
     pub cur: u64,
     /// The head that the other side sees; may trail `cur` while the stream is awake (M7).
     pub published: u64,
-    /// The tail at the last look.
+    /// The tail at the last check.
     pub tail: u64,
     /// Heads that others took the place of since the other side was notified of room. Should its tail turn
     /// out to make the ring full as one of these has it, it may have gone to sleep for room that there is.
@@ -49,7 +49,7 @@ pub struct Writing {
     pub size: u64,
     /// The tail that the other side sees: always exact.
     pub tail: u64,
-    /// The head at the last look.
+    /// The head at the last check.
     pub head: u64,
     /// The head right after the last bytes were published; what the other side had read by then.
     pub head_at_produce: u64,
@@ -107,7 +107,7 @@ impl Reading {
         if self.size == 0 { 0 } else { self.size - 1 - distance(self.published, self.tail, self.size) }
     }
 
-    /// A fresh look: bytes that are not copied yet, by a tail just loaded.
+    /// A fresh check: bytes that are not copied yet, by a tail just loaded.
     #[inline]
     pub fn poll(&mut self, tail: u64) -> Result<usize, PortFault> {
         self.accept(tail)?;
@@ -141,7 +141,7 @@ impl Reading {
     }
 
     /// May the other side have gone to sleep because its ring was full at one of the last heads? Asked after
-    /// each look at its tail; it is to be notified then.
+    /// each check of its tail; it is to be notified then.
     #[inline]
     pub fn take_full(&mut self) -> bool {
         self.heads.take(advance(self.tail, 1, self.size), self.published, self.size)
@@ -191,13 +191,13 @@ impl Writing {
         distance(self.head, self.tail, self.size)
     }
 
-    /// Bytes of room, as of the last look.
+    /// Bytes of room, as of the last check.
     #[inline]
     pub fn free(&self) -> u64 {
         self.size.saturating_sub(1) - self.used()
     }
 
-    /// A fresh look: bytes of room, by a head just loaded.
+    /// A fresh check: bytes of room, by a head just loaded.
     #[inline]
     pub fn poll(&mut self, head: u64) -> Result<usize, PortFault> {
         self.accept(head)?;
@@ -220,7 +220,7 @@ impl Writing {
     }
 
     /// May the other side have gone to sleep because its ring was empty at one of the last tails? Asked after
-    /// each look at its head; it is to be notified then.
+    /// each check of its head; it is to be notified then.
     #[inline]
     pub fn take_empty(&mut self) -> bool {
         self.tails.take(self.head, self.tail, self.size)

@@ -1,4 +1,4 @@
-//! A frame port that is looked at: what its guest sends before any decision about it, and what it is given.
+//! A frame port that is captured: what its guest sends before any decision about it, and what it is given.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -21,7 +21,7 @@ pub trait FrameTap: Send + Sync {
     /// A frame was delivered to the guest, or was refused by its port for good.
     fn received(&self, frame: &RxFrame<'_>, time: u64, dropped: Option<DropReason>);
 
-    /// The switch did not deliver a frame, shown as its sender lent it, that was on its way to the port.
+    /// The switch did not deliver a frame, shown as its sender described it, that was on its way to the port.
     fn refused(&self, frame: &TxFrame<'_>, time: u64, reason: DropReason);
 
     /// The port exists, and frames without a tag belong to this VLAN; None: there is no such port.
@@ -45,7 +45,7 @@ pub struct CapturedFrames {
 }
 
 impl CapturedFrames {
-    /// Has `taps` look at a port; none: the port as it is.
+    /// Has `taps` examine a port; none: the port as it is.
     pub fn wrap(inner: Box<dyn FramePort>, taps: &[Arc<dyn FrameTap>]) -> Box<dyn FramePort> {
         if taps.is_empty() {
             return inner;
@@ -122,7 +122,7 @@ impl FrameWrapper for CapturedFrames {
         for frame in frames.iter().take(count) {
             self.taps.iter().for_each(|tap| tap.received(frame, now, None));
         }
-        // A frame without buffers may wait: the switch says what becomes of it.
+        // A frame without buffers may wait: the switch decides what becomes of it.
         if let Err(Refused { at, reason }) = outcome
             && reason != DropReason::NoBuffers
             && let Some(frame) = frames.get(at)

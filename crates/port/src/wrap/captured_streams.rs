@@ -1,4 +1,4 @@
-//! The end of a stream that is looked at: what its guest sends, as it is copied.
+//! The end of a stream that is captured: what its guest sends, as it is copied.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Bytes, End, PortFault, StreamAddress, StreamInfo, StreamPort};
 pub enum StreamEvent {
     /// It is new.
     Begins,
-    /// An end hears that its peer sends or reads no more, or is gone.
+    /// An end is notified that its peer sends or reads no more, or is gone.
     Ends,
 }
 
@@ -56,7 +56,7 @@ pub struct CapturedStream {
 }
 
 impl CapturedStream {
-    /// Has `taps` look at an end of a stream whose addresses are known; none: the end as it is.
+    /// Has `taps` examine an end of a stream whose addresses are known; none: the end as it is.
     pub fn wrap(
         inner: Box<dyn StreamPort>,
         taps: &[Arc<dyn StreamTap>],

@@ -20,7 +20,7 @@ impl Fault {
     pub fn happen(self) {
         match self {
             Fault::Panic => panic!("injected on request"),
-            // statx(2): nothing that serves guests looks at files by name.
+            // statx(2): nothing that serves guests uses files by name.
             Fault::Trespass => drop(std::fs::metadata("/")),
             Fault::Stall(time) => std::thread::sleep(time),
         }

@@ -2,8 +2,8 @@
 //!
 //! | what | wraps | adds |
 //! | --- | --- | --- |
-//! | [`CapturedFrames`] | what is attached to the switch | taps that look at every frame, while there is a capture |
-//! | [`CapturedStream`] | an end of a stream | taps that look at what it sends, while there is a capture |
+//! | [`CapturedFrames`] | what is attached to the switch | taps that examine every frame, while there is a capture |
+//! | [`CapturedStream`] | an end of a stream | taps that examine what it sends, while there is a capture |
 
 mod captured_frames;
 mod captured_streams;

@@ -1,8 +1,9 @@
 //! How a port that wraps another one forwards what it has no answer of its own to.
 
 /// Declares the trait of what wraps something: it has every method of the listed traits, each of which asks
-/// the one inside unless the wrapper answers by itself. Whoever implements it has the listed traits. A method
-/// that is new in one of these is an error here until it is listed, and then is forwarded by all wrappers.
+/// the one inside unless the wrapper answers by itself. A type that implements it has the listed traits. A
+/// method that is new in one of these is an error here until it is listed, and then is forwarded by all
+/// wrappers.
 macro_rules! wrapper {
     (
         $(#[$doc:meta])*

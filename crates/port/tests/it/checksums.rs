@@ -37,9 +37,9 @@ fn filled_in(body: [u8; 2], never_zero: bool) -> [u8; 2] {
     field
 }
 
-/// UDP's checksum 0 says that there is none.
+/// UDP's checksum 0 means that there is none.
 #[test]
-fn a_checksum_of_zero_is_sent_as_ones_where_zero_says_that_there_is_none() {
+fn a_checksum_of_zero_is_sent_as_ones_where_zero_means_that_there_is_none() {
     assert_eq!(filled_in([0x12, 0x34], true), [0xed, 0xcb]);
     assert_eq!(filled_in([0xff, 0xff], true), [0xff, 0xff]);
     assert_eq!(filled_in([0xff, 0xff], false), [0, 0]);

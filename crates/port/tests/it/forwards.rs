@@ -232,7 +232,7 @@ impl Survival for Inside {
     }
 }
 
-/// What looks and does nothing.
+/// A tap that does nothing.
 struct Idle;
 
 impl FrameTap for Idle {
@@ -303,7 +303,7 @@ impl Streams for Kept {
 
 const ADDRESS: StreamAddress = StreamAddress { cid: 3, port: 1, peer_cid: 4, peer_port: 2 };
 
-/// Asks everything that can be asked of a frame port, and returns what the one inside heard of it.
+/// Asks everything that can be asked of a frame port, and returns which calls reached the one inside.
 fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     let now = Instant::now();
     asked.take();

@@ -12,7 +12,7 @@ use vmlane_port::{
 
 /// Bytes of a slot of the port's memory.
 const SLOT: usize = 4096;
-/// Frames that may be lent at once.
+/// Frames that may be in flight at once.
 const SLOTS: usize = 4;
 
 struct Slot {
@@ -182,11 +182,11 @@ fn plain<'a>(frame: &TxFrame<'a>) -> RxFrame<'a> {
 }
 
 #[test]
-fn a_burst_crosses_two_ports_and_what_finds_no_buffer_stays_lent() {
+fn a_burst_crosses_two_ports_and_what_finds_no_buffer_stays_in_flight() {
     let (mut a, mut b) = (MemoryPort::new(0), MemoryPort::new(2));
     let frames: Vec<Vec<u8>> = [60, 300, 1514].map(|len| vec![len as u8; len]).to_vec();
     a.to_send.extend(frames.clone());
-    // Turn: fetch, look at each, deliver.
+    // Turn: fetch, examine each, deliver.
     let mut tokens = [Token(0); 8];
     let fetched = a.fetch(&mut tokens);
     assert_eq!((fetched, a.in_flight()), (3, 3));
@@ -199,7 +199,7 @@ fn a_burst_crosses_two_ports_and_what_finds_no_buffer_stays_lent() {
     assert!(b.received.is_empty(), "not before the flush");
     [&mut a, &mut b].into_iter().for_each(|port| port.flush(Instant::now()));
     assert_eq!(b.received, frames[..2]);
-    // The guest posts a buffer: the port says so, and the frame is looked at once more.
+    // The guest posts a buffer: the port reports it, and the frame is examined once more.
     assert!(!b.has_room());
     b.room = 1;
     assert!(b.has_room());

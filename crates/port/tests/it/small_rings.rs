@@ -11,8 +11,8 @@ use vmlane_port::{RingSlice, transfer};
 
 const SIZES: std::ops::RangeInclusive<u64> = 1..=8;
 
-/// Visits every state that can be reached from `start`; `next` checks one and says which follow it. Returns
-/// how many.
+/// Visits every state that can be reached from `start`; `next` checks one and returns which follow it.
+/// Returns how many.
 fn exhaust<S: Clone + Eq + Hash>(start: S, mut next: impl FnMut(&S) -> Vec<S>) -> usize {
     let mut seen = HashSet::from([start.clone()]);
     let mut open = vec![start];

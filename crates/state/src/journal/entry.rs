@@ -18,7 +18,7 @@ pub const REMOVED: u32 = 1;
 /// The head is the one behind the payload.
 pub const TAIL: u32 = 2;
 
-/// What an entry says of itself.
+/// What an entry reports of itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     pub sum: u64,
@@ -100,7 +100,7 @@ fn parts_mut(entry: &mut [u8]) -> Option<(&mut [u8; ENTRY], &mut [u8], &mut [u8;
     Some((head, payload, tail))
 }
 
-/// Of everything between the checksums: what the head says, and the payload. None: too short for an entry.
+/// Of everything between the checksums: what the head states, and the payload. None: too short for an entry.
 pub fn body_sum(sums: Sums, entry: &[u8]) -> Option<u64> {
     let (head, rest) = entry.split_first_chunk::<ENTRY>()?;
     let (payload, _) = rest.split_last_chunk::<ENTRY>()?;

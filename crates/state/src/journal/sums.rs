@@ -33,9 +33,9 @@ impl Sums {
         hasher.finish()
     }
 
-    /// Of what a commit says.
-    pub fn of_commit(self, said: u64) -> u64 {
-        self.of(COMMIT, [&said.to_le_bytes(), &[]])
+    /// Of what a commit contains.
+    pub fn of_commit(self, content: u64) -> u64 {
+        self.of(COMMIT, [&content.to_le_bytes(), &[]])
     }
 
     /// Of a head or tail, up to its own checksum.
@@ -43,7 +43,7 @@ impl Sums {
         self.of(HEAD, [head, &[]])
     }
 
-    /// Of a whole entry: what its head says, which has a fixed length, and its payload.
+    /// Of a whole entry: what its head states, which has a fixed length, and its payload.
     pub fn of_entry(self, head: &[u8], payload: &[u8]) -> u64 {
         self.of(ENTRY, [head, payload])
     }

@@ -134,10 +134,10 @@ fn asleep(counted: bool) -> (JoinedStream, Arc<Guest>) {
 
 /// Looks until the net finds something; how many it took.
 fn inspections(stream: &mut JoinedStream, mut between: impl FnMut()) -> (Inspection, u32) {
-    for look in 1..1000 {
+    for number in 1..1000 {
         match stream.inspect().unwrap() {
             Inspection::Quiet => between(),
-            found => return (found, look),
+            found => return (found, number),
         }
     }
     panic!("nothing found in 1000 inspections");
@@ -177,7 +177,7 @@ fn one_whose_requests_are_not_counted_has_a_while() {
 }
 
 #[test]
-fn progress_ends_a_suspicion() {
+fn progress_ends_a_stall_check() {
     let (mut stream, guest) = asleep(false);
     for _ in 0..50 {
         for _ in 0..SLOW_INSPECTIONS {
@@ -204,7 +204,7 @@ fn bytes_that_become_visible_just_after_it_fell_asleep_are_moved_at_a_second_ins
     assert_eq!(stream.inspect().unwrap(), Inspection::Refill);
     assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
     assert_eq!(guest.notified.load(Ordering::Relaxed), 0, "it needs no notice");
-    // One that stays idle is looked at once, and not again.
+    // One that stays idle is examined once, and not again.
     assert!(stream.try_sleep(RING, now).unwrap());
     assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
     stream.back_off(now);

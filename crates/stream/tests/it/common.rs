@@ -1,4 +1,4 @@
-//! An end of a stream whose other side is the test: bytes are counted, not looked at.
+//! An end of a stream whose other side is the test: bytes are counted, not examined.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -67,7 +67,7 @@ fn ends_that_belong_to_different_workers_are_reset() {
         round(ride);
         assert_eq!(other.0.resets.load(SeqCst), 1);
     }
-    // There is none; whoever has its name asks in vain.
+    // There is none; a caller with its number asks in vain.
     workers.kick(stream);
     workers.leave(&[(stream, Side::A)]);
 }

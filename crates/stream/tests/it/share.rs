@@ -63,7 +63,7 @@ fn an_owner_with_many_streams_gets_no_more_than_one_with_few() {
 }
 
 #[test]
-fn single_bytes_and_idle_looks_are_charged_too() {
+fn single_bytes_and_idle_polls_are_charged_too() {
     let (workers, mut worker) = bench();
     let (honest, bytes, idle) = (Owner::new(), Owner::new(), Owner::new());
     honest.open(&workers, 1, RING);

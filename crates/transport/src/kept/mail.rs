@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_tells_the_next_daemon_what_was_sent() {
+    fn the_next_daemon_finds_in_the_file_what_was_sent() {
         let (near, mut far) = UnixStream::pair().unwrap();
         let mut mail = Mail::create().unwrap();
         let letter = mail.put(b"answer").unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mail_is_refused() {
+    fn a_file_that_holds_no_messages_is_refused() {
         let short = vmlane_mem::memfd("short", 4096).unwrap();
         assert!(matches!(Mail::open(short), Err(Unusable::Short { .. })));
         let empty = vmlane_mem::memfd("empty", LEN as u64).unwrap();

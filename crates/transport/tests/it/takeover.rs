@@ -282,7 +282,7 @@ fn a_request_is_carried_out_once_and_answered_once() {
 
 /// Many posted requests at once, and one after them that is answered.
 #[test]
-fn what_lies_in_the_socket_and_in_the_mail_is_served() {
+fn what_lies_in_the_socket_and_in_the_message_file_is_served() {
     let world = World::new();
     let (mut vmm, _dead) = world.start();
     *world.fate.lock() = Some(Moment::Worked);

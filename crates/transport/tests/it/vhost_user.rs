@@ -15,7 +15,7 @@ use crate::common::open_files;
 use crate::vhost_user_world::*;
 
 #[test]
-fn rings_run_once_all_is_said_and_stop_with_their_position() {
+fn rings_run_once_all_is_set_and_stop_with_their_position() {
     let mut front = Front::with_memory();
     let [kick, call] = front.start(0);
     assert_eq!(front.running(), [false; 2], "not enabled");

@@ -755,7 +755,7 @@ fn rings_run_once_all_requests_that_waited_are_carried_out() {
 
 /// A call may have been lost, and a kick was heard by the daemon that died.
 #[test]
-fn every_guest_is_called_and_every_ring_is_looked_at_after_a_death() {
+fn every_guest_is_interrupted_and_every_ring_is_polled_after_a_death() {
     let (mut vmm, permit) = about_to_die(true);
     let heard = |vmm: &Vmm| {
         let lines = vmm.world.rings.lock().as_ref().unwrap().lock().lines.clone();
@@ -1020,7 +1020,7 @@ proptest! {
 
 /// The whole way, with either end of the socket: two daemons, and a front end that stays connected.
 #[test]
-fn a_socket_changes_hands_whoever_listens() {
+fn a_socket_changes_hands_no_matter_who_listens() {
     for calls in [false, true] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vsock.sock");

@@ -88,10 +88,10 @@ fn action(action: &Action) -> String {
     match action {
         Action::Ignore => "ignored".into(),
         Action::Join(ends) => format!("join {ends:?}"),
-        Action::Accepted => "tell client accepted".into(),
-        Action::TellJoined(who, _) => format!("tell {} joined", role(*who)),
-        Action::TellFailed(who, why) => format!("tell {} {why:?}", role(*who)),
-        Action::TellLeft(who) => format!("tell {} left", role(*who)),
+        Action::Accepted => "notify client accepted".into(),
+        Action::NotifyJoined(who, _) => format!("notify {} joined", role(*who)),
+        Action::NotifyFailed(who, why) => format!("notify {} {why:?}", role(*who)),
+        Action::NotifyLeft(who) => format!("notify {} left", role(*who)),
         Action::Shutdown(_, who, what) => format!("{} shuts {what:?}", role(*who)),
         Action::Reset(_, who) => format!("{} resets", role(*who)),
         Action::Leave(_, who) => format!("{} leaves", role(*who)),
@@ -118,29 +118,29 @@ fn every_state_and_every_event() {
     assert!(table == include_str!("table.txt"), "{table}");
 }
 
-/// Whatever happens in whatever order: each end is told at most once that it is joined, never that it failed
-/// after that, leaves at most once, and a connection that both have left is over.
+/// Whatever happens in whatever order: each end is notified at most once that it is joined, never that it
+/// failed after that, leaves at most once, and a connection that both have left is over.
 #[test]
 fn sequences_of_events_keep_the_promises() {
     for first in [None, Some(1)] {
-        walk(State::new(first), &mut Told::default(), 5);
+        walk(State::new(first), &mut Notified::default(), 5);
     }
 }
 
 #[derive(Clone, Debug, Default)]
-struct Told {
+struct Notified {
     joins: usize,
     joined: [usize; 2],
     failed: [usize; 2],
     leaves: [usize; 2],
 }
 
-impl Told {
-    fn hear(&mut self, action: &Action) {
+impl Notified {
+    fn record(&mut self, action: &Action) {
         match action {
             Action::Join(_) => self.joins += 1,
-            Action::TellJoined(role, _) => self.joined[*role as usize] += 1,
-            Action::TellFailed(role, _) => self.failed[*role as usize] += 1,
+            Action::NotifyJoined(role, _) => self.joined[*role as usize] += 1,
+            Action::NotifyFailed(role, _) => self.failed[*role as usize] += 1,
             Action::Leave(_, role) => self.leaves[*role as usize] += 1,
             _ => {}
         }
@@ -168,7 +168,7 @@ fn again(state: &State) -> State {
     }
 }
 
-fn walk(state: State, told: &mut Told, depth: usize) {
+fn walk(state: State, notified: &mut Notified, depth: usize) {
     if matches!(state, State::Over) || depth == 0 {
         return;
     }
@@ -176,16 +176,16 @@ fn walk(state: State, told: &mut Told, depth: usize) {
         if name == "Started" {
             continue;
         }
-        let mut told = told.clone();
+        let mut notified = notified.clone();
         let (mut next, actions) = again(&state).on(event());
         let joins = actions.iter().any(|action| matches!(action, Action::Join(_)));
-        actions.iter().for_each(|action| told.hear(action));
+        actions.iter().for_each(|action| notified.record(action));
         if joins {
             // The router does this at once.
             let (after, actions) = next.on(Event::Started(STREAM));
-            actions.iter().for_each(|action| told.hear(action));
+            actions.iter().for_each(|action| notified.record(action));
             next = after;
         }
-        walk(next, &mut told, depth - 1);
+        walk(next, &mut notified, depth - 1);
     }
 }

@@ -246,7 +246,7 @@ const TYPE_NORMAL: u64 = 3;
 /// The first completion of an aggregate, with segment count and size (revision 2).
 const TYPE_LRO: u64 = 4;
 
-/// What a completion says about the frame's protocols.
+/// What a completion states about the frame's protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RxLayers {
     pub v4: bool,
@@ -254,7 +254,7 @@ pub struct RxLayers {
     pub tcp: bool,
     pub udp: bool,
     pub fragment: bool,
-    /// Checksums are right: TCP's or UDP's, and IPv4's header's. False says nothing about them.
+    /// Checksums are right: TCP's or UDP's, and IPv4's header's. False: nothing is known of them.
     pub good: bool,
 }
 
@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transmit_descriptor_has_its_fields_where_the_device_looks() {
+    fn a_transmit_descriptor_has_its_fields_where_the_device_reads_them() {
         let low = 66 | 1 << 14 | 1448 << 18;
         let high: u64 = 54 | 3 << 10 | 1 << 12 | 1 << 13 | 1 << 15 | 0x6005 << 16;
         let read = TxDesc::from_words(0x1234_5678_9000, high << 32 | low);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_completion_has_its_fields_where_the_driver_looks() {
+    fn a_receive_completion_has_its_fields_where_the_driver_reads_them() {
         let layers = RxLayers { v4: true, tcp: true, good: true, ..RxLayers::default() };
         let done = RxCompletion::of(layers, Some(Tci(7))).buffer(9, 3, 1514).ends(true, true);
         let [low, high] = done.rss(RssType::Tcp4, 0xdead_beef).words(true);

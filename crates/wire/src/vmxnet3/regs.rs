@@ -247,7 +247,7 @@ commands! {
     GetDisabledOffloads = 0xf00d_0014 since 9,
 }
 
-/// A link's state as GET_LINK tells it.
+/// A link's state as GET_LINK reports it.
 pub const fn link(up: bool, megabits: u16) -> u32 {
     (megabits as u32) << 16 | up as u32
 }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_what_their_codes_say() {
+    fn commands_match_their_codes() {
         for command in Command::ALL {
             assert_eq!(Command::from_code(command.code()), Some(*command));
         }

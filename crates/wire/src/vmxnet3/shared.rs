@@ -1,6 +1,6 @@
 //! What driver and device share in guest memory: DriverShared, queue descriptors, variable blocks.
 //!
-//! A device copies each of them out once and looks at the copy only. Words that change while frames
+//! A device copies each of them out once and examines the copy only. Words that change while frames
 //! flow are reached by their offsets, in [`at`].
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};

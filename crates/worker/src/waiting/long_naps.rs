@@ -28,7 +28,7 @@ struct Span {
     naps: u32,
 }
 
-/// When a worker takes them. It says how many bytes it has moved so far.
+/// When a worker takes them. It reports how many bytes it has moved so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LongNaps {
     contended: bool,
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_says_nothing_about_naps() {
+    fn a_pause_does_not_count_as_a_nap() {
         let (mut naps, mut now) = (LongNaps::default(), Instant::now());
         for moved in (0..100).map(|nap| nap << 20) {
             naps.clock(true);

@@ -12,7 +12,7 @@ const SPINS: u32 = 32;
 const NAP: Duration = Duration::from_micros(50);
 /// So long after the last work, ports that announce nothing are polled after naps; then sleeps become longer.
 const NAPS_FOR: Duration = Duration::from_millis(20);
-/// After a pause, what nobody announces waits no longer than this part of it, beside the shortest nap: so a
+/// After a pause, what no one announces waits no longer than this part of it, beside the shortest nap: so a
 /// single frame costs some seventy naps at most.
 const PART: u32 = 16;
 /// The longest sleep while a port announces nothing, and while all announce what they have.

@@ -57,7 +57,7 @@ impl RingNaps {
     /// The first round after a nap is over, and `moved` bytes have moved in all. Rings that were full made
     /// their writers wait: too long. Rings that were not half full were not worth the round yet.
     pub fn found(&mut self, now: Instant, moved: u64) {
-        // Cut short by something else, a nap says nothing.
+        // Cut short by something else, a nap counts for nothing.
         let full_length = |nap: &Nap| now.saturating_duration_since(nap.began) >= self.length;
         let Some(nap) = self.nap.take().filter(full_length) else { return };
         let brought = moved.saturating_sub(nap.moved);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nap_that_was_cut_short_or_found_nothing_says_nothing() {
+    fn a_nap_that_was_cut_short_or_found_nothing_is_not_counted() {
         let (mut naps, now) = (RingNaps::default(), Instant::now());
         naps.begin(now, 0, 1000);
         naps.found(now + FIRST / 2, 1000);

@@ -1,4 +1,4 @@
-//! The runtime with threads: what is withheld is delivered before sleeping, callers are answered, panics
+//! The runtime with threads: what is deferred is delivered before sleeping, callers are answered, panics
 //! are contained.
 
 use std::sync::Arc;
@@ -20,12 +20,12 @@ struct Port {
     /// Completions of which the guest has not heard yet, and of which it has.
     deferred: AtomicUsize,
     delivered: AtomicUsize,
-    /// What was withheld still may not be delivered yet.
+    /// What was deferred still may not be delivered yet.
     too_early: AtomicBool,
     sleeps: AtomicU64,
     panics: AtomicU64,
     recovered: AtomicU64,
-    /// Completions that a sleeping worker withheld. Must stay 0.
+    /// Completions that a sleeping worker deferred. Must stay 0.
     overslept: AtomicUsize,
     /// Panics at the next call.
     fails: AtomicBool,
@@ -39,7 +39,7 @@ enum Command {
     DieAtTheEnd,
 }
 
-/// Moves what is written at once, and withholds the completions.
+/// Moves what is written at once, and defers the completions.
 struct Loopback {
     port: Arc<Port>,
     dies: bool,
@@ -150,7 +150,7 @@ fn requests() -> Arc<Requests> {
 }
 
 #[test]
-fn what_is_withheld_is_delivered_before_the_worker_sleeps() {
+fn what_is_deferred_is_delivered_before_the_worker_sleeps() {
     let bench = Bench::start(Duration::from_micros(100));
     for count in 1..=200 {
         bench.port.written.fetch_add(1, SeqCst);

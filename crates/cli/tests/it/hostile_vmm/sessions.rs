@@ -39,7 +39,7 @@ fn begin_and_leave(daemon: &Daemon, point: u64, ram: &Ram) -> std::io::Result<()
     front.set_memory(ram)?;
     if point == 2 {
         // Half a message.
-        return front.tell(request::SET_VRING_NUM, &[0; 3], &[]);
+        return front.send(request::SET_VRING_NUM, &[0; 3], &[]);
     }
     front.get(request::GET_QUEUE_NUM).map(drop)
 }

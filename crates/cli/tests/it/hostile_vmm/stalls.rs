@@ -78,7 +78,7 @@ fn memory_of_a_file_system_that_stalls_is_refused_and_others_go_on() {
     let Some(nothing) = StallingFile::open(Answers::Nothing) else { return };
     ask_to_map(&mut vmm, &nothing);
     let (code, table) = &requests_with_files()[0];
-    hostile.tell(*code, table, &[nothing.file.as_fd()]).unwrap();
+    hostile.send(*code, table, &[nothing.file.as_fd()]).unwrap();
     for _ in 0..100 {
         from.reach(&mut to);
         to.reach(&mut from);

@@ -7,7 +7,7 @@ use vmlane_guestsim::endless::{BROKEN, Counts, Endless, RING};
 use vmlane_port::{Budget, StreamEnd, StreamId, Streams};
 use vmlane_stream::{Settings, Worker, Workers};
 
-use super::{Attack, LOOK, Neighbours, TURN};
+use super::{Attack, Neighbours, POLL, TURN};
 
 /// What an owner may cause in a round, in bytes copied.
 const QUOTA: usize = 1 << 20;
@@ -75,9 +75,9 @@ impl Neighbours for World {
     }
 
     fn caused(&self) -> u64 {
-        let Counts { sent, turns, looks } = &self.attacker.counts;
-        let [sent, turns, looks] = [sent, turns, looks].map(|count| count.load(Ordering::Relaxed));
-        self.caused + sent + turns * TURN as u64 + looks.saturating_sub(turns) * LOOK as u64
+        let Counts { sent, turns, polls } = &self.attacker.counts;
+        let [sent, turns, polls] = [sent, turns, polls].map(|count| count.load(Ordering::Relaxed));
+        self.caused + sent + turns * TURN as u64 + polls.saturating_sub(turns) * POLL as u64
     }
 }
 

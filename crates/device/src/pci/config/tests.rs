@@ -23,7 +23,7 @@ fn read<const N: usize>(space: &ConfigSpace, at: u64) -> [u8; N] {
 }
 
 #[test]
-fn identity_is_where_a_driver_looks_and_cannot_be_written() {
+fn identity_is_where_a_driver_reads_it_and_cannot_be_written() {
     let mut space = vmci_like();
     for at in 0..0x10 {
         space.write(at, &[0xff]).expect("in range");

@@ -5,8 +5,8 @@
 //! within the credit that the guest gives. The bytes go from one end to the other by streams, on this
 //! worker's thread.
 
+mod inbox;
 mod links;
-mod mailbox;
 mod name;
 
 use std::collections::HashMap;
@@ -19,9 +19,9 @@ use vmlane_vsock::{Call, Failed, Key, Role, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 use vmlane_worker::{Meter, Ride, Rounds, Work, contained};
 
+use self::inbox::CallEvent;
+pub use self::inbox::{GuestEndpoint, Inboxes};
 use self::links::{GuestLinks, Link};
-use self::mailbox::News;
-pub use self::mailbox::{GuestEndpoint, Mailbox};
 pub use self::name::Name;
 use super::clients::Clients;
 use super::kept::{Kept, Transaction};
@@ -36,7 +36,7 @@ use super::vms::Vms;
 /// All connections of this kind of a worker's guests. The worker owns it.
 pub struct Bridge {
     router: Arc<Router>,
-    mailbox: Arc<Mailbox>,
+    inboxes: Arc<Inboxes>,
     guests: HashMap<u32, GuestLinks>,
     /// What moves their streams; without it, who is kicked does so at once.
     streams: Option<Ride>,
@@ -66,17 +66,17 @@ pub enum Relayed {
 
 /// Connections of all guests of all workers together: each may keep `CREDIT` (`credit.rs`) bytes.
 pub const MAX_LINKS: usize = 2048;
-/// News and requests that one guest is told of before the next one has its turn.
-const MOST_HEARD: usize = 64;
+/// Events and requests that one guest is notified of before the next one has its turn.
+const MAX_EVENTS: usize = 64;
 /// What a connect costs.
-pub const CONNECT: Work = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 2 };
+pub const CONNECT: Work = Work { bytes: 0, descriptors: 0, turns: 0, polls: 0, rebuilds: 2 };
 
 impl Bridge {
     /// `most`: connections of its guests together.
-    pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>, streams: Option<Ride>, most: usize) -> Bridge {
+    pub fn new(router: Arc<Router>, inboxes: Arc<Inboxes>, streams: Option<Ride>, most: usize) -> Bridge {
         Bridge {
             router,
-            mailbox,
+            inboxes,
             guests: HashMap::new(),
             streams,
             notes: Arc::default(),
@@ -91,9 +91,9 @@ impl Bridge {
 
     /// The VM `cid` is served from here on.
     pub fn add(&mut self, cid: u32) {
-        let (mailbox, notes) = (&self.mailbox, &self.notes);
+        let (inboxes, notes) = (&self.inboxes, &self.notes);
         let worker = self.streams.as_ref().map(|streams| streams.number);
-        let guest = || GuestLinks::new(mailbox.guest(cid), notes.clone(), worker);
+        let guest = || GuestLinks::new(inboxes.guest(cid), notes.clone(), worker);
         self.guests.entry(cid).or_insert_with(guest);
     }
 
@@ -199,7 +199,7 @@ impl Bridge {
     pub fn forget(&mut self, cid: u32) {
         self.drop_all(cid);
         self.guests.remove(&cid);
-        self.mailbox.forget(cid).into_iter().for_each(|call| self.router.close(call));
+        self.inboxes.forget(cid).into_iter().for_each(|call| self.router.close(call));
     }
 
     fn link(&mut self, name: &Name) -> Option<&mut Link> {
@@ -264,7 +264,7 @@ impl Bridge {
         let wakes = link.stream.filter(|_| has_waited);
         let good = match header.op.get() {
             op::RW => {
-                let sends = link.said & SHUTDOWN_SEND == 0;
+                let sends = link.announced & SHUTDOWN_SEND == 0;
                 if sends && link.lane.receive(port.payload(), outgoing.len) {
                     outgoing.done = outgoing.len;
                     if !self.in_flight.contains(&name) {
@@ -302,7 +302,7 @@ impl Bridge {
         let Some(mut link) = guest.make(name, key.server) else { return false };
         let end = link.port.take().map(|port| guest.end(port));
         link.lane.receive_credit(header);
-        link.owes_response = true;
+        link.response_due = true;
         match self.router.open(key, end, guest.remote(name)) {
             Ok(call) => {
                 link.call = Some(call);
@@ -320,7 +320,7 @@ impl Bridge {
     fn respond(&mut self, name: Name) -> bool {
         let Some(guest) = self.guests.get_mut(&name.cid) else { return false };
         let Some(link) = guest.get_mut(&name) else { return false };
-        if !std::mem::take(&mut link.owed_response) {
+        if !std::mem::take(&mut link.awaits_response) {
             return false;
         }
         let (Some(call), Some(port)) = (link.call, link.port.take()) else { return false };
@@ -330,10 +330,10 @@ impl Bridge {
     fn shutdown(&mut self, name: Name, flags: u32, port: &mut Port) -> bool {
         const BOTH: u32 = SHUTDOWN_SEND | SHUTDOWN_RECEIVE;
         let Some(link) = self.link(&name) else { return false };
-        let new = flags & BOTH & !link.said;
-        link.said |= new;
+        let new = flags & BOTH & !link.announced;
+        link.announced |= new;
         let call = link.call;
-        if link.said == BOTH {
+        if link.announced == BOTH {
             // It is done with the connection; what it sent still arrives.
             let reset = name.packet(op::RST);
             self.drop_link(name, false);
@@ -421,8 +421,8 @@ impl Bridge {
         self.unfinished
     }
 
-    pub fn has_news(&self) -> bool {
-        self.mailbox.has_changed()
+    pub fn has_events(&self) -> bool {
+        self.inboxes.has_changed()
     }
 
     /// Takes what the router has announced, and reports to guests what their streams have led to. True if
@@ -431,7 +431,7 @@ impl Bridge {
     pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>, stats: &VsockStats, early: bool) -> bool {
         let mut moved = self.report_all(vms, stats);
         let unfinished = std::mem::take(&mut self.unfinished);
-        if !self.mailbox.take_change() && !unfinished {
+        if !self.inboxes.take_change() && !unfinished {
             return moved;
         }
         let mut order = std::mem::take(&mut self.order);
@@ -439,8 +439,8 @@ impl Bridge {
         order.extend(self.guests.keys());
         for &cid in &order {
             let Some(guest) = self.guests.get_mut(&cid) else { continue };
-            if guest.mailbox.take_change() | std::mem::take(&mut guest.unfinished) {
-                moved |= guarded(cid, vms, stats, |vms| self.hear(cid, vms, meter, early));
+            if guest.inbox.take_change() | std::mem::take(&mut guest.unfinished) {
+                moved |= guarded(cid, vms, stats, |vms| self.take_events(cid, vms, meter, early));
             }
             self.unfinished |= self.guests.get(&cid).is_some_and(|guest| guest.unfinished);
         }
@@ -471,55 +471,54 @@ impl Bridge {
         moved
     }
 
-    /// Hears what the router said, as far as the guest has room for what it will be told. True if there was
+    /// Takes what the router reports, as far as the guest has room for what follows from it. True if there was
     /// anything. A client that has had its share of the round waits for the next.
-    fn hear(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>, early: bool) -> bool {
+    fn take_events(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>, early: bool) -> bool {
         if let (Some(guest), Some(port)) = (self.guests.get_mut(&cid), vms.port(cid)) {
             guest.end_lost(port);
         }
-        for number in 0..MOST_HEARD {
+        for number in 0..MAX_EVENTS {
             let Some(guest) = self.guests.get_mut(&cid) else { return false };
             let port = vms.port(cid);
             if port.as_ref().is_some_and(|port| !port.takes_replies()) {
-                guest.unfinished |= guest.mailbox.holds_mail();
+                guest.unfinished |= guest.inbox.has_queued();
                 return number > 0;
             }
-            let news = guest.mailbox.pop_news(|news| match news {
+            let event = guest.inbox.pop_event(|event| match event {
                 // Its rings are being changed. One that has left for good has no link.
-                News::Joined(name, ..) | News::Failed(name, _) => port.is_some() || guest.get(name).is_none(),
-                News::GivenUp(_) => true,
+                CallEvent::Joined(name, ..) | CallEvent::Failed(name, _) => {
+                    port.is_some() || guest.get(name).is_none()
+                }
+                CallEvent::GivenUp(_) => true,
             });
-            if let Some(news) = news {
-                self.told(news, cid, vms);
+            if let Some(event) = event {
+                self.on_event(event, cid, vms);
                 continue;
             }
             let (clients, waits) = (&mut self.clients, early && vms.port(cid).is_none());
             let may = |call: &Call| !waits && clients.may_ask(call.key.client.0, meter);
-            let Some(call) = guest.mailbox.pop_request(may) else {
-                guest.unfinished |= guest.mailbox.holds_requests();
+            let Some(call) = guest.inbox.pop_request(may) else {
+                guest.unfinished |= guest.inbox.has_requests();
                 return number > 0;
             };
             clients.charge(call.key.client.0, meter, CONNECT);
             self.requested(vms, cid, call);
         }
-        self.guests
-            .get_mut(&cid)
-            .into_iter()
-            .for_each(|guest| guest.unfinished |= guest.mailbox.holds_mail());
+        self.guests.get_mut(&cid).into_iter().for_each(|guest| guest.unfinished |= guest.inbox.has_queued());
         true
     }
 
-    fn told(&mut self, news: News, cid: u32, vms: &mut Vms) {
-        match news {
-            News::GivenUp(call) => {
+    fn on_event(&mut self, event: CallEvent, cid: u32, vms: &mut Vms) {
+        match event {
+            CallEvent::GivenUp(call) => {
                 let Some(name) = self.router.vms().get(cid).map(|vm| Name::asked(&vm, call)) else { return };
                 self.ends_unjoined(name, call, vms);
             }
-            News::Joined(name, call, stream) => {
+            CallEvent::Joined(name, call, stream) => {
                 // Another connection may have the name by now.
                 let Some(link) = self.link(&name).filter(|link| link.call == Some(call)) else { return };
                 (link.stream, link.joined) = (Some(stream), true);
-                if std::mem::take(&mut link.owes_response)
+                if std::mem::take(&mut link.response_due)
                     && let Some(port) = vms.port(cid)
                 {
                     port.reply(link.lane.packet(op::RESPONSE));
@@ -529,11 +528,11 @@ impl Bridge {
                 self.note(&name);
                 self.router.streams().kick(stream);
             }
-            News::Failed(name, call) => self.ends_unjoined(name, call, vms),
+            CallEvent::Failed(name, call) => self.ends_unjoined(name, call, vms),
         }
     }
 
-    /// Nothing comes of a connection: the guest is told, unless another one has the name by now.
+    /// Nothing comes of a connection: the guest is notified, unless another one has the name by now.
     fn ends_unjoined(&mut self, name: Name, call: Call, vms: &mut Vms) {
         if self.link(&name).is_some_and(|link| link.call == Some(call)) {
             self.remove(&name);
@@ -552,7 +551,7 @@ impl Bridge {
             return self.router.refuse(call, Failed::Absent);
         };
         let (Some(name), Some(mut link)) = (name, link) else { return self.router.close(call) };
-        (link.call, link.owed_response, link.relayed) = (Some(call), true, relayed);
+        (link.call, link.awaits_response, link.relayed) = (Some(call), true, relayed);
         port.reply(link.lane.packet(op::REQUEST));
         self.insert(name, link);
     }
@@ -581,11 +580,11 @@ impl Bridge {
             return port.reply(name.packet(op::RST));
         }
         let flags = if detached { BOTH } else { shut };
-        if flags & !link.told == 0 {
+        if flags & !link.notified == 0 {
             return;
         }
-        link.told |= flags;
-        let shutdown = Header { flags: link.told.into(), ..link.lane.packet(op::SHUTDOWN) };
+        link.notified |= flags;
+        let shutdown = Header { flags: link.notified.into(), ..link.lane.packet(op::SHUTDOWN) };
         port.reply(shutdown);
         self.note(&name);
         if detached {
@@ -595,7 +594,7 @@ impl Bridge {
     }
 }
 
-/// A panic of ours in the turn of a guest ends that guest's rings. True then, and if `action` says so.
+/// A panic of ours in the turn of a guest ends that guest's rings. True then, and if `action` returns true.
 fn guarded(cid: u32, vms: &mut Vms, stats: &VsockStats, action: impl FnOnce(&mut Vms) -> bool) -> bool {
     contained(|| action(vms)).unwrap_or_else(|| {
         vms.get_mut(cid).into_iter().for_each(|vm| vm.fault(stats));

@@ -19,7 +19,7 @@
 //! | `clients.rs` | who asks for connections, and is charged for them |
 //! | `backlog.rs` | packets that wait for a receiver's buffers |
 //! | `bridge.rs`, `lane.rs` | connections to VMCI guests and host programs; one of them as the end of a stream |
-//! | `bridge/mailbox.rs`, `bridge/links.rs` | what the router says of a guest's connections; those connections |
+//! | `bridge/inboxes.rs`, `bridge/links.rs` | what the router says of a guest's connections; those connections |
 //! | `worker.rs`, `vms.rs`, `stats.rs` | a worker, what it keeps of each VM, what it counts |
 //! | `workers.rs` | all of them, and which one serves which VM |
 //! | `views.rs` | what an operator may see |
@@ -55,7 +55,7 @@ pub use workers::{Home, VsockWorkers};
 /// The worker's parts without its thread, to be turned by hand.
 #[doc(hidden)]
 pub mod parts {
-    pub use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
+    pub use super::bridge::{Bridge, GuestEndpoint, Inboxes, MAX_LINKS};
     pub use super::kept::{Kept, Transaction, redo};
     pub use super::port::Port;
     pub use super::receive::Shares;

@@ -549,7 +549,7 @@ impl Routes {
         let stats = &self.stats;
         self.vms.each_polled(|vm| within(vm, stats, Vms::arm));
         fence(Ordering::SeqCst);
-        if self.vms.polled_ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news) {
+        if self.vms.polled_ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_events) {
             return true;
         }
         self.vms.leave(|_| true);

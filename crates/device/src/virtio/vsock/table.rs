@@ -41,7 +41,7 @@ struct Side {
 impl Side {
     fn entry(&self, known: Known) -> Entry {
         let Side { client, established, shut, .. } = *self;
-        Entry { known, client, established, shut, told: 0, place: 0 }
+        Entry { known, client, established, shut, notified: 0, place: 0 }
     }
 }
 

@@ -19,7 +19,7 @@ use vmlane_worker::{
 
 use crate::virtio::recall;
 
-use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
+use super::bridge::{Bridge, GuestEndpoint, Inboxes, MAX_LINKS};
 use super::kept::{Kept, Transaction};
 use super::port::Port;
 use super::route::{Moved, Routes};
@@ -93,7 +93,7 @@ const SHORT: Duration = Duration::from_millis(1);
 /// Some devices' common worker; dropping it stops it.
 pub struct VsockWorker {
     requests: Arc<Requests>,
-    mailbox: Arc<Mailbox>,
+    inboxes: Arc<Inboxes>,
     transaction: Arc<Transaction>,
     log: OwnedFd,
     stats: Arc<VsockStats>,
@@ -140,9 +140,9 @@ impl VsockWorker {
             None => (Arc::new(Parking::new()?), Arc::default()),
         };
         let requests = Arc::new(Requests::new(parking.clone()));
-        let mailbox = Mailbox::new(parking);
+        let inboxes = Inboxes::new(parking);
         let most = MAX_LINKS / count;
-        let bridge = relay.map(|(router, ride)| Bridge::new(router, mailbox.clone(), Some(ride), most));
+        let bridge = relay.map(|(router, ride)| Bridge::new(router, inboxes.clone(), Some(ride), most));
         let stats = Arc::new(VsockStats::default());
         let questions = Arc::new(Questions::default());
         let (transaction, log) = Transaction::create()?;
@@ -155,7 +155,7 @@ impl VsockWorker {
         let thread = Some(worker.spawn(name.clone())?);
         Ok(VsockWorker {
             requests,
-            mailbox,
+            inboxes,
             transaction,
             log,
             stats,
@@ -197,7 +197,7 @@ impl VsockWorker {
 
     /// What answers for the VM `cid` when VMCI guests connect to it.
     pub fn endpoint(&self, cid: u32) -> Arc<dyn Endpoint> {
-        Arc::new(GuestEndpoint::new(cid, &self.mailbox))
+        Arc::new(GuestEndpoint::new(cid, &self.inboxes))
     }
 
     /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern

@@ -98,22 +98,22 @@ impl QueueMemory for GuestQueues {
         (&self.produce, &self.consume, self.page_size)
     }
 
-    fn owe(&self, notice: Notice) {
-        self.notifier.owe(notice);
+    fn notify(&self, notice: Notice) {
+        self.notifier.notify(notice);
     }
 
     fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
+    fn check_announced(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
         if self.protocol == Protocol::Pkt {
             let notifier = &self.notifier;
             if writing.used() > 0 && notifier.guest_waits_for_bytes.swap(false, Ordering::SeqCst) {
-                notifier.owe(Notice::Wrote);
+                notifier.notify(Notice::Wrote);
             }
             if reading.room() > 0 && notifier.guest_waits_for_room.swap(false, Ordering::SeqCst) {
-                notifier.owe(Notice::Read);
+                notifier.notify(Notice::Read);
             }
         }
         Ok(())

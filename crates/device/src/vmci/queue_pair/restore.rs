@@ -13,7 +13,7 @@ use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 use super::broker::notifiers;
 use super::guest_queues::GuestQueues;
 use super::{NO_STREAM, Pair, PairState, Waiting};
-use crate::vmci::connection::{SAID_RECEIVE, SAID_RESET, SAID_SEND};
+use crate::vmci::connection::{ANNOUNCED_RECEIVE, ANNOUNCED_RESET, ANNOUNCED_SEND};
 use crate::vmci::record::PairParts;
 use crate::vmci::sides::Sides;
 use crate::vmci::tables::{Hypervisor, Inner};
@@ -205,7 +205,7 @@ impl Hypervisor {
         let (cid, peer) = (cids[side], side.other());
         let connection = inner.connections.get(&key);
         let connection = connection.filter(|own| own.is_about(handle) && own.is_attached())?;
-        let (said, role) = (connection.said(), Role::of(side));
+        let (announced, role) = (connection.announced(), Role::of(side));
         if gone[side] {
             return None;
         }
@@ -251,12 +251,12 @@ impl Hypervisor {
             }
             None => return None,
         };
-        for (bit, what) in [(SAID_RECEIVE, Shutdown::Receive), (SAID_SEND, Shutdown::Send)] {
-            if said[side] & bit != 0 {
+        for (bit, what) in [(ANNOUNCED_RECEIVE, Shutdown::Receive), (ANNOUNCED_SEND, Shutdown::Send)] {
+            if announced[side] & bit != 0 {
                 self.streams.shutdown(stream, side, what);
             }
         }
-        if said[side] & SAID_RESET != 0 {
+        if announced[side] & ANNOUNCED_RESET != 0 {
             self.streams.reset(stream, side);
         }
         let mut notifiers = Sides::default();

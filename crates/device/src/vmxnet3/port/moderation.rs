@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn bulk_is_told_from_single_frames() {
+    fn bulk_is_distinguished_from_single_frames() {
         let mut now = Instant::now();
         let mut bulk = line(0, 0, now);
         for _ in 0..8 {

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use vmlane_port::byte_ring::{Reading, Writing};
 use vmlane_port::queue_pair::QueuePairPort;
-use vmlane_stream::{Blame, Direction};
+use vmlane_stream::{Direction, Faulty};
 
 use super::broken::{Make, ModelEnd};
 use super::memory::{Access, ModelMemory, Suspended};
@@ -266,7 +266,7 @@ impl Device {
             let awake = match call {
                 Call::Turn => direction.turn(ends, quota).map(|_| true),
                 Call::TrySleep => direction.try_sleep(ends, quota).map(|asleep| !asleep),
-                Call::Renotify => to.as_port().renotify_reader().map(|()| true).map_err(Blame::Sink),
+                Call::Renotify => to.as_port().renotify_reader().map(|()| true).map_err(Faulty::Sink),
             };
             self.memory.drain();
             awake
@@ -276,7 +276,7 @@ impl Device {
         let now = |awake| Engine { direction, reading, writing, awake };
         match ended {
             Ok(Ok(awake)) => Outcome::Finished(now(awake)),
-            Ok(Err(blame)) => Outcome::Failed(format!("{call:?} failed: {blame:?}")),
+            Ok(Err(faulty)) => Outcome::Failed(format!("{call:?} failed: {faulty:?}")),
             Err(payload) if payload.is::<Suspended>() => Outcome::Suspended(self.memory.wanted(), now(true)),
             Err(panic) => resume_unwind(panic),
         }

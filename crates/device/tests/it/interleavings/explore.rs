@@ -55,7 +55,7 @@ fn undisturbed(world: &World, access: Access) -> bool {
         Access::LoadHeadOfB | Access::StoreTailForB(_) => b_rests(),
         Access::TakeAWaits => a_rests() && !world.has(&[WaitingWriteFromA]),
         Access::TakeBWaits => b_rests() && !world.has(&[WaitingReadFromB]),
-        Access::Owe(message) => !world.has(&[message]),
+        Access::Notify(message) => !world.has(&[message]),
     }
 }
 
@@ -177,7 +177,7 @@ impl Explorer<'_> {
                 return Err(Failure::Order("a head gives away bytes that are not copied yet (M1)"));
             }
             Access::StoreHeadForA(head) => world.head_a = head,
-            Access::Owe(message) => world.send(message),
+            Access::Notify(message) => world.send(message),
             Access::TakeAWaits => result = std::mem::take(&mut world.a_waits).into(),
             Access::TakeBWaits => result = std::mem::take(&mut world.b_waits).into(),
         }

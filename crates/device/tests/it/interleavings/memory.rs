@@ -31,7 +31,7 @@ pub enum Access {
     LoadHeadOfB,
     StoreHeadForA(u8),
     StoreTailForB(u8),
-    Owe(Message),
+    Notify(Message),
     /// Older protocol: has A announced that it waits for room? Taken by looking.
     TakeAWaits,
     /// Older protocol: has B announced that it waits for bytes?
@@ -201,10 +201,10 @@ impl QueueMemory for ModelMemory {
         (&self.shared.ring_a, &self.shared.ring_b, BASE)
     }
 
-    fn owe(&self, notice: Notice) {
+    fn notify(&self, notice: Notice) {
         self.drain();
         if self.mute & notice as u8 == 0 {
-            self.access(Access::Owe(match notice {
+            self.access(Access::Notify(match notice {
                 Notice::Wrote => Message::WroteToB,
                 Notice::Read => Message::ReadToA,
                 Notice::WaitingRead => Message::WaitingReadToA,
@@ -218,21 +218,21 @@ impl QueueMemory for ModelMemory {
     }
 
     /// The same decisions as those of `GuestQueues`, which this stands for.
-    fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
+    fn check_announced(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
         if self.protocol == Protocol::Pkt {
             if writing.tail != writing.head && self.swap(Access::TakeBWaits) {
-                self.owe(Notice::Wrote);
+                self.notify(Notice::Wrote);
             }
             let used = |size: u64| (reading.tail + size - reading.published) % size;
             let room = reading.size > 0 && used(reading.size) < reading.size - 1;
             if room && self.swap(Access::TakeAWaits) {
-                self.owe(Notice::Read);
+                self.notify(Notice::Read);
             }
         }
         Ok(())
     }
 
     fn wait_for(&self, notice: Notice, _index: u64) {
-        self.owe(notice);
+        self.notify(notice);
     }
 }

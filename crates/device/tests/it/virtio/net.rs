@@ -151,7 +151,7 @@ fn without_mergeable_buffers_a_chain_must_do() {
 }
 
 #[test]
-fn checksums_are_told_or_made() {
+fn checksums_are_reported_or_computed() {
     let frame = Frame::new(200);
     for (features, flags) in [(MODERN, [0; 10]), (ALL, [1, 0, 0, 0, 0, 0, 34, 0, 16, 0])] {
         let mut nic = Nic::new(features);
@@ -173,7 +173,7 @@ fn checksums_are_told_or_made() {
 }
 
 #[test]
-fn super_frames_and_tags_are_told() {
+fn super_frames_and_tags_are_reported() {
     let mut nic = Nic::sized(ALL, 256);
     let buffer = nic.post_buffer(8000);
     let frame = Frame::new(4000);
@@ -195,7 +195,7 @@ fn super_frames_and_tags_are_told() {
 }
 
 #[test]
-fn drivers_are_told_when_they_want_to_be() {
+fn drivers_are_notified_when_they_want_to_be() {
     for features in [MODERN, MODERN | feature::PACKED] {
         let mut nic = Nic::new(features);
         let frame = Frame::new(100);
@@ -237,7 +237,7 @@ fn called_once(features: u64) -> (Nic, Instant) {
 }
 
 #[test]
-fn a_guest_that_is_known_to_have_looked_is_not_called_again() {
+fn a_guest_that_is_known_to_have_polled_is_not_interrupted_again() {
     let (nic, begin) = called_once(MODERN | feature::EVENT_INDEX);
     let before = nic.lines.calls.load(Ordering::SeqCst);
     let tick = |micros| nic.with(|end| end.tick(begin + Duration::from_micros(micros)).soon);

@@ -35,7 +35,7 @@ fn a_query_answers_with_a_bit_for_each_known_id() {
 }
 
 #[test]
-fn the_context_id_is_told_and_unknown_calls_are_refused() {
+fn the_context_id_is_reported_and_unknown_calls_are_refused() {
     let world = World::new();
     let mut driver = world.machine(0x7fff_fffe).probe(Path::Dma);
     assert_eq!(driver.call(call::GET_CONTEXT_ID, &[]), 0x7fff_fffe);

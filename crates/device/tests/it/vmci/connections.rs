@@ -33,7 +33,7 @@ fn a_handshake_goes_through_step_by_step() {
 }
 
 #[test]
-fn a_server_that_attached_and_then_refuses_is_heard_at_once() {
+fn a_refusal_by_a_server_that_has_attached_arrives_at_once() {
     let world = World::new();
     let [mut a, mut b] = two(&world);
     let _client = offered(&mut a, &mut b);

@@ -146,7 +146,7 @@ fn a_forged_source_is_refused() {
 }
 
 #[test]
-fn who_is_not_there_and_who_is_not_for_you_look_the_same() {
+fn who_is_not_there_and_who_is_not_for_you_are_indistinguishable() {
     let world = World::new();
     let [mut a, _b] = two(&world, Path::Dma, Path::Dma);
     let mut stranger = world.machine_with(vm_with(5, |vm| vm.group = "other".into())).probe(Path::Dma);

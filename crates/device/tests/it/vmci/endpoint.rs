@@ -260,7 +260,7 @@ fn the_host_connects_to_a_guest() {
 }
 
 #[test]
-fn refusals_are_heard_on_either_side() {
+fn refusals_are_received_on_either_side() {
     let world = World::new();
     let (asked, _) = host(&world);
     let machine = world.machine(3);

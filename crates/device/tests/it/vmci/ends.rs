@@ -99,7 +99,7 @@ fn a_vm_cannot_leave_more_behind_than_it_may() {
 }
 
 #[test]
-fn a_waiting_writer_is_told_that_its_peer_is_gone() {
+fn a_waiting_writer_is_notified_that_its_peer_is_gone() {
     for protocol in [Protocol::Qstate, Protocol::Pkt] {
         let world = World::new();
         let [(_a, client), (_b, server)] = world.two(Path::Dma);

@@ -63,7 +63,7 @@ impl QueueMemory for Memory {
         unreachable!("no bytes are copied here")
     }
 
-    fn owe(&self, notice: Notice) {
+    fn notify(&self, notice: Notice) {
         match notice {
             Notice::Wrote => self.0.wrote.store(true, Ordering::Release),
             Notice::Read => self.0.read.store(true, Ordering::Release),
@@ -84,7 +84,7 @@ impl Memory {
 }
 
 #[test]
-fn a_writer_whose_full_ring_is_seen_late_is_told_of_the_room_at_the_next_look() {
+fn a_writer_whose_full_ring_is_seen_late_is_notified_of_the_room_at_the_next_poll() {
     let memory = Memory::default();
     let mut port = memory.port();
     memory.0.tail.0.store(6, Ordering::Release);
@@ -104,13 +104,13 @@ fn a_writer_whose_full_ring_is_seen_late_is_told_of_the_room_at_the_next_look() 
 }
 
 #[test]
-fn a_reader_whose_empty_ring_is_seen_late_is_told_of_the_bytes_at_the_next_look() {
+fn a_reader_whose_empty_ring_is_seen_late_is_notified_of_the_bytes_at_the_next_poll() {
     let looks: [fn(&mut QueuePairPort<Memory>); 3] = [
         |port| assert_eq!(port.writable().unwrap(), 5),
         |port| assert!(!port.arm_writable().unwrap()),
         |port| port.renotify_reader().unwrap(),
     ];
-    for look in looks {
+    for check_announced in looks {
         let memory = Memory::default();
         let mut port = memory.port();
         port.produce(3).unwrap();
@@ -119,7 +119,7 @@ fn a_reader_whose_empty_ring_is_seen_late_is_told_of_the_bytes_at_the_next_look(
         port.produce(2).unwrap();
         assert_eq!(memory.told(), []);
         memory.0.head.0.store(3, Ordering::Release);
-        look(&mut port);
+        check_announced(&mut port);
         assert_eq!(memory.told(), [Notice::Wrote]);
         port.writable().unwrap();
         assert_eq!(memory.told(), [], "once is enough");
@@ -140,7 +140,7 @@ fn soon(mut done: impl FnMut() -> bool) -> bool {
 }
 
 #[test]
-fn a_guest_that_was_seen_much_too_late_is_told_once_the_stream_has_slept() {
+fn a_guest_that_was_seen_much_too_late_is_notified_once_the_stream_has_slept() {
     let memory = Memory::default();
     let mut port = memory.port();
     // Its ring was full when no byte of it was taken; the first six were, one after the other.

@@ -240,7 +240,7 @@ fn each_damaged_record_hurts_whom_it_is_about() {
 
 /// The stream whose records are damaged ends, and both ends hear of it.
 #[test]
-fn both_ends_hear_of_a_damaged_stream() {
+fn both_ends_are_notified_of_a_damaged_stream() {
     for kinds in [[5, 5], [6, 6], [9, 9], [5, 9]] {
         let Rich { world, mut drivers, queues } = rich(Path::Dma);
         let [a, b, _] = &mut drivers;
@@ -388,7 +388,7 @@ proptest! {
 
     /// Records with sound checksums and nonsense in them.
     #[test]
-    fn well_formed_records_of_nonsense_cause_no_panic(
+    fn well_formed_records_of_random_content_cause_no_panic(
         forgeries in proptest::collection::vec((0usize..12, any::<usize>(), forgery()), 1..4),
         ports in any::<bool>(),
     ) {

@@ -192,7 +192,7 @@ fn anyone_attaches_what_was_made_for_anyone() {
 }
 
 #[test]
-fn both_ends_hear_of_each_other() {
+fn both_ends_are_notified_of_each_other() {
     let world = World::new();
     let [mut a, mut b, _c] = three(&world);
     let mine = alloc(&mut a, CREATE);

@@ -30,7 +30,7 @@ fn a_probe_ends_with_the_capabilities_and_the_context_id() {
 }
 
 #[test]
-fn the_function_looks_like_the_one_linux_knows() {
+fn the_function_matches_the_one_linux_knows() {
     let world = World::new();
     let machine = world.machine(3);
     let mut device = machine.device.lock();

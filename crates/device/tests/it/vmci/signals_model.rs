@@ -88,7 +88,7 @@ fn a_cause_raised_while_the_guest_masks_and_unmasks_arrives() {
 }
 
 #[test]
-fn causes_of_two_workers_arrive_whoever_delivers_them() {
+fn causes_of_two_workers_arrive_no_matter_which_delivers_them() {
     every_order(|| {
         let model = Model::new(true);
         model.signals.set_mask(BOTH);

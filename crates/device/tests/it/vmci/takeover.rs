@@ -296,7 +296,7 @@ fn bytes_left_behind_outlive_their_sender_and_its_daemon() {
 }
 
 #[test]
-fn an_end_that_was_told_is_not_told_again() {
+fn an_end_that_was_notified_is_not_notified_again() {
     let world = two();
     let [mut a, mut b] = drivers(&world, Path::Dma);
     pass(&mut a, &mut b, UP, PacketType::Request2);

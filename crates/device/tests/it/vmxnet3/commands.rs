@@ -339,7 +339,7 @@ fn a_scheme_holds_interrupts_back() {
 }
 
 #[test]
-fn moderation_levels_are_read_when_told() {
+fn moderation_levels_are_read_on_command() {
     let (machine, mut driver) = active(DriverSpec::linux(1));
     driver.shared.interrupts.levels = [0; 25];
     driver.store(&machine);
@@ -374,7 +374,7 @@ fn reached(machine: &NicMachine, driver: &mut NicDriver) -> Vec<bool> {
 }
 
 #[test]
-fn flows_are_spread_over_queues_as_the_table_says() {
+fn flows_are_spread_over_queues_by_the_table() {
     let spec = DriverSpec { rx: RxShape::linux(64), ..linux().with_queues(4) };
     let (machine, mut driver) = active(spec);
     assert_eq!(reached(&machine, &mut driver), [true; 4]);

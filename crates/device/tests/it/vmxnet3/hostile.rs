@@ -149,7 +149,7 @@ fn cve_2016_6888_lengths_do_not_overflow() {
 }
 
 #[test]
-fn cve_2016_6836_completions_hold_nothing_but_what_is_told() {
+fn cve_2016_6836_completions_hold_nothing_but_what_is_reported() {
     let mut nic = linux();
     let pattern = [0xa5; 16];
     (0..64).for_each(|at| nic.guest.tx[0].completions.write(at * SIZE, &pattern[..SIZE - 1]));

@@ -83,7 +83,7 @@ fn revision_1_gets_ordinary_completions() {
 }
 
 #[test]
-fn features_say_who_gets_super_frames() {
+fn features_decide_who_gets_super_frames() {
     let all = RingsSpec::linux().features;
     let cases = [
         (Features { lro4: false, ..all }, false, true),
@@ -117,7 +117,7 @@ fn lro_is_switched_off_between_two_frames() {
 }
 
 #[test]
-fn buffers_that_hold_less_say_so() {
+fn smaller_buffers_are_reported_as_such() {
     // DPDK: mbufs of 2048 bytes in both rings; the driver names no limit.
     let mut nic = Nic::new(&RingsSpec { max_rx_sg: 3, ..big() });
     assert_eq!(nic.port.capabilities().aggregate, 1522 + 2 * 4096);

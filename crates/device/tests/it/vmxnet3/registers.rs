@@ -36,7 +36,7 @@ fn a_linux_driver_opens_sends_receives_and_closes() {
 }
 
 #[test]
-fn the_function_looks_like_the_real_one() {
+fn the_function_resembles_the_real_one() {
     let machine = NicMachine::new(|_| {});
     let config = |offset| machine.read32(CONFIG_REGION, offset);
     assert_eq!(config(0), 0x07b0_15ad);
@@ -383,7 +383,7 @@ fn an_operator_sees_what_the_guest_made_of_its_nic() {
 }
 
 #[test]
-fn memory_taken_away_stops_the_nic_and_tells_its_driver() {
+fn memory_taken_away_stops_the_nic_and_notifies_its_driver() {
     let (machine, driver) = active(DriverSpec::linux(6));
     let (start, len, _) = machine.ram.regions()[0];
     machine.unmap(start + len, 1 << 20);

@@ -265,7 +265,7 @@ fn rss() -> Rss {
 }
 
 #[test]
-fn a_flow_stays_in_one_queue_and_its_hash_is_told() {
+fn a_flow_stays_in_one_queue_and_its_hash_is_reported() {
     let mut nic = Nic::new(&spec(|spec| (spec.queues, spec.rss) = (2, Some(rss()))));
     let mut by_queue = [0; 2];
     for port in 1000..1064 {
@@ -301,7 +301,7 @@ fn what_is_not_hashed_goes_to_queue_0() {
 }
 
 #[test]
-fn counters_tell_unicast_from_the_rest() {
+fn counters_distinguish_unicast_from_the_rest() {
     let mut nic = Nic::new(&RingsSpec::linux());
     for first in [0x52, 0x01, 0xff] {
         let mut sent = frame(100);

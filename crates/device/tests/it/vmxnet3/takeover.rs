@@ -262,7 +262,7 @@ fn moderation_goes_on() {
 
 /// Positions are gone, cut short or nonsense: the driver is told to reset its NIC, and a new one works.
 #[test]
-fn a_driver_whose_positions_are_lost_is_told() {
+fn a_driver_whose_positions_are_lost_is_notified() {
     let spoil: [fn(&mut Remains); 4] = [
         |remains| drop(remains.files.0.remove("rings")),
         |remains| {

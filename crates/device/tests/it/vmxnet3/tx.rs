@@ -14,7 +14,7 @@ use vmlane_wire::vmxnet3::shared::at;
 use super::{Nic, frame, tcp4};
 
 #[test]
-fn a_packet_in_several_pieces_is_lent_whole_and_completed_once() {
+fn a_packet_in_several_pieces_is_described_whole_and_completed_once() {
     let mut nic = Nic::new(&RingsSpec::linux());
     let sent = frame(1500);
     assert!(nic.guest.tx[0].send(&sent, &[54, 100], &TxRequest::NONE));
@@ -213,7 +213,7 @@ proptest! {
 
     /// Frames of any length in pieces of any, finished in any order: lent as posted, completed in order.
     #[test]
-    fn any_traffic_is_lent_and_completed(
+    fn any_traffic_is_described_and_completed(
         size in 3u16..80,
         traffic in prop::collection::vec((14usize..1514, prop::collection::vec(1usize..700, 0..4), any::<bool>()), 1..200),
         seed in any::<u64>(),

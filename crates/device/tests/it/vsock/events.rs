@@ -87,7 +87,7 @@ impl Moved {
 }
 
 #[test]
-fn a_guest_from_elsewhere_hears_of_a_reset_once() {
+fn a_guest_from_elsewhere_is_notified_of_a_reset_once() {
     for packed in [false, true] {
         let mut moved = Moved::new(packed, 5);
         let buffer = moved.post();
@@ -112,7 +112,7 @@ fn a_guest_from_elsewhere_hears_of_a_reset_once() {
 }
 
 #[test]
-fn a_guest_that_begins_here_hears_of_none() {
+fn a_guest_that_begins_here_is_notified_of_none() {
     let mut begun = Moved::new(false, 0);
     begun.post();
     begun.run(true);

@@ -26,7 +26,7 @@ fn pair(packed: bool) -> (Bench, Guest, Guest) {
 }
 
 #[test]
-fn a_sender_hears_late_and_a_receiver_at_once() {
+fn a_sender_is_notified_late_and_a_receiver_at_once() {
     for packed in [false, true] {
         let (mut bench, mut a, mut b) = pair(packed);
         a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");
@@ -44,7 +44,7 @@ fn a_sender_hears_late_and_a_receiver_at_once() {
 }
 
 #[test]
-fn a_sender_hears_when_half_of_its_ring_is_free() {
+fn a_sender_is_notified_when_half_of_its_ring_is_free() {
     for packed in [false, true] {
         let (mut bench, mut a, mut b) = pair(packed);
         for packet in 1..=RING / 2 {
@@ -57,7 +57,7 @@ fn a_sender_hears_when_half_of_its_ring_is_free() {
 }
 
 #[test]
-fn a_sender_whose_packets_hold_much_memory_hears_as_soon_as_nothing_moves() {
+fn a_sender_whose_packets_hold_much_memory_is_notified_as_soon_as_nothing_moves() {
     for packed in [false, true] {
         let (mut bench, mut a, mut b) = pair(packed);
         a.packet(1, (4, 2), kind::STREAM, op::RW, &[7; 30 << 10]);
@@ -122,7 +122,7 @@ fn a_guest_is_called_again_although_others_are_busy() {
 }
 
 #[test]
-fn nothing_is_owed_when_the_rings_stop() {
+fn nothing_is_due_when_the_rings_stop() {
     let (mut bench, mut a, _b) = pair(false);
     a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");
     bench.run();

@@ -314,7 +314,7 @@ fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
 
 /// The worker sleeps with nothing withheld: a sender whose packets are sent has heard of it by then.
 #[test]
-fn a_sender_hears_that_its_packet_is_sent_before_the_worker_sleeps() {
+fn a_sender_is_notified_that_its_packet_is_sent_before_the_worker_sleeps() {
     let worker = worker(Duration::ZERO, None);
     let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);

@@ -6,7 +6,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::Shutdown as Shut;
 use vmlane_vsock::Failed;
-use vmlane_wire::host::{Reply, SAID_CLOSE, ended};
+use vmlane_wire::host::{ANNOUNCED_CLOSE, Reply, ended};
 
 use super::Server;
 use crate::sockets::client::{Account, Client, Dialect, State};
@@ -118,14 +118,14 @@ impl Server {
         let Some(client) = self.clients.get(token) else { return };
         let said = match &client.state {
             State::Streaming(stream) => match &stream.kind {
-                Kind::Ring { map, .. } => map.said(),
+                Kind::Ring { map, .. } => map.announced(),
                 // It has put all that its peer sent into the ring.
-                Kind::Helpers(map) if map.ended() & ended::DETACHED != 0 => SAID_CLOSE,
+                Kind::Helpers(map) if map.ended() & ended::DETACHED != 0 => ANNOUNCED_CLOSE,
                 Kind::Plain(_) | Kind::Left(_) | Kind::Helpers(_) => 0,
             },
             _ => 0,
         };
-        let cut_off = matches!(client.account, Account::Peer(_)) && said & SAID_CLOSE == 0;
+        let cut_off = matches!(client.account, Account::Peer(_)) && said & ANNOUNCED_CLOSE == 0;
         if cut_off { self.reset(token) } else { self.close(token) }
     }
 

@@ -9,7 +9,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use vmlane_host::sockets::{Bounds, PeerView, RoutePeer, Routes};
 use vmlane_sock::ring::{self, Incoming, Outgoing};
 use vmlane_testkit::wait_until;
-use vmlane_wire::host::{RING, Reply, SAID_CLOSE, SIGNAL};
+use vmlane_wire::host::{ANNOUNCED_CLOSE, RING, Reply, SIGNAL};
 use vmlane_wire::route::{Op, Record};
 use zerocopy::FromBytes;
 
@@ -170,7 +170,7 @@ impl End {
 
     /// Leaves; what was written still counts.
     pub fn close(self) {
-        self.out.voice().say(SAID_CLOSE);
+        self.out.voice().say(ANNOUNCED_CLOSE);
     }
 }
 

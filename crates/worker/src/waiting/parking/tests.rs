@@ -21,10 +21,10 @@ enum Worker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Other {
     Right,
-    /// It looks whether the worker sleeps without a fence after publishing.
+    /// It checks whether the worker sleeps without a fence after publishing.
     NoFence,
-    /// It looks before it publishes.
-    LooksTooEarly,
+    /// It checks before it publishes.
+    ChecksTooEarly,
 }
 
 /// Something that an engine's ports share with other threads.
@@ -75,7 +75,7 @@ impl Model {
                     self.parking.file.raise();
                 }
             }
-            Other::LooksTooEarly => {
+            Other::ChecksTooEarly => {
                 let asleep = self.parking.asleep.load(Ordering::Relaxed);
                 self.ring.written.store(true, Ordering::Release);
                 if asleep {
@@ -153,7 +153,7 @@ fn broken() {
         "worker polls too early" => holds(Worker::PollsTooEarly, Other::Right),
         "worker without fence" => holds(Worker::NoFence, Other::Right),
         "other without fence" => holds(Worker::Right, Other::NoFence),
-        "other looks too early" => holds(Worker::Right, Other::LooksTooEarly),
+        "other checks too early" => holds(Worker::Right, Other::ChecksTooEarly),
         "late acknowledgement" => notifications_hold(Worker::AcknowledgesLate),
         variant => panic!("{variant}?"),
     }
@@ -165,7 +165,7 @@ fn the_model_finds_the_wake_up_that_a_missing_or_misplaced_step_loses() {
         "worker polls too early",
         "worker without fence",
         "other without fence",
-        "other looks too early",
+        "other checks too early",
         "late acknowledgement",
     ] {
         assert!(deadlocks("waiting::parking::tests::broken", variant), "{variant}: no wake-up is lost");

@@ -7,7 +7,7 @@ use vmlane_port::{Budget, Shutdown, StreamEnd, StreamId};
 use vmlane_vsock::{Call, Key, RestoredEnd, Role, SocketAddress, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
-use super::mailbox::{GuestMailbox, GuestRemote};
+use super::inbox::{GuestInbox, GuestRemote};
 use super::name::Name;
 use crate::virtio::vsock::kept::{Book, Entry, Kept, Kind, Place, Transaction};
 use crate::virtio::vsock::lane::{Lane, LanePort, Notes};
@@ -29,12 +29,12 @@ pub struct Link {
     /// It has one, or had one with a previous daemon.
     pub joined: bool,
     /// The guest asked; it is answered when the ends are joined.
-    pub owes_response: bool,
+    pub response_due: bool,
     /// The guest was asked and has not answered.
-    pub owed_response: bool,
-    /// What it was told of the peer's end, and what it said of its own: flags of SHUTDOWN.
-    pub told: u32,
-    pub said: u32,
+    pub awaits_response: bool,
+    /// What it was notified of at the peer's end, and what it announced of its own: flags of SHUTDOWN.
+    pub notified: u32,
+    pub announced: u32,
     /// The peer is a guest here, too.
     pub relayed: bool,
     /// Its place in the book of its device, if it has one.
@@ -43,7 +43,7 @@ pub struct Link {
 
 /// All of one guest.
 pub struct GuestLinks {
-    pub mailbox: Arc<GuestMailbox>,
+    pub inbox: Arc<GuestInbox>,
     links: HashMap<Name, Link>,
     notes: Arc<Notes>,
     /// While its rings run.
@@ -74,20 +74,20 @@ impl Link {
         let known = Known { port: name.port, peer: name.peer, peer_port: name.peer_port, kind: kind::STREAM };
         let client = self.call.is_some_and(|call| call.role == Role::Client);
         let (established, place) = (self.joined, self.lane.place());
-        Entry { known, client, established, shut: self.said, told: self.told, place }
+        Entry { known, client, established, shut: self.announced, notified: self.notified, place }
     }
 
-    /// What its guest has said of its own end.
-    fn said(&self) -> Vec<Shutdown> {
+    /// What its guest has announced of its own end.
+    fn announced(&self) -> Vec<Shutdown> {
         let all = [(SHUTDOWN_SEND, Shutdown::Send), (SHUTDOWN_RECEIVE, Shutdown::Receive)];
-        all.into_iter().filter(|(flag, _)| self.said & flag != 0).map(|(_, what)| what).collect()
+        all.into_iter().filter(|(flag, _)| self.announced & flag != 0).map(|(_, what)| what).collect()
     }
 }
 
 impl GuestLinks {
-    pub fn new(mailbox: Arc<GuestMailbox>, notes: Arc<Notes>, worker: Option<u16>) -> GuestLinks {
+    pub fn new(inbox: Arc<GuestInbox>, notes: Arc<Notes>, worker: Option<u16>) -> GuestLinks {
         GuestLinks {
-            mailbox,
+            inbox,
             links: HashMap::new(),
             notes,
             inlet: None,
@@ -136,13 +136,13 @@ impl GuestLinks {
             true => (Role::Client, Key { client: own, server: peer }),
             false => (Role::Server, Key { client: peer, server: own }),
         };
-        let (said, told) = (entry.shut, entry.told);
-        let (joined, owes_response) = (entry.established, entry.client && !entry.established);
+        let (announced, notified) = (entry.shut, entry.notified);
+        let (joined, response_due) = (entry.established, entry.client && !entry.established);
         let place = Some(place);
-        let mut link = Link { said, told, joined, owes_response, place, ..self.link(name, bytes) };
+        let mut link = Link { announced, notified, joined, response_due, place, ..self.link(name, bytes) };
         let end = self.end(link.port.take()?);
-        let (remote, counts, said) = (self.remote(name), link.lane.clone(), link.said());
-        Some((link, key, role, RestoredEnd { end, remote, counts, said }))
+        let (remote, counts, announced) = (self.remote(name), link.lane.clone(), link.announced());
+        Some((link, key, role, RestoredEnd { end, remote, counts, announced }))
     }
 
     /// Its guest gets an RST for each connection that a previous daemon had, as far as there is room for
@@ -185,10 +185,10 @@ impl GuestLinks {
             call: None,
             stream: None,
             joined: false,
-            owes_response: false,
-            owed_response: false,
-            told: 0,
-            said: 0,
+            response_due: false,
+            awaits_response: false,
+            notified: 0,
+            announced: 0,
             relayed: false,
             place: None,
         }
@@ -223,7 +223,7 @@ impl GuestLinks {
         self.inlet = inlet;
     }
 
-    /// The guest has been told that a link is over, or has said so: as many RSTs of it may follow.
+    /// The guest has been notified that a link is over, or has announced it: as many RSTs of it may follow.
     pub fn expect_resets(&mut self, name: Name, credit: Credit, count: usize) {
         (0..count).for_each(|_| self.repeats.expect(name, credit));
     }
@@ -238,8 +238,8 @@ impl GuestLinks {
     pub fn is_repeat(&mut self, name: &Name, reset: &Header) -> bool {
         const BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
         let link = self.links.get(name);
-        let ends =
-            link.is_some_and(|link| link.told == BOTH && link.lane.all_taken().taken == reset.fwd_cnt.get());
+        let ends = link
+            .is_some_and(|link| link.notified == BOTH && link.lane.all_taken().taken == reset.fwd_cnt.get());
         self.repeats.take(name, reset, ends)
     }
 
@@ -266,7 +266,7 @@ impl GuestLinks {
     }
 
     pub fn remote(&self, name: Name) -> Arc<GuestRemote> {
-        Arc::new(GuestRemote { name, mailbox: self.mailbox.clone() })
+        Arc::new(GuestRemote { name, inbox: self.inbox.clone() })
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Entry {
     /// Flags of SHUTDOWN: what it has said, and what it was sent. The latter of connections with no virtio
     /// guest alone.
     pub shut: u32,
-    pub told: u32,
+    pub notified: u32,
     /// Where such a connection's counts are (`lanes.rs`).
     pub place: usize,
 }
@@ -44,7 +44,7 @@ impl Entry {
         let flags =
             if self.client { CLIENT } else { 0 } | if self.established { ESTABLISHED } else { 0 } | LIVE;
         let kind = u64::from(kind as u8) << KIND;
-        let shut = u64::from(self.shut & 0xf) << SHUT | u64::from(self.told & 0xf) << TOLD;
+        let shut = u64::from(self.shut & 0xf) << SHUT | u64::from(self.notified & 0xf) << TOLD;
         let place = (self.place as u64) << LANE;
         [u64::from(port) | u64::from(peer_port) << 32, u64::from(peer) | kind | shut | place | flags]
     }
@@ -53,9 +53,9 @@ impl Entry {
         let kind = u16::from((rest >> KIND) as u8);
         let known = Known { port: ports as u32, peer: rest as u32, peer_port: (ports >> 32) as u32, kind };
         let (client, established) = (rest & CLIENT != 0, rest & ESTABLISHED != 0);
-        let [shut, told] = [SHUT, TOLD].map(|at| (rest >> at) as u32 & 0xf);
+        let [shut, notified] = [SHUT, TOLD].map(|at| (rest >> at) as u32 & 0xf);
         let place = (rest >> LANE) as usize & LANE_MASK;
-        (rest & LIVE != 0).then_some(Entry { known, client, established, shut, told, place })
+        (rest & LIVE != 0).then_some(Entry { known, client, established, shut, notified, place })
     }
 }
 
