@@ -57,7 +57,7 @@ pub fn judge(
         queue_pair_bytes,
         doorbells: count("doorbells", &raw.doorbells, base.doorbells, 0..=MANY),
         inbox_bytes: count("inbox_bytes", &raw.inbox_bytes, base.inbox_bytes, SMALLEST_INBOX..=1 << 30),
-        spill_bytes: count("spill_bytes", &raw.spill_bytes, base.spill_bytes, 0..=1 << 40),
+        overflow_bytes: count("overflow_bytes", &raw.overflow_bytes, base.overflow_bytes, 0..=1 << 40),
     };
     (Limits { connections, vmci }, memory)
 }

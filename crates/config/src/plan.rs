@@ -146,7 +146,7 @@ impl Plan {
         effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
         effective.limits.vmci.inbox_bytes = before.limits.vmci.inbox_bytes;
-        effective.limits.vmci.spill_bytes = before.limits.vmci.spill_bytes;
+        effective.limits.vmci.overflow_bytes = before.limits.vmci.overflow_bytes;
         effective
     }
 }
@@ -166,9 +166,9 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
             after.limits.vmci.inbox_bytes.to_string(),
         ),
         change(
-            "spill_bytes",
-            before.limits.vmci.spill_bytes != after.limits.vmci.spill_bytes,
-            after.limits.vmci.spill_bytes.to_string(),
+            "overflow_bytes",
+            before.limits.vmci.overflow_bytes != after.limits.vmci.overflow_bytes,
+            after.limits.vmci.overflow_bytes.to_string(),
         ),
     ]
     .into_iter()
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn identity_changes_only_without_a_vmm() {
         for (key, line) in
-            [("group", "group = \"g\""), ("spill_bytes", "limits = {spill_bytes = 0, connections = 9}")]
+            [("group", "group = \"g\""), ("overflow_bytes", "limits = {overflow_bytes = 0, connections = 9}")]
         {
             let new = [WEB, line].concat();
             assert_eq!(short(&planned(WEB, &new, &[]).unwrap()), expect("web", "web", "", 0));

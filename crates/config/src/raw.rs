@@ -169,7 +169,7 @@ tables! {
         pub connections: Option<Spanned<Size>>,
         pub doorbells: Option<Spanned<Size>>,
         pub inbox_bytes: Option<Spanned<Size>>,
-        pub spill_bytes: Option<Spanned<Size>>,
+        pub overflow_bytes: Option<Spanned<Size>>,
         pub memory: Option<Spanned<Size>>,
     }
 

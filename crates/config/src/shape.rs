@@ -382,7 +382,7 @@ mod tests {
             ),
             (
                 "[limits]\nspill_bytes = true\n",
-                "limits: spill_bytes = true: write a number, or a text such as spill_bytes = \"64M\"",
+                "limits: overflow_bytes = true: write a number, or a text such as overflow_bytes = \"64M\"",
             ),
             (
                 "[[team]]\nname = \"t\"\nuplinks = \"lan\"\n",

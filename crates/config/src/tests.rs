@@ -26,7 +26,7 @@ fn the_example_of_the_contract_is_understood() {
 
         [limits]
         connections = 10
-        spill_bytes = "8M"
+        overflow_bytes = "8M"
 
         [[vm]]
         name = "web"
@@ -51,7 +51,7 @@ fn the_example_of_the_contract_is_understood() {
     assert_eq!(web.forwards, [ForwardConfig { port: 5000, to_vm: Some("db".into()), to_port: 6000 }]);
     assert_eq!((web.restricted, web.trusted, db.restricted, db.trusted), (true, false, false, true));
     assert_eq!((web.limits.connections, db.limits.connections), (20, 10));
-    assert_eq!((web.limits.vmci.spill_bytes, db.limits.vmci.spill_bytes), (8 << 20, 8 << 20));
+    assert_eq!((web.limits.vmci.overflow_bytes, db.limits.vmci.overflow_bytes), (8 << 20, 8 << 20));
     assert_eq!(db.limits.vmci.doorbells, Limits::default().vmci.doorbells);
     assert_eq!(db.cid, 0x7fff_ffff);
 }
@@ -106,8 +106,8 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[limits]\ninbox_bytes = \"2G\"", 2, &["inbox_bytes = \"2G\"", "to 1073741824"]),
     ("[daemon]\nflood_limit = -1", 2, &["daemon: flood_limit = -1", "from 0 to 100000000"]),
     ("[daemon]\nhuge_pages = \"all\"", 2, &["daemon: huge_pages = \"all\"", "(or \"64M\") from 0 to"]),
-    ("[limits]\nspill_bytes = \"lots\"", 2, &["spill_bytes = \"lots\"", "(or \"64M\")"]),
-    ("[limits]\nspill_bytes = -5", 2, &["spill_bytes = -5"]),
+    ("[limits]\nspill_bytes = \"lots\"", 2, &["overflow_bytes = \"lots\"", "(or \"64M\")"]),
+    ("[limits]\nspill_bytes = -5", 2, &["overflow_bytes = -5"]),
     ("[limits]\nsockets = 5", 2, &["limits: sockets = 5: there is no such key; there are", "queue_pairs"]),
     (
         "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", slot = 0 }]",

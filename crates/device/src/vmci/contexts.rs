@@ -43,7 +43,7 @@ pub struct Context {
 impl Context {
     pub fn new(limits: Limits, inbox: Arc<Inbox>, stats: Arc<VmciStats>) -> Context {
         Context {
-            budget: Arc::new(Budget::new(limits.spill_bytes)),
+            budget: Arc::new(Budget::new(limits.overflow_bytes)),
             limits,
             stats,
             inbox,

@@ -14,7 +14,7 @@ pub struct Limits {
     /// Bytes of datagrams that wait for it; beyond, senders are refused.
     pub inbox_bytes: usize,
     /// Bytes it may leave behind in streams that it left.
-    pub spill_bytes: usize,
+    pub overflow_bytes: usize,
 }
 
 impl Default for Limits {
@@ -24,7 +24,7 @@ impl Default for Limits {
             queue_pair_bytes: None,
             doorbells: 4096,
             inbox_bytes: 2 * 69_632,
-            spill_bytes: 16 << 20,
+            overflow_bytes: 16 << 20,
         }
     }
 }

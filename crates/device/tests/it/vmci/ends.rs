@@ -87,7 +87,7 @@ fn bytes_that_no_one_can_read_are_not_kept() {
 #[test]
 fn a_vm_cannot_leave_more_behind_than_it_may() {
     let world = World::new();
-    let limits = Limits { spill_bytes: 100, ..Limits::default() };
+    let limits = Limits { overflow_bytes: 100, ..Limits::default() };
     let client = world.machine_with(VmSpec { limits, ..vm(3) }).boot(Path::Dma);
     let server = world.machine(4).boot(Path::Dma);
     let (a, b) = connect(&client, &server, 5000, rings(RING));
@@ -95,7 +95,7 @@ fn a_vm_cannot_leave_more_behind_than_it_may() {
     a.close();
     assert_eq!(check_pattern(&b, pattern(), 3_000), RING - 1, "what had arrived");
     assert_eq!(world.view(3).spill_left, 100);
-    assert_eq!(world.bound(3, "spill_bytes"), (0, 100, 1));
+    assert_eq!(world.bound(3, "overflow_bytes"), (0, 100, 1));
 }
 
 #[test]

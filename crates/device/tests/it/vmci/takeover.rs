@@ -269,7 +269,7 @@ fn bytes_left_behind_outlive_their_sender_and_its_daemon() {
         let (a, b) = connect(&client, &server, 5000, rings(16_384));
         let pattern = Pattern::new(5);
         let sent = fill(&a, pattern, 16_384);
-        let charged = || world.used(3, "spill_bytes");
+        let charged = || world.used(3, "overflow_bytes");
         a.close();
         let kept = charged();
         assert!(kept > 10_000, "{kept} bytes are kept");

@@ -19,7 +19,7 @@ pub const LIMITS: Limits = Limits {
     queue_pair_bytes: Some(8 << 20),
     doorbells: 200,
     inbox_bytes: 2 * 69_632,
-    spill_bytes: 1 << 20,
+    overflow_bytes: 1 << 20,
 };
 
 /// A guest without manners.
