@@ -53,11 +53,11 @@ impl Testpmd {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("testpmd without pipes");
         };
-        let (tell, lines) = channel();
+        let (sender, lines) = channel();
         std::thread::Builder::new().name("testpmd".into()).spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
             // The receiver is gone: the end.
-            lines.map(|line| tell.send(line)).find(Result::is_err)
+            lines.map(|line| sender.send(line)).find(Result::is_err)
         })?;
         let mut testpmd = Testpmd { child, input, lines };
         testpmd.expect("Press enter to exit", "Done")?;
@@ -77,25 +77,25 @@ impl Testpmd {
     /// it is ready.
     fn set_off(&mut self) -> anyhow::Result<()> {
         for _ in 0..STARTS {
-            self.tell(&format!("start tx_first {BURSTS}"))?;
+            self.write_command(&format!("start tx_first {BURSTS}"))?;
             std::thread::sleep(WARM_UP);
             let before = self.received()?;
             std::thread::sleep(Duration::from_millis(50));
             if self.received()?.since(&before).iter().all(|&rate| rate > 0.0) {
                 return Ok(());
             }
-            self.tell("stop")?;
+            self.write_command("stop")?;
             self.expect("Done.", "Done.")?;
         }
         bail!("testpmd's frames did not go round, {STARTS} times")
     }
 
-    fn tell(&mut self, command: &str) -> anyhow::Result<()> {
+    fn write_command(&mut self, command: &str) -> anyhow::Result<()> {
         writeln!(self.input, "{command}").with_context(|| format!("telling testpmd to {command}"))
     }
 
     fn received(&mut self) -> anyhow::Result<Count> {
-        self.tell("show port stats all")?;
+        self.write_command("show port stats all")?;
         let first = self.number("RX-packets:")?;
         let at = Instant::now();
         Ok(Count { frames: [first, self.number("RX-packets:")?], at })

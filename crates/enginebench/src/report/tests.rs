@@ -61,10 +61,10 @@ fn a_ratio_is_the_median_of_each_rounds_ratio() {
 
 #[test]
 fn rounds_interleave_what_the_chosen_rows_need() {
-    let heard = Rc::new(RefCell::new(Vec::new()));
+    let calls = Rc::new(RefCell::new(Vec::new()));
     let report =
-        registry().run(&options("ring", 2), |round, name| heard.borrow_mut().push((round, name.to_owned())));
-    let order: Vec<_> = heard.borrow().iter().map(|(round, name)| format!("{round}{name}")).collect();
+        registry().run(&options("ring", 2), |round, name| calls.borrow_mut().push((round, name.to_owned())));
+    let order: Vec<_> = calls.borrow().iter().map(|(round, name)| format!("{round}{name}")).collect();
     assert_eq!(order, ["0copy", "0ring", "1copy", "1ring"]);
     assert_eq!(report.unwrap().rows.len(), 1);
 }
@@ -89,15 +89,16 @@ fn what_cannot_be_measured_leaves_the_other_rows() {
 
 #[test]
 fn mistakes_are_named() {
-    let told = |registry: Registry, only| registry.run(&options(only, 1), |_, _| ()).unwrap_err().to_string();
-    assert!(told(registry(), "nothing").contains("ONLY=nothing: no row begins so"));
+    let error_of =
+        |registry: Registry, only| registry.run(&options(only, 1), |_, _| ()).unwrap_err().to_string();
+    assert!(error_of(registry(), "nothing").contains("ONLY=nothing: no row begins so"));
     let mut twice = registry();
     twice.add("copy", GBITS, &[], fixed(&[1.0]));
-    assert!(told(twice, "").contains("twice"));
+    assert!(error_of(twice, "").contains("twice"));
     let mut lonely = registry();
     lonely.add("x", GBITS, &["y"], fixed(&[1.0]));
-    assert!(told(lonely, "").contains("no row y"));
-    assert!(told(registry(), "copy,nothing").contains("ONLY=nothing: no row begins so"));
+    assert!(error_of(lonely, "").contains("no row y"));
+    assert!(error_of(registry(), "copy,nothing").contains("ONLY=nothing: no row begins so"));
 }
 
 #[test]

@@ -33,7 +33,7 @@ const HALT_POLL: Duration = Duration::from_micros(200);
 const PAUSES: u32 = 32;
 /// A core that comes back so late was wanted; for so long nothing is polled then.
 const WANTED: Duration = Duration::from_micros(50);
-const POLITE: Duration = Duration::from_millis(50);
+const YIELD_TIME: Duration = Duration::from_millis(50);
 /// A peer that says nothing for so long hangs.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -75,9 +75,9 @@ pub struct Guest {
     peer_window: u32,
     /// Bytes read, and what the peer knows of it: `fwd_cnt`, `last_fwd_cnt`.
     read: u32,
-    told: u32,
+    reported: u32,
     /// Others want the core.
-    polite_until: Instant,
+    yield_until: Instant,
     _session: Front,
 }
 
@@ -117,8 +117,8 @@ impl Guest {
             peer_read: 0,
             peer_window: 0,
             read: 0,
-            told: 0,
-            polite_until: Instant::now(),
+            reported: 0,
+            yield_until: Instant::now(),
             _session: session,
         };
         guest.rx.kick();
@@ -146,11 +146,11 @@ impl Guest {
     pub fn write_all(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             if self.credit() < data.len().min(LONGEST) {
-                self.hear()?;
+                self.receive_credit()?;
             }
             while self.credit() == 0 {
                 self.wait()?;
-                self.hear()?;
+                self.receive_credit()?;
             }
             let (now, later) = data.split_at(data.len().min(LONGEST).min(self.credit()));
             self.packet(op::RW, 0, now)?;
@@ -166,7 +166,7 @@ impl Guest {
             match self.next(data)? {
                 Event::Data(bytes) => {
                     self.read = self.read.wrapping_add(bytes as u32);
-                    if WINDOW - self.read.wrapping_sub(self.told) < LONGEST as u32 {
+                    if WINDOW - self.read.wrapping_sub(self.reported) < LONGEST as u32 {
                         self.packet(op::CREDIT_UPDATE, 0, &[])?;
                     }
                     return Ok(bytes);
@@ -188,8 +188,8 @@ impl Guest {
     }
 
     /// Takes what has come while this guest only sends.
-    fn hear(&mut self) -> io::Result<()> {
-        while let Some(event) = self.look(&mut [])? {
+    fn receive_credit(&mut self) -> io::Result<()> {
+        while let Some(event) = self.try_receive(&mut [])? {
             if !matches!(event, Event::Credit) {
                 return Err(invalid("the receiver sends or closes".into()));
             }
@@ -199,7 +199,7 @@ impl Guest {
 
     fn next(&mut self, data: &mut [u8]) -> io::Result<Event> {
         loop {
-            if let Some(event) = self.look(data)? {
+            if let Some(event) = self.try_receive(data)? {
                 return Ok(event);
             }
             self.wait()?;
@@ -207,7 +207,7 @@ impl Guest {
     }
 
     /// Takes a packet, if one has come.
-    fn look(&mut self, data: &mut [u8]) -> io::Result<Option<Event>> {
+    fn try_receive(&mut self, data: &mut [u8]) -> io::Result<Option<Event>> {
         let Some((id, len)) = self.rx.take() else { return Ok(None) };
         let addr = self.buffers[usize::from(id)];
         let mut header = [0; HEADER];
@@ -278,7 +278,7 @@ impl Guest {
             fwd_cnt: self.read.into(),
             ..Header::new(self.here, self.there, kind::STREAM, op)
         };
-        self.told = self.read;
+        self.reported = self.read;
         self.ram.write(slot.header, header.as_bytes());
         let id = if payload.is_empty() {
             self.tx.post(&[out(slot.header, HEADER)])
@@ -297,33 +297,33 @@ impl Guest {
         }
     }
 
-    fn has_news(&self) -> bool {
-        self.rx.has_news() || self.tx.has_news()
+    fn has_completion(&self) -> bool {
+        self.rx.has_completion() || self.tx.has_completion()
     }
 
     /// Until a packet has come or one has been sent.
     fn wait(&mut self) -> io::Result<()> {
         self.reap();
         let start = Instant::now();
-        let (mut looks, mut last) = (0, start);
+        let (mut polls, mut last) = (0, start);
         loop {
-            if self.has_news() {
+            if self.has_completion() {
                 return Ok(());
             }
             let now = Instant::now();
-            if looks > PAUSES && now - last > WANTED {
-                self.polite_until = now + POLITE;
+            if polls > PAUSES && now - last > WANTED {
+                self.yield_until = now + YIELD_TIME;
             }
-            if now - start >= HALT_POLL || looks >= PAUSES && now < self.polite_until {
+            if now - start >= HALT_POLL || polls >= PAUSES && now < self.yield_until {
                 break;
             }
-            (looks, last) = (looks + 1, now);
-            if looks < PAUSES { std::hint::spin_loop() } else { std::thread::yield_now() }
+            (polls, last) = (polls + 1, now);
+            if polls < PAUSES { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         self.rx.listen();
         self.tx.listen();
         fence(Ordering::SeqCst);
-        if self.has_news() {
+        if self.has_completion() {
             return Ok(());
         }
         let mut lines = [self.rx.call(), self.tx.call()].map(|call| PollFd::new(call, PollFlags::IN));

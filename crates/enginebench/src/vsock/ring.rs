@@ -49,7 +49,7 @@ impl Ring {
         Some(done)
     }
 
-    pub fn has_news(&self) -> bool {
+    pub fn has_completion(&self) -> bool {
         self.ring.device.load_u16(2) != self.taken
     }
 
