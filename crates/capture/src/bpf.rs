@@ -49,8 +49,8 @@ pub enum BpfError {
          {line} is {text:?}"
     )]
     Syntax { line: usize, text: String },
-    #[error("the program says that it has {said} instructions and has {has}")]
-    Count { said: usize, has: usize },
+    #[error("the program says that it has {announced} instructions and has {has}")]
+    Count { announced: usize, has: usize },
     #[error(
         "a program has 1 to {MAX_INSTRUCTIONS} instructions, and this one has {0}; use a shorter expression"
     )]
@@ -162,16 +162,16 @@ impl FromStr for Program {
         let syntax =
             |line: usize, text: &str| BpfError::Syntax { line, text: text.chars().take(80).collect() };
         let Some((first, number)) = lines.next() else { return Err(syntax(1, "")) };
-        let said: usize = first.trim().parse().map_err(|_| syntax(number, first))?;
-        if said == 0 || said > MAX_INSTRUCTIONS {
-            return Err(BpfError::Length(said));
+        let announced: usize = first.trim().parse().map_err(|_| syntax(number, first))?;
+        if announced == 0 || announced > MAX_INSTRUCTIONS {
+            return Err(BpfError::Length(announced));
         }
-        let mut instructions = Vec::with_capacity(said);
+        let mut instructions = Vec::with_capacity(announced);
         for (line, number) in lines.take(MAX_INSTRUCTIONS + 1) {
             instructions.push(instruction(line).ok_or_else(|| syntax(number, line))?);
         }
-        if instructions.len() != said {
-            return Err(BpfError::Count { said, has: instructions.len() });
+        if instructions.len() != announced {
+            return Err(BpfError::Count { announced, has: instructions.len() });
         }
         Program::check(&instructions)
     }

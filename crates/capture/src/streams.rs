@@ -34,7 +34,7 @@ pub struct Streams {
 }
 
 /// What is recorded behind the header.
-struct Said<'a> {
+struct Recorded<'a> {
     kind: Kind,
     op: u16,
     /// The transport's own header.
@@ -82,27 +82,27 @@ impl Streams {
         (from.cid == self.cid || from.peer_cid == self.cid) && self.filter.of_stream(ends)
     }
 
-    fn add(&self, from: StreamAddress, said: &Said<'_>, time: u64) {
+    fn add(&self, from: StreamAddress, recorded: &Recorded<'_>, time: u64) {
         if !self.concerns(from) {
             return;
         }
-        let own = said.packet.map_or(&[][..], IntoBytes::as_bytes);
-        let len = HEADER + own.len() + said.len;
+        let own = recorded.packet.map_or(&[][..], IntoBytes::as_bytes);
+        let len = HEADER + own.len() + recorded.len;
         let kept = len.min(self.snap);
         let Some(slot) = self.ring.take(self.point, kept) else { return };
         let mut at = 0;
-        for bytes in [&header(from, said.op, said.packet)[..], own] {
+        for bytes in [&header(from, recorded.op, recorded.packet)[..], own] {
             let here = bytes.len().min(kept - at);
             self.ring.write(slot, at, bytes.get(..here).unwrap_or_default());
             at += here;
         }
-        self.copy(slot, at, &said.payload, kept - at);
+        self.copy(slot, at, &recorded.payload, kept - at);
         let direction = if from.cid == self.cid { Direction::Out } else { Direction::In };
         let mark = Mark {
             time,
             len: len as u32,
             point: self.point,
-            kind: said.kind,
+            kind: recorded.kind,
             direction,
             dropped: 0,
             partial_checksum: false,
@@ -172,7 +172,7 @@ fn addresses(packet: &Header) -> Option<StreamAddress> {
 impl StreamTap for Streams {
     fn sent(&self, from: StreamAddress, bytes: Bytes<'_>, len: usize, time: u64) {
         let payload = Payload::Stream(bytes);
-        self.add(from, &Said { kind: Kind::Stream, op: OP_PAYLOAD, packet: None, payload, len }, time);
+        self.add(from, &Recorded { kind: Kind::Stream, op: OP_PAYLOAD, packet: None, payload, len }, time);
     }
 
     fn event(&self, of: StreamAddress, event: StreamEvent, time: u64) {
@@ -180,7 +180,11 @@ impl StreamTap for Streams {
             StreamEvent::Begins => OP_CONNECT,
             StreamEvent::Ends => OP_DISCONNECT,
         };
-        self.add(of, &Said { kind: Kind::Stream, op, packet: None, payload: Payload::None, len: 0 }, time);
+        self.add(
+            of,
+            &Recorded { kind: Kind::Stream, op, packet: None, payload: Payload::None, len: 0 },
+            time,
+        );
     }
 
     fn packet(&self, header: &Header, payload: Option<PacketPayload<'_>>, time: u64) {
@@ -189,11 +193,11 @@ impl StreamTap for Streams {
             Some(payload) => (Kind::Stream, Payload::Packet(payload), payload.len),
             None => (Kind::OfDaemon, Payload::None, 0),
         };
-        self.add(from, &Said { kind, op: op_of(header), packet: Some(header), payload, len }, time);
+        self.add(from, &Recorded { kind, op: op_of(header), packet: Some(header), payload, len }, time);
     }
 
     fn datagram(&self, from: StreamAddress, bytes: &[u8], time: u64) {
         let (payload, len) = (Payload::Private(bytes), bytes.len());
-        self.add(from, &Said { kind: Kind::Datagram, op: OP_PAYLOAD, packet: None, payload, len }, time);
+        self.add(from, &Recorded { kind: Kind::Datagram, op: OP_PAYLOAD, packet: None, payload, len }, time);
     }
 }

@@ -76,7 +76,7 @@ fn computed(steps: &[(u16, u8, u8, u32)], packet: &[u8]) -> u32 {
 }
 
 #[test]
-fn every_operation_computes_what_its_name_says() {
+fn every_operation_computes_what_its_name_means() {
     let packet = [0x12, 0x34, 0x56, 0x78, 0x9a];
     let ldx = |k| (0x01, 0, 0, k);
     let ld = |k| (0x00, 0, 0, k);

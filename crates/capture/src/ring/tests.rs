@@ -77,7 +77,7 @@ fn records_that_are_taken_and_not_published_are_not_seen() {
 }
 
 #[test]
-fn what_does_not_fit_is_lost_counted_and_told_with_the_next_record() {
+fn what_does_not_fit_is_lost_counted_and_reported_with_the_next_record() {
     let (ring, mut reader) = pair(0, 2);
     let mut written = 0;
     while add(&ring, 0, written, &bytes(written, 1000)) {

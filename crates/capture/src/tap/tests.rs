@@ -129,7 +129,7 @@ fn what_the_switch_decided_about_the_last_frame_is_recorded_with_it() {
 }
 
 #[test]
-fn super_frames_say_their_segments() {
+fn super_frames_have_their_segment_size() {
     let (tap, mut reader) = tap(96, Filter::default());
     let frame = Frame::of((1, 2), 60_000);
     tap.sent(&TxFrame { offload: Offload::Segment { header: 54, mss: 1448 }, ..frame.sent() }, 1);
@@ -183,7 +183,7 @@ fn filters_take_what_they_name_and_no_other() {
 }
 
 #[test]
-fn a_program_sees_all_of_the_frame_and_says_how_much_is_recorded() {
+fn a_program_sees_all_of_the_frame_and_decides_how_much_is_recorded() {
     let frame = Frame::of((5000, 80), 3000);
     let (high, low) = (frame.bytes[HEAD - 1], frame.bytes[HEAD]);
     // Two bytes across the end of the private copy, then the last one of the frame.
