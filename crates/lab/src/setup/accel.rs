@@ -70,11 +70,11 @@ pub fn choose(
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let name = format!("accel-{}", digest(&[boot.trim(), &qemu.version]));
     let dir = cache.artifact(&name, |dir| {
-        progress.say("probing whether guests boot under KVM");
+        progress.report("probing whether guests boot under KVM");
         let initrd = dir.join("probe.cpio");
         write_initrd(&initrd, root).context("write the probe's first root")?;
         let verdict = if boots(qemu, kernel, &initrd) { Accel::Kvm } else { Accel::Tcg };
-        progress.say(&format!("guests run under {}", verdict.name()));
+        progress.report(&format!("guests run under {}", verdict.name()));
         fs::remove_file(initrd)?;
         Ok(fs::write(dir.join("verdict"), verdict.name())?)
     })?;

@@ -30,7 +30,7 @@ pub fn ensure(progress: &Progress<'_>) -> Result<Dpdk> {
     let name = format!("dpdk-{}", digest(&[&[SUITE][..], &PACKAGES].concat()));
     let dir = Cache::open()?.artifact(&name, |dir| {
         packages::ensure(progress)?;
-        progress.say("fetching DPDK and Open vSwitch");
+        progress.report("fetching DPDK and Open vSwitch");
         let fetch = Fetch {
             step: "fetch DPDK and Open vSwitch",
             suite: SUITE,

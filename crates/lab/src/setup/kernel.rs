@@ -120,7 +120,7 @@ pub fn ensure(cache: &Cache, version: &str, progress: &Progress<'_>) -> Result<K
     let name = format!("kernel-{version}-{}", digest(&[&[RECIPE][..], &KEPT, &FIRST].concat()));
     let dir = cache.artifact(&name, |dir| {
         packages::ensure(progress)?;
-        progress.say(&format!("fetching kernel {version}"));
+        progress.report(&format!("fetching kernel {version}"));
         let tree = dir.join("tree");
         let step = format!("fetch kernel {version}");
         let fetch = Fetch { step: &step, suite, backports, packages: &[PACKAGE] };

@@ -85,7 +85,7 @@ impl Assets {
 pub struct Progress<'a>(pub &'a dyn Fn(&str));
 
 impl Progress<'_> {
-    fn say(&self, line: &str) {
+    fn report(&self, line: &str) {
         (self.0)(line);
     }
 }

@@ -88,7 +88,7 @@ pub(super) fn ensure_tools(tools: &[Tool], progress: &Progress<'_>) -> Result<()
         bail!("{}", advice(&system, &missing));
     }
     let packages: Vec<&str> = missing.iter().map(|tool| tool.debian).collect();
-    progress.say(&format!("installing host packages: {}", packages.join(" ")));
+    progress.report(&format!("installing host packages: {}", packages.join(" ")));
     let install = || {
         let mut command = Command::new("apt-get");
         command
@@ -136,7 +136,7 @@ fn advice(system: &System, missing: &[&Tool]) -> String {
 mod tests {
     use super::*;
 
-    fn told(os_release: &str, missing: &[&str]) -> String {
+    fn advice_for(os_release: &str, missing: &[&str]) -> String {
         let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| missing.contains(&tool.name)).collect();
         advice(&System::parse(os_release), &missing)
     }
@@ -145,9 +145,9 @@ mod tests {
     fn what_is_missing_has_the_names_of_the_system() {
         let missing = ["mmdebstrap", "apt-get", super::super::apt::KEYRING, "xz", "ip", "depmod"];
         let is = |os_release: &str, words: &[&str], not: &[&str]| {
-            let told = told(os_release, &missing);
-            assert!(words.iter().all(|word| told.contains(word)), "{told}");
-            assert!(!not.iter().any(|word| told.contains(word)), "{told}");
+            let advice_for = advice_for(os_release, &missing);
+            assert!(words.iter().all(|word| advice_for.contains(word)), "{advice_for}");
+            assert!(!not.iter().any(|word| advice_for.contains(word)), "{advice_for}");
         };
         is(
             "ID=debian",

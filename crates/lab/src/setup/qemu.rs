@@ -111,7 +111,7 @@ pub fn ensure(cache: &Cache, release: Option<&str>, progress: &Progress<'_>) -> 
     let name = format!("qemu-{}", digest(&PACKAGES));
     let dir = cache.artifact(&name, |dir| {
         packages::ensure(progress)?;
-        progress.say("fetching QEMU (this host has none that is 10.1 or later)");
+        progress.report("fetching QEMU (this host has none that is 10.1 or later)");
         let fetch = Fetch { step: "fetch QEMU", suite: "trixie", backports: true, packages: &PACKAGES };
         Mirrors::of_host()?.fetch(&fetch, dir)?;
         let qemu = Qemu::unpacked(dir).probe()?;
@@ -142,7 +142,7 @@ fn ensure_release(cache: &Cache, release: &str, progress: &Progress<'_>) -> Resu
     let name = format!("qemu-{release}-{}", digest(&[&[suite][..], &PACKAGES].concat()));
     let dir = cache.artifact(&name, |dir| {
         packages::ensure(progress)?;
-        progress.say(&format!("fetching QEMU {release} (Debian {suite})"));
+        progress.report(&format!("fetching QEMU {release} (Debian {suite})"));
         let fetch = Fetch { step: "fetch QEMU", suite, backports: false, packages: &PACKAGES };
         Mirrors::of_host()?.fetch(&fetch, dir)?;
         let qemu = Qemu::unpacked(dir).probe()?;

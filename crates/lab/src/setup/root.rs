@@ -85,7 +85,7 @@ pub fn ensure(cache: &Cache, progress: &Progress<'_>) -> Result<Root> {
     let name = format!("root-{}", digest(&[&[RECIPE][..], &PACKAGES, &files].concat()));
     let dir = cache.artifact(&name, |dir| {
         packages::ensure(progress)?;
-        progress.say("building the guests' root image");
+        progress.report("building the guests' root image");
         let tree = dir.join("tree");
         let fetch = Fetch {
             step: "fetch the guests' packages",

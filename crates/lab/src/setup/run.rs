@@ -29,13 +29,13 @@ pub fn tool(step: &str, command: &mut Command, input: &str) -> Result<String> {
 
 /// The lines of a tool's standard error that say why.
 fn cause(stderr: &str) -> String {
-    let telling: Vec<&str> = stderr
+    let errors: Vec<&str> = stderr
         .lines()
         .filter(|l| l.starts_with("E:") || l.starts_with("W:") || l.contains("rror"))
         .filter(|l| !l.contains("main() received signal") && !l.contains("apt-get --yes"))
         .map(|l| l.get(..300).unwrap_or(l))
         .collect();
-    let lines = if telling.is_empty() { stderr.lines().collect() } else { telling };
+    let lines = if errors.is_empty() { stderr.lines().collect() } else { errors };
     lines[lines.len().saturating_sub(6)..].join("\n  ")
 }
 

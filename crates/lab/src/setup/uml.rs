@@ -59,7 +59,7 @@ pub fn ensure_uml(cache: &Cache, progress: &Progress<'_>) -> Result<Uml> {
     let name = format!("uml-{}", digest(&[RECIPE, SUITE, PACKAGE, UML_KERNEL, &kernel::recipe()]));
     let dir = cache.artifact(&name, |dir| {
         packages::ensure(progress)?;
-        progress.say("fetching User Mode Linux");
+        progress.report("fetching User Mode Linux");
         let tree = dir.join("tree");
         let fetch =
             Fetch { step: "fetch User Mode Linux", suite: SUITE, backports: false, packages: &[PACKAGE] };

@@ -88,7 +88,7 @@ fn fetch(work: &Path, progress: &Progress<'_>) -> Result<PathBuf> {
     if source.is_dir() {
         return Ok(source);
     }
-    progress.say(&format!("fetching {SOURCE}"));
+    progress.report(&format!("fetching {SOURCE}"));
     let (tree, part) = (work.join("tree"), work.join("part"));
     remove_tree(&tree)?;
     remove_tree(&part)?;
@@ -115,7 +115,7 @@ fn build(source: &Path, build: &Path, progress: &Progress<'_>) -> Result<()> {
     fs::write(&config, fs::read_to_string(&config)? + &given)?;
     make("configure User Mode Linux", &["olddefconfig".into()])?;
     check_config(&fs::read_to_string(&config)?, &given)?;
-    progress.say("building User Mode Linux with a PCI bus: this takes ten minutes or more, once");
+    progress.report("building User Mode Linux with a PCI bus: this takes ten minutes or more, once");
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     make("build User Mode Linux", &[format!("-j{jobs}"), "linux".into(), "modules".into()])?;
     let mut symbols = String::new();

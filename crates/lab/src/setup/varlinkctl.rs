@@ -22,7 +22,7 @@ pub fn ensure(progress: &Progress<'_>) -> Result<Varlinkctl> {
     let name = format!("varlinkctl-{}", digest(&[&[SUITE][..], &PACKAGES].concat()));
     let dir = Cache::open()?.artifact(&name, |dir| {
         packages::ensure(progress)?;
-        progress.say("fetching varlinkctl");
+        progress.report("fetching varlinkctl");
         let fetch = Fetch { step: "fetch varlinkctl", suite: SUITE, backports: false, packages: &PACKAGES };
         Mirrors::of_host()?.fetch(&fetch, dir)?;
         let program = Varlinkctl { dir: dir.to_owned() }.program();

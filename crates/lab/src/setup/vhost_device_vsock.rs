@@ -14,7 +14,7 @@ pub const VERSION: &str = "0.3.0";
 /// The program; built unless it is in the cache.
 pub fn ensure(progress: &Progress<'_>) -> Result<PathBuf> {
     let dir = Cache::open()?.artifact(&format!("{CRATE}-{VERSION}"), |dir| {
-        progress.say(&format!("building {CRATE} {VERSION}"));
+        progress.report(&format!("building {CRATE} {VERSION}"));
         let cargo = run::find("cargo").context("cargo is not installed")?;
         let mut command = Command::new(cargo);
         command.args(["install", "--quiet", "--locked", "--version", VERSION, CRATE, "--root"]).arg(dir);

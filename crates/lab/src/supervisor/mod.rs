@@ -226,18 +226,18 @@ impl Supervisor {
 
     fn wait_for_guests(&mut self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(self.plan.spec.boot_seconds);
-        let mut told = vec![false; self.machines.len()];
+        let mut reported = vec![false; self.machines.len()];
         loop {
-            for (machine, told) in self.machines.iter().zip(&mut told) {
+            for (machine, reported) in self.machines.iter().zip(&mut reported) {
                 if let (link::Phase::Up(_), Some(seconds)) = machine.link.phase()
-                    && !*told
+                    && !*reported
                 {
-                    *told = true;
+                    *reported = true;
                     let name = &machine.spec.name;
                     report(&Report::Progress(format!("guest {name} is up after {seconds:.1} s")));
                 }
             }
-            if told.iter().all(|t| *t) {
+            if reported.iter().all(|t| *t) {
                 return Ok(());
             }
             match self.events.recv_timeout(Duration::from_millis(500)) {
@@ -265,7 +265,7 @@ impl Supervisor {
                 Err(RecvTimeoutError::Disconnected) => bail!("no more events"),
             }
             let late = Instant::now() > deadline;
-            for (machine, _) in self.machines.iter().zip(&told).filter(|(_, told)| !**told) {
+            for (machine, _) in self.machines.iter().zip(&reported).filter(|(_, reported)| !**reported) {
                 let name = &machine.spec.name;
                 let console = tail(&self.plan.console(name));
                 if late {
