@@ -24,7 +24,7 @@ const LINE: u64 = 64;
 /// # Errors
 /// The input ended, or named no moment after `go`; the output cannot be written.
 pub fn wait(input: &mut impl BufRead, output: &mut impl Write) -> Result<(), Error> {
-    say(output, "ready")?;
+    print(output, "ready")?;
     loop {
         let mut line = String::new();
         let read = std::io::Read::take(&mut *input, LINE).read_line(&mut line);
@@ -35,7 +35,7 @@ pub fn wait(input: &mut impl BufRead, output: &mut impl Write) -> Result<(), Err
                     "--barrier: standard input ended before a line that says go".into(),
                 ));
             }
-            ["clock"] => say(output, &format!("clock {}", clock().as_nanos()))?,
+            ["clock"] => print(output, &format!("clock {}", clock().as_nanos()))?,
             ["go", at] => {
                 let Ok(at) = at.parse() else {
                     return Err(Error::Usage(format!("--barrier: go {at}: use nanoseconds since 1970")));
@@ -57,7 +57,7 @@ fn clock() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-fn say(output: &mut impl Write, word: &str) -> Result<(), Error> {
+fn print(output: &mut impl Write, word: &str) -> Result<(), Error> {
     let done = writeln!(output, "{word}").and_then(|()| output.flush());
     done.map_err(Error::io("writing to standard output"))
 }
@@ -66,7 +66,7 @@ fn say(output: &mut impl Write, word: &str) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    fn told(words: &str) -> (Result<(), Error>, String) {
+    fn run_with(words: &str) -> (Result<(), Error>, String) {
         let mut output = Vec::new();
         let result = wait(&mut words.as_bytes(), &mut output);
         (result, String::from_utf8(output).unwrap())
@@ -75,9 +75,9 @@ mod tests {
     #[test]
     fn the_clock_is_answered_until_go() {
         let before = clock().as_nanos();
-        let (result, said) = told("clock\nclock\ngo\nclock\n");
+        let (result, printed) = run_with("clock\nclock\ngo\nclock\n");
         result.unwrap();
-        let lines: Vec<&str> = said.lines().collect();
+        let lines: Vec<&str> = printed.lines().collect();
         assert_eq!((lines.len(), lines[0]), (3, "ready"));
         let clocks: Vec<u128> = lines[1..].iter().map(|line| line[6..].parse().unwrap()).collect();
         assert!(before <= clocks[0] && clocks[0] <= clocks[1] && clocks[1] <= clock().as_nanos());
@@ -86,19 +86,19 @@ mod tests {
     #[test]
     fn a_moment_is_waited_for() {
         let at = clock() + Duration::from_millis(30);
-        told(&format!("go {}\n", at.as_nanos())).0.unwrap();
+        run_with(&format!("go {}\n", at.as_nanos())).0.unwrap();
         assert!(clock() >= at);
-        told("go 5").0.unwrap(); // long past
+        run_with("go 5").0.unwrap(); // long past
     }
 
     #[test]
     fn an_end_or_no_moment_is_an_error_and_any_line_is_a_start() {
         for (words, part) in [("", "ended before"), ("clock\n", "ended before"), ("go now\n", "go now")] {
-            let error = told(words).0.unwrap_err().to_string();
+            let error = run_with(words).0.unwrap_err().to_string();
             assert!(error.contains(part), "{words:?}: {error}");
         }
         for words in ["\n", "start\n", &"x".repeat(1 << 20)] {
-            told(words).0.unwrap();
+            run_with(words).0.unwrap();
         }
     }
 }

@@ -86,7 +86,7 @@ pub fn run(to: &Target, spec: &Spec, options: &Options, hooks: &mut Hooks<'_>) -
     let Assembled { group, conns, sizes } = assembled;
     let started_at = SystemTime::now();
     let start = group.go();
-    let (opened, early, intervals) = look_on(&group, start, &spec, hooks);
+    let (opened, early, intervals) = observe(&group, start, &spec, hooks);
     let sessions = group.join();
     let closed = early.unwrap_or_else(cpu::sample);
     let tcp = TcpSummary::of(conns.iter().filter_map(|conn| conn.tcp_state()));
@@ -103,7 +103,7 @@ pub fn run(to: &Target, spec: &Spec, options: &Options, hooks: &mut Hooks<'_>) -
 
 /// What a server that tells about its machine answers, and the addresses of the connection it came over.
 #[derive(Debug)]
-pub struct Told {
+pub struct Reply {
     pub answer: serde_json::Value,
     pub here: Option<IpAddr>,
     pub there: Option<IpAddr>,
@@ -115,7 +115,7 @@ pub fn ask(
     options: &Options,
     request: &serde_json::Value,
     timeout: Duration,
-) -> Result<Told, Error> {
+) -> Result<Reply, Error> {
     Questions::new(to, options).ask(request, timeout)
 }
 
@@ -132,10 +132,10 @@ impl<'a> Questions<'a> {
     }
 
     /// The same question as [`ask`]. After an error, the next one makes a connection of its own.
-    pub fn ask(&mut self, request: &serde_json::Value, timeout: Duration) -> Result<Told, Error> {
+    pub fn ask(&mut self, request: &serde_json::Value, timeout: Duration) -> Result<Reply, Error> {
         let question = Message::Ask { request: request.clone() };
         if let Some(channel) = self.channel.take() {
-            match channel.send(&question).and_then(|()| self.hear(channel, timeout)) {
+            match channel.send(&question).and_then(|()| self.receive_reply(channel, timeout)) {
                 // A server of before hangs up after an answer.
                 Err(Error::Gone { .. }) => {}
                 other => return other,
@@ -146,15 +146,15 @@ impl<'a> Questions<'a> {
             None => self.to.clone(),
         };
         let channel = greet(&control, self.options, &question)?;
-        self.hear(channel, timeout)
+        self.receive_reply(channel, timeout)
     }
 
-    fn hear(&mut self, channel: Channel, timeout: Duration) -> Result<Told, Error> {
+    fn receive_reply(&mut self, channel: Channel, timeout: Duration) -> Result<Reply, Error> {
         match channel.recv(timeout, "examining its machine")? {
             Message::Answer { answer } => {
                 let (here, there) = channel.conn().ip_addresses();
                 self.channel = Some(channel);
-                Ok(Told { answer, here, there })
+                Ok(Reply { answer, here, there })
             }
             other => Err(channel.unexpected(&other)),
         }
@@ -316,7 +316,7 @@ type CpuSample = Option<cpu::Sample>;
 
 /// Looks on until the window closes: the machine's CPUs when it opened, those when it closed if senders go on
 /// after it, and what moved meanwhile.
-fn look_on(
+fn observe(
     group: &SessionGroup,
     start: Instant,
     spec: &Spec,
@@ -326,8 +326,8 @@ fn look_on(
     let ends = opens + spec.length();
     let mut intervals = Vec::new();
     let mut last = (start, (0, 0));
-    let mut tell = |now: Instant, hooks: &mut Hooks<'_>| {
-        let Some((_, told)) = &mut hooks.every else { return };
+    let mut note_progress = |now: Instant, hooks: &mut Hooks<'_>| {
+        let Some((_, callback)) = &mut hooks.every else { return };
         let sum = group.progress();
         let (then, before) = std::mem::replace(&mut last, (now, sum));
         let seconds = now.saturating_duration_since(then).as_secs_f64();
@@ -347,18 +347,18 @@ fn look_on(
             throughput_bps: bytes as f64 * 8.0 / seconds,
             transactions_per_second: transactions as f64 / seconds,
         };
-        told(&progress);
+        callback(&progress);
         intervals.push(progress);
     };
     sleep_until(group, opens);
     let opened = cpu::sample();
-    tell(Instant::now(), hooks);
+    note_progress(Instant::now(), hooks);
     let every = hooks.every.as_ref().map(|(every, _)| *every);
     let mut next = opens;
     while let Some(every) = every.filter(|_| next < ends && !group.is_done()) {
         next = (next + every).min(ends);
         sleep_until(group, next);
-        tell(Instant::now(), hooks);
+        note_progress(Instant::now(), hooks);
     }
     let early = (spec.cooldown > 0.0).then(|| {
         sleep_until(group, ends);
@@ -369,13 +369,13 @@ fn look_on(
 
 /// Sleeps, but no longer than any session still works.
 fn sleep_until(group: &SessionGroup, until: Instant) {
-    const GLANCE: Duration = Duration::from_millis(100);
+    const POLL_INTERVAL: Duration = Duration::from_millis(100);
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() || group.is_done() {
             return;
         }
-        std::thread::sleep(left.min(GLANCE));
+        std::thread::sleep(left.min(POLL_INTERVAL));
     }
 }
 

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_says_is_made_printable() {
+    fn text_of_a_peer_is_made_printable() {
         assert_eq!(printable("a\u{1b}[31mb\nc"), "a[31mbc");
         assert_eq!(printable(&"x".repeat(9999)).len(), 500);
     }

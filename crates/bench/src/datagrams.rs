@@ -235,16 +235,16 @@ mod tests {
 
     #[test]
     fn loss_order_and_duplicates() {
-        let told = account(&[0, 1, 2, 5, 4, 4, 9, 9, 3]);
-        assert_eq!((told.received, told.reordered, told.duplicated), (7, 2, 2));
-        let both = told.add(Datagrams { sent: 10, ..Datagrams::default() });
+        let counted = account(&[0, 1, 2, 5, 4, 4, 9, 9, 3]);
+        assert_eq!((counted.received, counted.reordered, counted.duplicated), (7, 2, 2));
+        let both = counted.add(Datagrams { sent: 10, ..Datagrams::default() });
         assert_eq!((both.lost(), both.lost_percent()), (3, 30.0));
         // Far jumps, and stragglers too old to be told from duplicates.
-        let told = account(&[0, 1_000_000, 5, u64::MAX, 999_999]);
-        assert_eq!((told.received, told.reordered, told.duplicated), (5, 2, 0));
+        let counted = account(&[0, 1_000_000, 5, u64::MAX, 999_999]);
+        assert_eq!((counted.received, counted.reordered, counted.duplicated), (5, 2, 0));
         let wrapped: Vec<u64> = (0..3 * WINDOW).collect();
-        let told = account(&wrapped);
-        assert_eq!((told.received, told.reordered, told.duplicated), (3 * WINDOW, 0, 0));
+        let counted = account(&wrapped);
+        assert_eq!((counted.received, counted.reordered, counted.duplicated), (3 * WINDOW, 0, 0));
     }
 
     #[test]

@@ -34,7 +34,7 @@ mod transport;
 
 pub use address::{Address, IpVersion, Target};
 pub use auth::Secret;
-pub use client::{Hooks, Options, Questions, Told, ask, run};
+pub use client::{Hooks, Options, Questions, Reply, ask, run};
 pub use error::Error;
 pub use progress::Progress;
 pub use report::Report;

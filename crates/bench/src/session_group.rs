@@ -64,7 +64,7 @@ impl Cue {
     /// Whether a border was passed since the last call, so that the clock matters. A look at the clock for
     /// every message would cost an emulated guest more than to send it.
     #[inline]
-    pub fn must_look(&self, seen: &mut Seen) -> bool {
+    pub fn passes_border(&self, seen: &mut Seen) -> bool {
         let phase = self.phase.load(Ordering::Relaxed);
         if seen.0 == Some(phase) && phase < LAST_PHASE {
             return false;

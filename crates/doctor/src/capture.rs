@@ -59,14 +59,14 @@ pub struct Capture {
 }
 
 /// Reads all files. An error is a file that cannot be examined at all.
-pub fn read(files: &[impl AsRef<Path>], say: &dyn Fn(&str)) -> Result<Vec<Capture>, String> {
+pub fn read(files: &[impl AsRef<Path>], progress: &dyn Fn(&str)) -> Result<Vec<Capture>, String> {
     if files.len() > MOST_FILES {
         return Err(format!("{} captures: at most {MOST_FILES} are compared", files.len()));
     }
     let mut captures = Vec::new();
     for path in files {
         let path = path.as_ref();
-        say(&format!("reading {}", path.display()));
+        progress(&format!("reading {}", path.display()));
         let name = path.display().to_string();
         captures.push(of(&name, |each| file::read(path, each))?);
     }

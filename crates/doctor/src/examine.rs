@@ -11,7 +11,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use vmlane_bench::address::Family;
-use vmlane_bench::{Address, Error, Hooks, Options, Questions, Report, Spec, Target, Test, Told};
+use vmlane_bench::{Address, Error, Hooks, Options, Questions, Reply, Report, Spec, Target, Test};
 
 use budget::Budget;
 use prepared::Prepared;
@@ -76,7 +76,7 @@ impl Plan {
 /// For the server to watch its machine, or to measure its loopback.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// An answer of the other end that takes longer is worth to be told.
-const WORTH_TELLING: Duration = Duration::from_secs(1);
+const WORTH_REPORTING: Duration = Duration::from_secs(1);
 /// So is a measurement that takes so much longer than it was to; what is under way has to arrive first.
 const LATE_END: Duration = Duration::from_secs(2);
 /// What a measurement of a loopback takes beside its length.
@@ -92,10 +92,15 @@ const OFTEN: f64 = 0.05;
 
 /// Examines the way to the server at `to`. An error is only what makes an examination impossible: a machine
 /// that cannot be reached is evidence too.
-pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) -> Result<Evidence, Error> {
+pub fn examine(
+    to: &Address,
+    options: &Options,
+    plan: Plan,
+    progress: &dyn Fn(&str),
+) -> Result<Evidence, Error> {
     let budget = Budget::begin(plan.all);
     let options = &Options { until: Some(budget.until), ..options.clone() };
-    say("reading both machines' settings");
+    progress("reading both machines' settings");
     let mut questions = Questions::new(to, options);
     let began = Instant::now();
     // Both machines are watched at the same time.
@@ -109,8 +114,8 @@ pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) 
     });
     let is_vsock = to.family() == Family::Vsock;
     let mut evidence = Evidence { to: to.to_string(), is_vsock, ..Evidence::default() };
-    let told = match asked {
-        Ok(told) => told,
+    let reply = match asked {
+        Ok(reply) => reply,
         Err(
             error @ (Error::Usage(_)
             | Error::Refused { .. }
@@ -128,13 +133,13 @@ pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) 
     };
     std::thread::scope(|scope| {
         let mut examination =
-            Examination { scope, to, options, plan, say, evidence, last: None, budget, questions };
+            Examination { scope, to, options, plan, progress, evidence, last: None, budget, questions };
         examination.note_wait("telling of its machine", began.elapsed().saturating_sub(WATCHED));
         // While this machine's settings are read, the first connections are made.
         let first = examination.first();
-        examination.evidence.near = Facts::read_with(load, told.here, told.there);
+        examination.evidence.near = Facts::read_with(load, reply.here, reply.there);
         let wrong = |why| Error::WrongPeer { peer: to.to_string(), why };
-        examination.evidence.far = Some(Facts::from_answer(told.answer).map_err(wrong)?);
+        examination.evidence.far = Some(Facts::from_answer(reply.answer).map_err(wrong)?);
         examination.measure(first);
         Ok(examination.evidence)
     })
@@ -143,7 +148,7 @@ pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) 
 /// The other end took our question and did not answer: no fault of the way to it.
 fn note_silence(evidence: &mut Evidence, error: &Error) {
     if let Error::Silent { doing, waited, .. } = error
-        && *waited >= WORTH_TELLING
+        && *waited >= WORTH_REPORTING
     {
         evidence.waits.push(Wait {
             what: (*doing).to_owned(),
@@ -158,7 +163,7 @@ struct Examination<'scope, 'env> {
     to: &'env Address,
     options: &'env Options,
     plan: Plan,
-    say: &'env dyn Fn(&str),
+    progress: &'env dyn Fn(&str),
     evidence: Evidence,
     /// What both ends had counted after the run before.
     last: Option<(Counters, Counters)>,
@@ -188,7 +193,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
 
     fn measure(&mut self, first: First<'scope>) {
         let probes = self.first_probes();
-        (self.say)("measuring round trips");
+        (self.progress)("measuring round trips");
         let seconds = self.plan.round_trips;
         self.run_prepared(Kind::RoundTrips, End::Near, seconds, first.round_trips);
         // What takes little time first: where time is short, what comes last is left out.
@@ -197,14 +202,14 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             self.probe(from);
         }
         for (from, prepared) in [End::Near, End::Far].into_iter().zip(first.streams) {
-            (self.say)(&format!("measuring throughput {}", self.evidence.way(from)));
+            (self.progress)(&format!("measuring throughput {}", self.evidence.way(from)));
             let seconds = self.plan.warmup + self.plan.stream + COOLDOWN;
             self.run_prepared(Kind::Stream, from, seconds, prepared);
             let suspicious = self.evidence.run(Kind::Stream, from).is_some_and(|run| {
                 run.retransmitted() > SUSPICIOUS || run.timeouts() > 0 || run.bps() < CRAWLS
             });
             if suspicious && !self.evidence.is_vsock {
-                (self.say)("some segments were sent again: single segments against many at once");
+                (self.progress)("some segments were sent again: single segments against many at once");
                 for (kind, bytes) in [(Kind::SmallRequests, 1000), (Kind::LargeRequests, 32 << 10)] {
                     let (request, response) = if from == End::Near { (bytes, 1) } else { (1, bytes) };
                     let spec = self.requests(self.plan.requests, request, response);
@@ -234,7 +239,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         if !is_unclear || segment == 0 || rate < 1.0 {
             return;
         }
-        (self.say)("sending single segments, and two at once, at a low rate");
+        (self.progress)("sending single segments, and two at once, at a low rate");
         let test = if from == End::Near { Test::Stream } else { Test::Maerts };
         for (kind, segments) in [(Kind::SlowSegments, 1), (Kind::SlowPairs, 2)] {
             let message_bytes = segments * segment;
@@ -340,14 +345,14 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     }
 
     /// Asks the other machine, and keeps how long that took.
-    fn ask(&mut self, what: &str, question: &Question, takes: Duration) -> Result<Told, Error> {
+    fn ask(&mut self, what: &str, question: &Question, takes: Duration) -> Result<Reply, Error> {
         let began = Instant::now();
-        let told = self.questions.ask(&question.to_value(), TIMEOUT);
-        match &told {
+        let reply = self.questions.ask(&question.to_value(), TIMEOUT);
+        match &reply {
             Ok(_) => self.note_wait(what, began.elapsed().saturating_sub(takes)),
             Err(error) => note_silence(&mut self.evidence, error),
         }
-        told
+        reply
     }
 
     /// How long a measurement of this length really took.
@@ -359,7 +364,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     }
 
     fn note_wait(&mut self, what: &str, took: Duration) {
-        if took >= WORTH_TELLING {
+        if took >= WORTH_REPORTING {
             let wait = Wait { what: what.to_owned(), seconds: took.as_secs_f64(), answered: true };
             self.evidence.waits.push(wait);
         }
@@ -370,7 +375,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let near = Counters::read(interface(Some(&self.evidence.near)).as_deref());
         let question = Question::Counters { interface: interface(self.evidence.far.as_ref()) };
         let far = self.ask("telling its counters", &question, Duration::ZERO);
-        let far = far.ok().and_then(|told| serde_json::from_value(tame(told.answer)).ok());
+        let far = far.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
         (near, far.unwrap_or_default())
     }
 
@@ -394,7 +399,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         if probes.is_empty() {
             return;
         }
-        (self.say)("sending datagrams as large as the MTU");
+        (self.progress)("sending datagrams as large as the MTU");
         if !self.budget.allows(self.plan.probe) {
             for (from, bytes, _) in probes {
                 self.leave_out(Kind::Probe { bytes }, from);
@@ -437,7 +442,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             if !none_arrived(self, last) {
                 break;
             }
-            (self.say)(&format!("sending datagrams of {bytes} bytes {}", self.evidence.way(from)));
+            (self.progress)(&format!("sending datagrams of {bytes} bytes {}", self.evidence.way(from)));
             self.probe_size(from, bytes);
             last = bytes;
         }
@@ -469,7 +474,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     /// Round trips beside a stream of this end.
     fn loaded(&mut self, from: End) {
         let Some(seconds) = self.plan.loaded else { return };
-        (self.say)(&format!("measuring round trips under load {}", self.evidence.way(from)));
+        (self.progress)(&format!("measuring round trips under load {}", self.evidence.way(from)));
         let test = if from == End::Near { Test::Stream } else { Test::Maerts };
         let stream = Spec { cooldown: 0.5, ..self.spec(test, seconds + 0.3) };
         let asking = Spec { warmup: 0.5, ..self.requests(seconds, 1, 1) };
@@ -491,14 +496,14 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             self.evidence.left_out.push("loopback of both machines".to_owned());
             return;
         }
-        (self.say)("measuring each machine's own loopback");
+        (self.progress)("measuring each machine's own loopback");
         match loopback::measure(seconds) {
             Ok(bps) => self.evidence.loopback_near = Some(bps),
             Err(why) => self.evidence.failed.push(format!("loopback here: {why}")),
         }
         let takes = Duration::from_secs_f64(seconds + LOOPBACK_STARTS);
         match self.ask("measuring its loopback", &Question::Loopback { seconds }, takes) {
-            Ok(told) => self.evidence.loopback_far = told.answer.as_f64().filter(|bps| *bps > 0.0),
+            Ok(reply) => self.evidence.loopback_far = reply.answer.as_f64().filter(|bps| *bps > 0.0),
             Err(_) if self.budget.is_over() => {
                 self.evidence.left_out.push("loopback of the other machine".to_owned());
             }

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_tells_facts_that_the_other_end_can_read() {
+    fn facts_of_this_machine_can_be_read_by_the_other_end() {
         let loopback: IpAddr = "127.0.0.1".parse().unwrap();
         let facts = Facts::read(Some(loopback), Some(loopback));
         let answer = serde_json::to_value(&facts).unwrap();
@@ -98,11 +98,11 @@ mod tests {
             "{}",
             answer.to_string().len()
         );
-        let told = Facts::from_answer(answer).unwrap();
-        assert_eq!(told.path_interface().unwrap().name, "lo");
-        assert!(told.path_interface().unwrap().feature("tx-tcp-segmentation").unwrap().on);
-        assert!(told.machine.cpus >= 1 && !told.machine.kernel.is_empty(), "{:?}", told.machine);
-        assert!(told.sysctls.number("net.ipv4.tcp_window_scaling").is_some(), "{:?}", told.sysctls);
+        let parsed = Facts::from_answer(answer).unwrap();
+        assert_eq!(parsed.path_interface().unwrap().name, "lo");
+        assert!(parsed.path_interface().unwrap().feature("tx-tcp-segmentation").unwrap().on);
+        assert!(parsed.machine.cpus >= 1 && !parsed.machine.kernel.is_empty(), "{:?}", parsed.machine);
+        assert!(parsed.sysctls.number("net.ipv4.tcp_window_scaling").is_some(), "{:?}", parsed.sysctls);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::question::Question;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the host knows, and what those VMs say of themselves that answer, if they are to be asked.
-pub fn join(host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Evidence {
+pub fn join(host: Host, options: Option<&Options>, progress: &dyn Fn(&str)) -> Evidence {
     let mut evidence = Evidence::default();
     for vm in &host.vms {
         if let Some(why) = &vm.unread {
@@ -23,7 +23,7 @@ pub fn join(host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Eviden
     }
     for (vm, end) in host.vms.iter().zip([End::Near, End::Far]) {
         let Some(options) = options else { break };
-        say(&format!("asking VM {}", vm.name));
+        progress(&format!("asking VM {}", vm.name));
         match ask(vm, options) {
             Ok(facts) if end == End::Near => evidence.near = facts,
             Ok(facts) => evidence.far = Some(facts),
@@ -47,8 +47,8 @@ fn ask(vm: &Vm, options: &Options) -> Result<Facts, String> {
     };
     let address: Address =
         format!("vsock:{cid}:{DEFAULT_PORT}").parse().map_err(|error| format!("{error}"))?;
-    let told = vmlane_bench::ask(&address, options, &Question::Facts.to_value(), TIMEOUT);
-    Facts::from_answer(told.map_err(|error| error.to_string())?.answer)
+    let reply = vmlane_bench::ask(&address, options, &Question::Facts.to_value(), TIMEOUT);
+    Facts::from_answer(reply.map_err(|error| error.to_string())?.answer)
 }
 
 /// Over vsock nothing says which card leads to the other VM: it is the one that the switch has in the other's

@@ -93,7 +93,7 @@ impl Nic {
 }
 
 /// What the daemon told, twice.
-struct Told {
+struct Answers {
     status: Status,
     ports: Ports,
     before: Stats,
@@ -105,7 +105,7 @@ struct Told {
 }
 
 /// Asks the daemon whose runtime directory this is about these VMs.
-pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<Host, String> {
+pub fn read(runtime_dir: &Path, names: &[String], progress: &dyn Fn(&str)) -> Result<Host, String> {
     let failed = |error: ClientError| error.to_string();
     let ask = || Client::connect(runtime_dir).map_err(failed);
     let mut client = ask()?;
@@ -121,12 +121,12 @@ pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<
             ));
         }
     }
-    say("reading the daemon's counters");
+    progress("reading the daemon's counters");
     let before = ask()?.call(&call::Stats {}).map_err(failed)?;
     std::thread::sleep(WATCHED);
     let after = ask()?.call(&call::Stats {}).map_err(failed)?;
     let ports = ask()?.call(&call::Ports {}).map_err(failed)?;
-    say("reading how the VMs were started");
+    progress("reading how the VMs were started");
     let vmms = match &shows {
         Ok(()) => {
             let read = vmms(&status);
@@ -136,7 +136,7 @@ pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<
         Err(why) => attached(&status).map(|vm| (vm.name.clone(), Err(why.clone()))).collect(),
     };
     let threads = if shows.is_ok() { vmm::threads(status.pid) } else { Vec::new() };
-    Ok(of(&Told { status, ports, before, after, vmms, threads }, names))
+    Ok(of(&Answers { status, ports, before, after, vmms, threads }, names))
 }
 
 /// Numbers of processes that the daemon names are those of /proc here only if both are in one PID namespace.
@@ -178,9 +178,9 @@ fn of_same_processes(
     vmms
 }
 
-fn of(told: &Told, names: &[String]) -> Host {
-    let vmm = |vm: &VmStatus| told.vmms.get(&vm.name);
-    let chosen = told.status.vms.iter().filter(|vm| names.contains(&vm.name));
+fn of(answers: &Answers, names: &[String]) -> Host {
+    let vmm = |vm: &VmStatus| answers.vmms.get(&vm.name);
+    let chosen = answers.status.vms.iter().filter(|vm| names.contains(&vm.name));
     let mut vms: Vec<Vm> = chosen
         .map(|vm| Vm {
             name: printable(&vm.name),
@@ -192,23 +192,23 @@ fn of(told: &Told, names: &[String]) -> Host {
             state: printable(&vm.state),
             quarantined: vm.quarantined,
             sockets: vm.sockets.clone(),
-            nics: vm.nics.iter().map(|nic| card(told, &vm.name, nic)).collect(),
-            refused: refused(told, &vm.name),
+            nics: vm.nics.iter().map(|nic| card(answers, &vm.name, nic)).collect(),
+            refused: refused(answers, &vm.name),
             vmm: vmm(vm).and_then(|vmm| vmm.as_ref().ok()).cloned(),
             unread: vmm(vm).and_then(|vmm| vmm.as_ref().err()).cloned(),
         })
         .collect();
     // In the order in which they were named.
     vms.sort_by_key(|vm| names.iter().position(|name| *name == vm.name));
-    let all_vcpus = told.vmms.values().flatten().map(|vmm| vmm.vcpus).sum();
+    let all_vcpus = answers.vmms.values().flatten().map(|vmm| vmm.vcpus).sum();
     Host {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         governor: vmm::line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         shared_huge_pages: vmm::line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
             .as_deref()
             .and_then(chosen_of),
-        workers: workers(told),
-        duplicates: duplicates(&told.status, names),
+        workers: workers(answers),
+        duplicates: duplicates(&answers.status, names),
         vms,
         all_vcpus,
     }
@@ -219,15 +219,15 @@ fn chosen_of(words: &str) -> Option<String> {
     words.split_whitespace().find_map(|word| Some(word.strip_prefix('[')?.strip_suffix(']')?.to_owned()))
 }
 
-fn card(told: &Told, vm: &str, nic: &vmlane_api::NicStatus) -> Nic {
-    let port = told.ports.switch.iter().find(|port| port.name == format!("{vm}/{}", nic.name));
+fn card(answers: &Answers, vm: &str, nic: &vmlane_api::NicStatus) -> Nic {
+    let port = answers.ports.switch.iter().find(|port| port.name == format!("{vm}/{}", nic.name));
     let counters = |stats: &Stats| -> BTreeMap<String, u64> {
         let vm = stats.vms.iter().find(|known| known.name == vm);
         let nic = vm.and_then(|vm| vm.nics.iter().find(|known| known.name == nic.name));
         nic.map(|nic| nic.port.iter().map(|(name, value)| (name.to_owned(), value)).collect())
             .unwrap_or_default()
     };
-    let (before, total) = (counters(&told.before), counters(&told.after));
+    let (before, total) = (counters(&answers.before), counters(&answers.after));
     let since = |(name, value): (&String, &u64)| {
         (name.clone(), value.saturating_sub(before.get(name).copied().unwrap_or(0)))
     };
@@ -245,15 +245,15 @@ fn card(told: &Told, vm: &str, nic: &vmlane_api::NicStatus) -> Nic {
     }
 }
 
-fn refused(told: &Told, vm: &str) -> Vec<(String, u64)> {
-    let vm = told.after.vms.iter().find(|known| known.name == vm);
+fn refused(answers: &Answers, vm: &str) -> Vec<(String, u64)> {
+    let vm = answers.after.vms.iter().find(|known| known.name == vm);
     let bounds = vm.into_iter().flat_map(|vm| &vm.bounds).filter(|bound| bound.refused > 0);
     bounds.map(|bound| (bound.name.clone(), bound.refused)).collect()
 }
 
-fn workers(told: &Told) -> Vec<Worker> {
-    let known = |name: &str| told.status.watched.iter().any(|worker| worker.name == name);
-    let threads = told.threads.iter().filter(|(name, _)| known(name));
+fn workers(answers: &Answers) -> Vec<Worker> {
+    let known = |name: &str| answers.status.watched.iter().any(|worker| worker.name == name);
+    let threads = answers.threads.iter().filter(|(name, _)| known(name));
     threads.map(|(name, cpus)| Worker { name: name.clone(), cpus: cpus.clone() }).collect()
 }
 

@@ -107,15 +107,15 @@ pub fn prove(
     diagnosis: &Diagnosis,
     candidates: &[Candidate],
     is_quick: bool,
-    say: &dyn Fn(&str),
+    progress: &dyn Fn(&str),
 ) -> Proven {
     let guardian = match Guardian::start() {
         Ok(guardian) => guardian,
         Err(error) => return Proven { error: Some(error), ..Proven::default() },
     };
-    say(&format!("process {} takes the changes back, whatever happens to this one", guardian.pid()));
+    progress(&format!("process {} takes the changes back, whatever happens to this one", guardian.pid()));
     let measuring = Measuring { to, options, evidence: &diagnosis.evidence, is_quick };
-    let mut proof = Proof { guardian: Some(guardian), measuring, proven: Proven::default(), say };
+    let mut proof = Proof { guardian: Some(guardian), measuring, proven: Proven::default(), progress };
     let listed = |number: usize| candidates.iter().any(|candidate| candidate.number == number);
     proof.proven.untried = (1..=diagnosis.findings.len()).filter(|number| !listed(*number)).collect();
     proof.each(candidates);
@@ -129,7 +129,7 @@ struct Proof<'a> {
     guardian: Option<Guardian>,
     measuring: Measuring<'a>,
     proven: Proven,
-    say: &'a dyn Fn(&str),
+    progress: &'a dyn Fn(&str),
 }
 
 impl Proof<'_> {
@@ -139,7 +139,7 @@ impl Proof<'_> {
                 if self.guardian.is_none() {
                     return;
                 }
-                (self.say)(&format!("trying: {}", remedy.what));
+                (self.progress)(&format!("trying: {}", remedy.what));
                 let gauges = gauge::all_of(&remedy.changes);
                 let trial = self.attempt(remedy.clone(), &gauges);
                 let trial = Trial {
@@ -173,7 +173,7 @@ impl Proof<'_> {
         if changes.len() < 2 || self.guardian.is_none() {
             return;
         }
-        (self.say)("trying: all of them together");
+        (self.progress)("trying: all of them together");
         let gauges = gauge::all_of(&changes);
         let what = format!("All {} changes together.", changes.len());
         let remedy = Remedy { what: "all of them together".to_owned(), changes };

@@ -56,7 +56,7 @@ impl Diagnosis {
     /// The same, and what a proof has shown, if there was one.
     pub fn json_with(&self, proof: Option<Value>) -> String {
         let evidence = &self.evidence;
-        let listed = |findings: &[Finding]| findings.iter().map(told).collect::<Vec<Value>>();
+        let listed = |findings: &[Finding]| findings.iter().map(finding_json).collect::<Vec<Value>>();
         let mut value = json!({
             "version": VERSION,
             "to": printable(&evidence.to),
@@ -163,7 +163,7 @@ impl Diagnosis {
     }
 }
 
-fn told(finding: &Finding) -> Value {
+fn finding_json(finding: &Finding) -> Value {
     let mut value = serde_json::to_value(finding).unwrap_or_default();
     insert(&mut value, "guide", finding.guide().into());
     value
@@ -177,7 +177,7 @@ pub fn insert(object: &mut Value, key: &str, value: Value) {
 }
 
 /// Connections of a capture that a report tells of.
-const TOLD: usize = 5;
+const LISTED: usize = 5;
 
 /// The file's name and the directions that matter most.
 fn captured(capture: &Capture) -> Value {
@@ -204,7 +204,7 @@ fn spoken_capture(capture: &Capture) -> Vec<String> {
         capture.connections
     )];
     lines.extend(capture.notes.iter().map(|note| format!("note: {note}")));
-    for way in capture.ways.iter().take(TOLD) {
+    for way in capture.ways.iter().take(LISTED) {
         let again = way.seen.again;
         lines.push(format!(
             "{}: {} acknowledged, {}, {} segments sent again",
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_says_whether_something_was_found() {
+    fn the_exit_code_shows_whether_something_was_found() {
         let mut diagnosis =
             Diagnosis { evidence: Evidence::default(), findings: Vec::new(), own: Vec::new(), seconds: 0.0 };
         assert_eq!(diagnosis.exit_code(), 0);

@@ -164,8 +164,8 @@ impl Ethtool {
         set(&mut buffer, 1, names as u32)?;
         set(&mut buffer, 2, count as u32)?;
         self.get(interface, Get::Strings, &mut buffer)?;
-        let told = (word(&buffer, 2) as usize).min(count);
-        Ok((0..told).map(|at| text(&buffer, 12 + at * STRING)).collect())
+        let returned = (word(&buffer, 2) as usize).min(count);
+        Ok((0..returned).map(|at| text(&buffer, 12 + at * STRING)).collect())
     }
 
     pub fn statistics(&self, interface: &str) -> io::Result<Vec<(String, u64)>> {
@@ -173,8 +173,8 @@ impl Ethtool {
         let mut buffer = vec![0; ROOM];
         set(&mut buffer, 1, names.len() as u32)?;
         self.get(interface, Get::Statistics, &mut buffer)?;
-        let told = word(&buffer, 1) as usize;
-        Ok(names.into_iter().zip(buffer.iter().skip(1).copied()).take(told).collect())
+        let returned = word(&buffer, 1) as usize;
+        Ok(names.into_iter().zip(buffer.iter().skip(1).copied()).take(returned).collect())
     }
 
     /// All features of an interface.

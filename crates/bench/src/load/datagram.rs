@@ -12,7 +12,7 @@ use crate::session_group::{Cue, Session};
 use crate::transport::{DatagramConn, Sent};
 
 /// How long a receiver sleeps before it looks whether all is over.
-const GLANCE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// What is under way may still arrive this long after the sender was said to be done.
 const DRAIN: Duration = Duration::from_millis(300);
 /// A request whose answer takes longer is lost.
@@ -27,7 +27,7 @@ pub fn send_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     let (opens, ends, finishes) = (cue.opens(), cue.ends(), cue.finishes());
     let mut datagrams = Datagrams::default();
     let mut number = 0;
-    conn.set_timeout(GLANCE)?;
+    conn.set_timeout(POLL_INTERVAL)?;
     let put = |number: u64, phase: Phase, message: &mut [u8]| {
         let sent_ns = cue.start.elapsed().as_nanos() as u64;
         let header = Header { number, sent_ns, token: conn.token, phase };
@@ -67,7 +67,7 @@ pub fn receive_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> 
     let mut buffer = DatagramConn::room(cue.spec.receive_bytes.max(cue.spec.message_bytes));
     let mut account = Account::new(cue.start);
     let mut meter = cue.meter();
-    conn.set_timeout(GLANCE)?;
+    conn.set_timeout(POLL_INTERVAL)?;
     let mut over: Option<Instant> = None;
     loop {
         let got = conn.receive(&mut buffer)?;
@@ -165,7 +165,7 @@ pub fn answer_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
     let mut request = DatagramConn::room(cue.spec.request_bytes);
     let mut response = pattern(cue.spec.response_bytes);
     let mut meter = cue.meter();
-    conn.set_timeout(GLANCE)?;
+    conn.set_timeout(POLL_INTERVAL)?;
     loop {
         let got = conn.receive(&mut request)?;
         let now = Instant::now();

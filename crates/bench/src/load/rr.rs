@@ -103,7 +103,7 @@ pub fn answer(conn: &Conn, cue: &Cue) -> io::Result<Session> {
             Err(_) if cue.was_abandoned() => break,
             Err(error) => return Err(error),
         }
-        if !cue.must_look(&mut seen) {
+        if !cue.passes_border(&mut seen) {
             meter.add(request.len() + response.len(), 1);
             continue;
         }

@@ -343,12 +343,12 @@ impl RoundTrips {
 /// A kernel may give less than it was asked for without an error: the notes say so.
 /// The kernel doubles what it grants, for its own book-keeping (socket(7)), except to vsock streams.
 fn notes(spec: &Spec, transport: &str, local: BufferSizes, remote: &Outcome) -> Vec<String> {
-    let told = |size: Option<u64>| size.filter(|&size| size > 0);
+    let reported = |size: Option<u64>| size.filter(|&size| size > 0);
     let sizes = [
         ("local send", spec.local_buffer, Some(local.send), "wmem_max"),
         ("local receive", spec.local_buffer, Some(local.recv), "rmem_max"),
-        ("remote send", spec.remote_buffer, told(remote.send_buffer), "wmem_max"),
-        ("remote receive", spec.remote_buffer, told(remote.recv_buffer), "rmem_max"),
+        ("remote send", spec.remote_buffer, reported(remote.send_buffer), "wmem_max"),
+        ("remote receive", spec.remote_buffer, reported(remote.recv_buffer), "rmem_max"),
     ];
     let times = if transport == "vsock" { 1 } else { 2 };
     let short = sizes.into_iter().filter_map(|(which, asked, given, key)| match (asked, given) {

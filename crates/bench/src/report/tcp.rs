@@ -76,7 +76,7 @@ mod tests {
             busy_us: 2,
             ..TcpState::default()
         };
-        let told = TcpSummary::of([one, two].into_iter()).unwrap();
+        let summary = TcpSummary::of([one, two].into_iter()).unwrap();
         let expected = TcpSummary {
             retransmits: 3,
             cwnd_bytes: 20_000,
@@ -86,6 +86,6 @@ mod tests {
             busy_us: 3,
             ..TcpSummary::default()
         };
-        assert_eq!(told, expected);
+        assert_eq!(summary, expected);
     }
 }

@@ -103,18 +103,18 @@ fn an_empty_window_is_a_failure_not_a_zero() {
 }
 
 #[test]
-fn a_buffer_smaller_than_asked_is_told() {
+fn a_buffer_smaller_than_requested_is_reported() {
     let spec = Spec { local_buffer: Some(1000), remote_buffer: Some(150), ..Spec::new(Test::Stream) };
     let sizes = BufferSizes { send: 500, recv: 2000 };
     // What is read back is twice what was granted.
-    let told = notes(&spec, "tcp", sizes, &remote(&[]));
+    let notes_of = notes(&spec, "tcp", sizes, &remote(&[]));
     assert_eq!(
-        told,
+        notes_of,
         ["local send buffer: asked for 1000, the kernel gave 250: sysctl net.core.wmem_max cuts it"]
     );
-    let told = notes(&spec, "vsock", sizes, &remote(&[]));
+    let notes_of = notes(&spec, "vsock", sizes, &remote(&[]));
     assert_eq!(
-        told,
+        notes_of,
         ["local send buffer: asked for 1000, the kernel gave 500: the other end allows no more"]
     );
 }
@@ -128,7 +128,7 @@ fn both_ways_add_up() {
 }
 
 #[test]
-fn lost_datagrams_are_told() {
+fn lost_datagrams_are_reported() {
     let mut here = local(&[tally(1000, 1.0)]);
     here.sessions[0].datagrams = Some(Datagrams { sent: 10, refused: 1, ..Datagrams::default() });
     let mut there = remote(&[tally(800, 1.0)]);
@@ -147,7 +147,7 @@ fn the_page_about_the_json_names_every_key() {
     let page =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/bench-json.md"))
             .unwrap();
-    let told =
+    let notes_of =
         |key: &str| assert!(page.contains(&format!("`{key}`")), "docs/guide/bench-json.md lacks `{key}`");
     let tally = tally(1 << 20, 2.0);
     let mut report = report(Test::Stream, &local(&[tally]), &remote(&[tally])).unwrap();
@@ -155,12 +155,12 @@ fn the_page_about_the_json_names_every_key() {
     report.datagrams = Some(Loss { counts: Datagrams::default(), lost: 0, lost_percent: 0.0 });
     let json = serde_json::to_value(&report).unwrap();
     for (key, value) in json.as_object().unwrap() {
-        told(key);
+        notes_of(key);
         // What TCP tells depends on the kernel, and is named in part.
         let inner = if value.is_array() { &value[0] } else { value };
         let ends =
             ["cpu", "cpu_process", "machine", "tcp"].contains(&key.as_str()) || key.starts_with("service");
-        inner.as_object().into_iter().flatten().filter(|_| !ends).for_each(|(key, _)| told(key));
+        inner.as_object().into_iter().flatten().filter(|_| !ends).for_each(|(key, _)| notes_of(key));
     }
-    json["machine"]["local"].as_object().unwrap().keys().for_each(|key| told(key));
+    json["machine"]["local"].as_object().unwrap().keys().for_each(|key| notes_of(key));
 }

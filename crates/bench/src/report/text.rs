@@ -119,8 +119,8 @@ fn tcp(local: Option<TcpSummary>, remote: Option<TcpSummary>) -> String {
             )
         })
     };
-    let told: Vec<String> = [one("local", local), one("remote", remote)].into_iter().flatten().collect();
-    told.join(";  ")
+    let lines: Vec<String> = [one("local", local), one("remote", remote)].into_iter().flatten().collect();
+    lines.join(";  ")
 }
 
 /// A line of an interval, as it is printed while the test runs.

@@ -32,7 +32,7 @@ const NEXT: Duration = Duration::from_secs(60);
 const QUESTIONS: usize = 256;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// How often an idle listener looks whether the test is over.
-const GLANCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub fn serve(channel: Channel, server_address: &Address, shared: &Shared) {
     if let Err(error) = answer(&channel, server_address, shared) {
@@ -58,7 +58,7 @@ fn answer(channel: &Channel, server_address: &Address, shared: &Shared) -> Resul
     }
     let spec = match channel.recv(ANSWER, "asking for a test")? {
         Message::Test(spec) => Arc::new(spec),
-        Message::Ask { request } => return tell(channel, shared, request),
+        Message::Ask { request } => return answer_questions(channel, shared, request),
         other => return Err(channel.unexpected(&other)),
     };
     spec.check(&shared.limits, "this server")?;
@@ -73,10 +73,10 @@ fn answer(channel: &Channel, server_address: &Address, shared: &Shared) -> Resul
 }
 
 /// One question after another, until the client hangs up.
-fn tell(channel: &Channel, shared: &Shared, request: serde_json::Value) -> Result<(), Error> {
+fn answer_questions(channel: &Channel, shared: &Shared, request: serde_json::Value) -> Result<(), Error> {
     let mut request = request;
     for _ in 0..QUESTIONS {
-        tell_one(channel, shared, &request)?;
+        answer_one(channel, shared, &request)?;
         request = match channel.recv(NEXT, "asking the next question") {
             Ok(Message::Ask { request }) => request,
             Ok(other) => return Err(channel.unexpected(&other)),
@@ -87,7 +87,7 @@ fn tell(channel: &Channel, shared: &Shared, request: serde_json::Value) -> Resul
     Ok(())
 }
 
-fn tell_one(channel: &Channel, shared: &Shared, request: &serde_json::Value) -> Result<(), Error> {
+fn answer_one(channel: &Channel, shared: &Shared, request: &serde_json::Value) -> Result<(), Error> {
     let examiner = shared.examiner.as_ref().ok_or_else(|| {
         Error::Usage(
             "it tells nothing about its machine: start it as vmlane bench server --doctor".to_owned(),
@@ -118,7 +118,7 @@ fn measure(channel: &Channel, server_address: &Address, spec: &Arc<Spec>) -> Res
     }
     let address = channel.conn().data_address(server_address, spec.data_port.unwrap_or(0))?;
     let listener = Listener::bind(&address, buffers)?;
-    listener.set_timeout(GLANCE).map_err(Error::io("preparing the data listener"))?;
+    listener.set_timeout(POLL_INTERVAL).map_err(Error::io("preparing the data listener"))?;
     channel.send(&Message::Ready { port: listener.number(), ports: Vec::new(), token: 0 })?;
 
     let seen = Arc::new(Mutex::new(None));
@@ -143,7 +143,7 @@ fn perform(
     seen: &Mutex<Option<BufferSizes>>,
     conns: &[Arc<Conn>],
 ) -> Result<(), Error> {
-    let sizes = look(seen).unwrap_or(BufferSizes { send: 0, recv: 0 });
+    let sizes = current(seen).unwrap_or(BufferSizes { send: 0, recv: 0 });
     channel.send(&Message::Accepted { send_buffer: sizes.send, recv_buffer: sizes.recv })?;
     match channel.recv(START, "getting ready to start")? {
         Message::Start => {}
@@ -184,7 +184,7 @@ fn watch(
     }
     let sessions = group.join()?;
     let closed = early.unwrap_or_else(cpu::sample);
-    let sizes = look(seen);
+    let sizes = current(seen);
     Ok(Outcome {
         tallies: sessions.iter().map(|session| session.tally).collect(),
         machine: cpu::between(opened, closed),
@@ -195,7 +195,7 @@ fn watch(
     })
 }
 
-fn look(seen: &Mutex<Option<BufferSizes>>) -> Option<BufferSizes> {
+fn current(seen: &Mutex<Option<BufferSizes>>) -> Option<BufferSizes> {
     *seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

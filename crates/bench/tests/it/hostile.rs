@@ -39,13 +39,13 @@ impl Hand {
         Hand(stream)
     }
 
-    fn say(&mut self, json: &str) {
+    fn send_json(&mut self, json: &str) {
         self.0.write_all(&(json.len() as u32).to_le_bytes()).unwrap();
         self.0.write_all(json.as_bytes()).unwrap();
     }
 
     /// The next message, or nothing when the other side hung up.
-    fn hear(&mut self) -> Option<String> {
+    fn receive(&mut self) -> Option<String> {
         let mut length = [0; 4];
         self.0.read_exact(&mut length).ok()?;
         let mut body = vec![0; u32::from_le_bytes(length) as usize];
@@ -54,11 +54,11 @@ impl Hand {
     }
 
     fn ask(&mut self, spec: &Spec) -> String {
-        self.say(HELLO);
-        assert!(self.hear().unwrap().contains("hello"));
+        self.send_json(HELLO);
+        assert!(self.receive().unwrap().contains("hello"));
         let spec = serde_json::to_string(spec).unwrap();
-        self.say(&spec.replacen('{', r#"{"type":"test","#, 1));
-        self.hear().unwrap()
+        self.send_json(&spec.replacen('{', r#"{"type":"test","#, 1));
+        self.receive().unwrap()
     }
 }
 
@@ -98,7 +98,7 @@ fn die_at(stage: u32, test: Test, port: u16) {
         return; // connected
     }
     if stage == 1 {
-        hand.say(HELLO);
+        hand.send_json(HELLO);
         return;
     }
     let ready = hand.ask(&Spec { sessions: 2, seconds: 30.0, ..quick(test) });
@@ -111,12 +111,12 @@ fn die_at(stage: u32, test: Test, port: u16) {
         return; // before all of them
     }
     let _second = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    assert!(hand.hear().unwrap().contains("accepted"));
+    assert!(hand.receive().unwrap().contains("accepted"));
     if stage == 4 {
         return;
     }
-    hand.say(r#"{"type":"start"}"#);
-    assert!(hand.hear().unwrap().contains("started"));
+    hand.send_json(r#"{"type":"start"}"#);
+    assert!(hand.receive().unwrap().contains("started"));
 }
 
 #[test]
@@ -132,9 +132,9 @@ fn garbage_is_answered_with_a_good_bye() {
     ] {
         let mut hand = Hand::to(port);
         hand.0.write_all(garbage).unwrap();
-        let answer = hand.hear().unwrap();
+        let answer = hand.receive().unwrap();
         assert!(answer.contains("does not speak vmlane bench"), "{answer}");
-        assert!(hand.hear().is_none());
+        assert!(hand.receive().is_none());
     }
     assert!(serves(&running.addresses()[0], Test::Stream));
 }
@@ -143,14 +143,14 @@ fn garbage_is_answered_with_a_good_bye() {
 fn wrong_turns_and_absurd_requests_are_refused() {
     let (_running, port) = serve();
     let mut hand = Hand::to(port);
-    hand.say(r#"{"type":"start"}"#);
-    assert!(hand.hear().unwrap().contains("out of turn"));
+    hand.send_json(r#"{"type":"start"}"#);
+    assert!(hand.receive().unwrap().contains("out of turn"));
 
     let mut hand = Hand::to(port);
-    hand.say(HELLO);
-    hand.hear().unwrap();
-    hand.say(r#"{"type":"finish"}"#);
-    assert!(hand.hear().unwrap().contains("out of turn"));
+    hand.send_json(HELLO);
+    hand.receive().unwrap();
+    hand.send_json(r#"{"type":"finish"}"#);
+    assert!(hand.receive().unwrap().contains("out of turn"));
 
     for (spec, part) in [
         (Spec { message_bytes: 1 << 50, ..quick(Test::Stream) }, "message bytes (-m)"),
@@ -165,14 +165,14 @@ fn wrong_turns_and_absurd_requests_are_refused() {
 }
 
 #[test]
-fn both_ends_tell_their_versions() {
+fn both_ends_send_their_versions() {
     let (_running, port) = serve();
     let mut hand = Hand::to(port);
-    hand.say(&HELLO.replace(":2}", ":99}"));
-    assert_eq!(hand.hear().unwrap(), HELLO, "a newer client must learn our version");
-    assert!(hand.hear().is_none());
+    hand.send_json(&HELLO.replace(":2}", ":99}"));
+    assert_eq!(hand.receive().unwrap(), HELLO, "a newer client must learn our version");
+    assert!(hand.receive().is_none());
 
-    let error = against(|mut hand| hand.say(&HELLO.replace(":2}", ":99}")));
+    let error = against(|mut hand| hand.send_json(&HELLO.replace(":2}", ":99}")));
     assert!(error.contains("speaks version 99") && error.contains("this program version 2"), "{error}");
 }
 
@@ -184,7 +184,7 @@ fn against(behave: impl FnOnce(Hand) + Send) -> String {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut hand = Hand(listener.accept().unwrap().0);
-            hand.hear().unwrap();
+            hand.receive().unwrap();
             behave(hand);
         });
         // Longer than any of them lives.
@@ -199,8 +199,8 @@ fn a_client_names_the_wrong_peer() {
     let error = against(drop);
     assert!(error.contains("hung up at our greeting"), "{error}");
     let error = against(|mut hand| {
-        hand.say(HELLO);
-        hand.hear();
+        hand.send_json(HELLO);
+        hand.receive();
     });
     assert!(error.contains("closed the connection while preparing the test"), "{error}");
 }
@@ -216,14 +216,14 @@ fn a_client_gives_up_on_a_silent_peer() {
 #[test]
 fn a_server_that_dies_in_the_middle_is_an_error() {
     let error = against(|mut hand| {
-        hand.say(HELLO);
-        hand.hear();
+        hand.send_json(HELLO);
+        hand.receive();
         let data = TcpListener::bind("127.0.0.1:0").unwrap();
-        hand.say(&format!(r#"{{"type":"ready","port":{}}}"#, data.local_addr().unwrap().port()));
+        hand.send_json(&format!(r#"{{"type":"ready","port":{}}}"#, data.local_addr().unwrap().port()));
         let _session = data.accept().unwrap();
-        hand.say(r#"{"type":"accepted","send_buffer":1,"recv_buffer":1}"#);
-        hand.hear();
-        hand.say(r#"{"type":"started"}"#);
+        hand.send_json(r#"{"type":"accepted","send_buffer":1,"recv_buffer":1}"#);
+        hand.receive();
+        hand.send_json(r#"{"type":"started"}"#);
     });
     assert!(error.contains("session 0: asking"), "{error}");
 }
@@ -254,9 +254,9 @@ fn datagrams_of_strangers_are_ignored() {
     // The right token counts, whichever process of this machine has it.
     hello[16..20].copy_from_slice(&token.to_le_bytes());
     stranger.send(&hello).unwrap();
-    assert!(hand.hear().unwrap().contains("accepted"));
-    hand.say(r#"{"type":"start"}"#);
-    assert!(hand.hear().unwrap().contains("started"));
+    assert!(hand.receive().unwrap().contains("accepted"));
+    hand.send_json(r#"{"type":"start"}"#);
+    assert!(hand.receive().unwrap().contains("started"));
     // A number that says nothing, a hello in the middle, a header that is cut: none is counted.
     for junk in [&hello[..], &hello[..23], &[7; 24][..]] {
         stranger.send(junk).unwrap();

@@ -143,7 +143,7 @@ fn buffers_are_really_set() {
 }
 
 #[test]
-fn a_chosen_data_port_is_used_and_its_clash_is_told() {
+fn a_chosen_data_port_is_used_and_its_clash_is_reported() {
     // An address that no other test takes ports of.
     let running = serve("tcp:127.77.0.1:0");
     let taken = std::net::TcpListener::bind("127.77.0.1:0").unwrap();
@@ -191,7 +191,7 @@ fn a_server_keeps_to_the_limits_it_was_given() {
 }
 
 #[test]
-fn a_refused_connection_says_what_to_start() {
+fn a_refused_connection_names_the_command_to_start() {
     // Bound and not listening: no other process gets the port meanwhile.
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
     let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -252,18 +252,18 @@ fn datagrams_are_accounted_for() {
             rate_bps: Some(8_000_000),
             ..quick(test)
         };
-        let sent = |report: &Report| report.datagrams.map_or(0, |told| told.counts.sent);
+        let sent = |report: &Report| report.datagrams.map_or(0, |counted| counted.counts.sent);
         let enough = |report: &Report| whole(report) && sent(report) > 100;
         let report = measured(&by_udp(address), &spec, &Options::default(), enough).unwrap();
         sane(&report);
-        let told = report.datagrams.unwrap();
+        let counted = report.datagrams.unwrap();
         assert_eq!(report.transport, "udp");
-        assert!(told.counts.sent > 100 && told.counts.received > 0, "{told:?}");
-        assert_eq!(report.bytes, told.counts.received * 1000);
-        assert_eq!(told.lost, told.counts.sent - told.counts.received);
+        assert!(counted.counts.sent > 100 && counted.counts.received > 0, "{counted:?}");
+        assert_eq!(report.bytes, counted.counts.received * 1000);
+        assert_eq!(counted.lost, counted.counts.sent - counted.counts.received);
         // Each of two sessions at 8 Mbit/s, and no faster: 10 ms are caught up at most.
         let most = 2 * (1000.0 * report.seconds) as u64 + 2 * 12;
-        assert!(told.counts.sent <= most, "the pace was not kept: {told:?} in {} s", report.seconds);
+        assert!(counted.counts.sent <= most, "the pace was not kept: {counted:?} in {} s", report.seconds);
     }
     let spec = Spec { message_bytes: 1000, rate_bps: Some(20_000_000), sessions: 2, ..quick(Test::Bidir) };
     let both = run_udp(address, &spec).unwrap();
@@ -345,9 +345,9 @@ fn the_cool_down_is_not_measured() {
 }
 
 #[test]
-fn who_looks_on_is_told() {
+fn an_observer_gets_every_interval() {
     let running = serve("tcp:127.0.0.1:0");
-    let (mut told, mut asked) = (Vec::<Progress>::new(), 0);
+    let (mut counted, mut asked) = (Vec::<Progress>::new(), 0);
     let to: Target = running.addresses()[0].clone().into();
     let report = {
         let mut hooks = Hooks {
@@ -355,16 +355,16 @@ fn who_looks_on_is_told() {
                 asked += 1;
                 Ok(())
             })),
-            every: Some((Duration::from_millis(100), Box::new(|progress| told.push(*progress)))),
+            every: Some((Duration::from_millis(100), Box::new(|progress| counted.push(*progress)))),
         };
         // Long enough for 30 looks.
         let spec = Spec { seconds: 3.0, ..quick(Test::Stream) };
         vmlane_bench::run(&to, &spec, &Options::default(), &mut hooks).unwrap()
     };
     assert_eq!(asked, 1, "asked before the start");
-    assert!(told[0].from < 0.0, "the warm-up comes first: {told:?}");
-    assert!(told.len() >= 3 && told.iter().any(|progress| progress.bytes > 0), "{told:?}");
-    assert_eq!(report.intervals, told);
+    assert!(counted[0].from < 0.0, "the warm-up comes first: {counted:?}");
+    assert!(counted.len() >= 3 && counted.iter().any(|progress| progress.bytes > 0), "{counted:?}");
+    assert_eq!(report.intervals, counted);
     assert!(report.started_at_ns > 1_600_000_000_000_000_000);
 }
 

@@ -45,16 +45,16 @@ fn tiny(program: &Path, address: &str, size: u64, seconds: f64) -> Sample {
     let mut server = Command::new(program);
     server.args(["server", address]).env("TINY_READ", size.to_string()).stdout(Stdio::piped());
     let mut server = Process(server.spawn().unwrap());
-    let mut said = BufReader::new(server.0.stdout.take().unwrap());
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap());
     let mut ready = String::new();
-    said.read_line(&mut ready).unwrap();
+    lines.read_line(&mut ready).unwrap();
     assert_eq!(ready, "ready\n");
     let client =
         Command::new(program).args(["client", address, &size.to_string(), &seconds.to_string()]).output();
     let client = client.unwrap();
     assert!(client.status.success(), "{}", String::from_utf8_lossy(&client.stderr));
     let mut end = String::new();
-    said.read_to_string(&mut end).unwrap();
+    lines.read_to_string(&mut end).unwrap();
     assert!(server.wait().success());
     let (sent, received) = (numbers(&String::from_utf8_lossy(&client.stdout)), numbers(&end));
     assert!(received[0] > 0.0 && sent[0] == received[0], "{sent:?} {received:?}");

@@ -74,7 +74,7 @@ impl Connections {
     pub fn too_big(&mut self, point: Point, from: SocketAddr, to: SocketAddr, mtu: u32, time: i64) {
         let (key, which) = key(point, from, to);
         if let Some(connection) = self.now.get_mut(&key) {
-            connection.ends(which).0.told_mtu(mtu, time);
+            connection.ends(which).0.reported_mtu(mtu, time);
         }
     }
 

@@ -171,13 +171,13 @@ struct Clock {
 
 impl Clock {
     fn of(order: Endianness, options: &[InterfaceDescriptionOption<'_>]) -> Clock {
-        let told = options.iter().find_map(|option| match option {
-            InterfaceDescriptionOption::IfTsResol(told) => Some(*told),
+        let resolution = options.iter().find_map(|option| match option {
+            InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
             _ => None,
         });
-        let told = told.unwrap_or(6);
-        let power = u32::from(told & 0x7f);
-        let units = if told & 0x80 == 0 { 10_u64.checked_pow(power) } else { 1_u64.checked_shl(power) };
+        let resolution = resolution.unwrap_or(6);
+        let power = u32::from(resolution & 0x7f);
+        let units = if resolution & 0x80 == 0 { 10_u64.checked_pow(power) } else { 1_u64.checked_shl(power) };
         Clock { order, units_per_second: units.unwrap_or(1_000_000).max(1) }
     }
 
@@ -224,7 +224,8 @@ mod tests {
 
     #[test]
     fn times_of_any_resolution_are_nanoseconds() {
-        let clock = |told| Clock::of(Endianness::Big, &[InterfaceDescriptionOption::IfTsResol(told)]);
+        let clock =
+            |resolution| Clock::of(Endianness::Big, &[InterfaceDescriptionOption::IfTsResol(resolution)]);
         assert_eq!(clock(6).nanoseconds(1_500_000), 1_500_000_000);
         assert_eq!(clock(9).nanoseconds(42), 42);
         assert_eq!(clock(0x80 | 10).nanoseconds(512), 500_000_000);

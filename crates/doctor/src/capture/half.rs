@@ -31,7 +31,7 @@ pub struct Half {
     acknowledged: i64,
     /// What the receiver has told of its window, in bytes if its scale is known.
     window: Option<u64>,
-    told_window: u16,
+    announced_window: u16,
     zero_since: Option<i64>,
     duplicate_acks: u32,
     selective: bool,
@@ -52,7 +52,7 @@ pub struct Half {
     /// A small segment alone under way and when its acknowledgement is due, and how late one came.
     alone: Option<(i64, i64)>,
     late: Option<(i64, i64)>,
-    told_mtu: Option<(u32, i64)>,
+    reported_mtu: Option<(u32, i64)>,
 }
 
 struct Last {
@@ -117,9 +117,9 @@ impl Half {
     }
 
     /// A router's word on what may be sent.
-    pub fn told_mtu(&mut self, mtu: u32, time: i64) {
-        self.told_mtu = Some((mtu, time));
-        self.seen.told_mtu = Some(mtu);
+    pub fn reported_mtu(&mut self, mtu: u32, time: i64) {
+        self.reported_mtu = Some((mtu, time));
+        self.seen.reported_mtu = Some(mtu);
     }
 
     /// Data from this end.
@@ -261,7 +261,7 @@ impl Half {
         self.largest.take_if(|(from, to)| start < *to && end > *from && end - start < *to - *from);
         let is_single = terms.mss.is_none_or(|mss| segment.payload <= mss);
         let above = |(mtu, at): (u32, i64)| segment.packet > mtu && now.saturating_sub(at) > OVERTAKEN;
-        if is_single && self.told_mtu.is_some_and(above) {
+        if is_single && self.reported_mtu.is_some_and(above) {
             self.seen.ignored_mtu += 1;
         }
         if let Some(last) = &mut self.last_sent {
@@ -351,14 +351,14 @@ impl Half {
         } else if to == self.acknowledged
             && segment.payload == 0
             && self.next > self.acknowledged
-            && segment.window == self.told_window
+            && segment.window == self.announced_window
             && !segment.flags.fin
         {
             self.duplicate_acks = self.duplicate_acks.saturating_add(1);
             self.last_moved = now;
         }
         self.selective_blocks(segment, to);
-        self.told_window = segment.window;
+        self.announced_window = segment.window;
         if !segment.flags.syn {
             self.window = scale.map(|scale| u64::from(segment.window) << scale);
         }

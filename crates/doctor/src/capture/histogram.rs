@@ -69,8 +69,8 @@ mod tests {
         }
         times.add(u64::MAX);
         for (share, right) in [(0.1, 2000.0), (0.5, 6000.0), (0.9, 10_000.0)] {
-            let told = times.at(share).unwrap() as f64;
-            assert!((told / right - 1.0).abs() < 0.2, "{share}: {told}");
+            let estimate = times.at(share).unwrap() as f64;
+            assert!((estimate / right - 1.0).abs() < 0.2, "{share}: {estimate}");
         }
         assert_eq!(times.least(), Some(1000));
         times.add(0);

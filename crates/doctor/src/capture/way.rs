@@ -64,7 +64,7 @@ pub struct Seen {
     pub stuck_bytes: u32,
     pub stuck_times: u32,
     /// What a router said of the MTU, and packets above it that were sent again all the same.
-    pub told_mtu: Option<u32>,
+    pub reported_mtu: Option<u32>,
     pub ignored_mtu: u64,
     /// The receiver's window: how large it was at most and at least, frames that filled it, and for how long
     /// the sender then waited while it was as large as ever.

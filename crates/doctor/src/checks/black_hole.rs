@@ -30,7 +30,7 @@ fn of(way: &Way) -> Option<Finding> {
     let (from, to) = (way.from.ip(), way.to.ip());
     let headers = if from.is_ipv6() { 60 } else { 40 };
     let tunnel = "1400";
-    if let Some(mtu) = seen.told_mtu.filter(|_| seen.ignored_mtu >= 2) {
+    if let Some(mtu) = seen.reported_mtu.filter(|_| seen.ignored_mtu >= 2) {
         let what = format!(
             "{from} was told of an MTU of {mtu} on the way to {to} and sends larger packets all the same."
         );

@@ -14,17 +14,17 @@ const PARAVIRTUAL: [&str; 5] = ["vmxnet3", "virtio_net", "hv_netvsc", "xen_netfr
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let most = evidence.runs(Kind::Stream).map(Run::bps).fold(0.0, f64::max);
     let found = evidence.interfaces().filter_map(|(end, _, card)| {
-        let said = label(card)?;
-        let exceeded = most > said * 1.05;
+        let stated = label(card)?;
+        let exceeded = most > stated * 1.05;
         let is_paravirtual = PARAVIRTUAL.contains(&card.driver.as_str());
-        if !(exceeded || is_paravirtual && most >= said / 2.0) {
+        if !(exceeded || is_paravirtual && most >= stated / 2.0) {
             return None;
         }
         let what = format!(
             "The speed that {} on {} tells, {}, is a label and no limit.",
             card.name,
             evidence.name(end),
-            rate(said)
+            rate(stated)
         );
         let cost = Cost::measured(0.0, "nothing");
         let seen = format!("measured: {}; the driver is {}", rate(most), card.driver);
@@ -44,10 +44,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_speed_that_is_exceeded_or_made_up_is_told_apart() {
+    fn a_speed_that_is_exceeded_or_made_up_is_recognized() {
         let mut evidence = fixture::healthy();
         // A gigabit a second is measured.
-        for (driver, speed, told) in [
+        for (driver, speed, is_found) in [
             ("vmxnet3", 10_000, false),
             ("vmxnet3", 1_500, true),
             ("vmxnet3", -1, false),
@@ -58,7 +58,7 @@ mod tests {
             fixture::card(&mut evidence).driver = driver.to_owned();
             fixture::card(&mut evidence).speed_mbit = Some(speed);
             let found = examine(&evidence);
-            assert_eq!(found.len(), usize::from(told), "{driver} {speed}: {found:?}");
+            assert_eq!(found.len(), usize::from(is_found), "{driver} {speed}: {found:?}");
             assert!(found.iter().all(|finding| finding.severity == Severity::Machine));
         }
     }

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tcp_counts_is_told_by_cause() {
+    fn what_tcp_counts_is_reported_by_cause() {
         let mut evidence = fixture::healthy();
         evidence.runs.retain(|run| run.kind != Kind::Stream);
         let tcp = TcpSummary { mss: 1448, retransmits: 4000, ..TcpSummary::default() };

@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_connection_that_is_idle_for_most_of_a_transfer_waits_for_its_sender() {
         let idle = TcpSummary { mss: 1448, busy_us: 300_000, ..TcpSummary::default() };
-        for (tcp, told) in [
+        for (tcp, is_found) in [
             (idle, true),
             (TcpSummary { busy_us: 600_000, ..idle }, false),
             (TcpSummary { busy_us: 0, ..idle }, false),
@@ -108,7 +108,7 @@ mod tests {
             let mut evidence = fixture::healthy();
             evidence.runs = vec![fixture::stream(End::Far, 1e9, tcp)];
             let found = examine(&evidence);
-            assert_eq!(found.len(), usize::from(told), "{tcp:?}: {found:?}");
+            assert_eq!(found.len(), usize::from(is_found), "{tcp:?}: {found:?}");
             assert!(found.iter().all(|finding| finding.severity == Severity::Machine));
         }
     }

@@ -186,7 +186,7 @@ mod tests {
     use crate::host::Host;
 
     #[test]
-    fn each_reason_is_told_with_its_remedy() {
+    fn each_reason_is_reported_with_its_remedy() {
         for reason in &REASONS {
             let mut nic = Nic { name: "nic0".to_owned(), port_group: "lan".to_owned(), ..Nic::default() };
             nic.total.insert(reason.counter.to_owned(), 20);

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_option_is_looked_at() {
+    fn each_option_is_checked() {
         let mut evidence = fixture::healthy();
         for (setting, ..) in OPTIONS {
             evidence.near.sysctls.0.insert(setting.to_owned(), "0".to_owned());

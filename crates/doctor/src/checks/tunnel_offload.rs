@@ -39,7 +39,7 @@ mod tests {
     use crate::facts::{Feature, Interface};
 
     #[test]
-    fn a_tunnel_over_a_card_that_cuts_it_is_told() {
+    fn a_tunnel_over_a_card_that_cuts_it_is_found() {
         let mut evidence = fixture::healthy();
         let on = Feature { on: true, changeable: true };
         fixture::card(&mut evidence).features.insert(FEATURE.to_owned(), on);

@@ -206,9 +206,9 @@ mod tests {
                 "No VMM is connected",
             ),
         ];
-        for (change, says) in cases {
+        for (change, phrase) in cases {
             let sentences = found(change);
-            assert!(sentences.len() == 1 && sentences[0].contains(says), "{says}: {sentences:?}");
+            assert!(sentences.len() == 1 && sentences[0].contains(phrase), "{phrase}: {sentences:?}");
         }
         let trunk = found(|host| host.vms[1].nics[0].vlan = "trunk".to_owned());
         assert!(trunk.is_empty(), "{trunk:?}");

@@ -163,9 +163,12 @@ mod tests {
             (|host| host.all_vcpus = 9, Severity::Machine, "9 virtual CPUs on 4"),
             (|host| host.governor = Some("powersave".to_owned()), Severity::Machine, "saves power"),
         ];
-        for (change, severity, says) in cases {
-            let told = found(change);
-            assert!(told.len() == 1 && told[0].0 == severity && told[0].1.contains(says), "{says}: {told:?}");
+        for (change, severity, phrase) in cases {
+            let listed = found(change);
+            assert!(
+                listed.len() == 1 && listed[0].0 == severity && listed[0].1.contains(phrase),
+                "{phrase}: {listed:?}"
+            );
         }
     }
 }

@@ -106,15 +106,15 @@ mod tests {
     }
 
     #[test]
-    fn kernels_and_modules_that_need_the_flag_are_told_apart() {
+    fn kernels_and_modules_that_need_the_flag_are_distinguished() {
         let mut evidence = over_vsock("vsock:4:12900");
         evidence.near.vsock.has_vmci = true;
-        for (kernel, told) in
+        for (kernel, expected) in
             [("6.12.107", 0), ("7.0.9", 0), ("7.1.0-rc3", 1), ("7.2.12", 1), ("10.0", 1), ("odd", 0)]
         {
             evidence.near.machine.kernel = kernel.to_owned();
             let found = examine(&evidence);
-            assert_eq!(found.len(), told, "{kernel}");
+            assert_eq!(found.len(), expected, "{kernel}");
             assert!(found.iter().all(|finding| finding.severity == Severity::Machine));
         }
         evidence.near.machine.kernel = "6.12.107".to_owned();

@@ -175,13 +175,15 @@ fn key<'a>(value: &'a str, name: &str) -> Option<&'a str> {
 /// "2", "2,maxcpus=4", "cpus=2,...", or sockets, cores and threads to multiply.
 fn vcpus(value: &str) -> usize {
     let first = value.split(',').next().and_then(|first| first.parse().ok());
-    let told = first.or_else(|| key(value, "cpus")?.parse().ok());
-    told.unwrap_or_else(|| {
-        let of =
-            |name| key(value, name).and_then(|text| text.parse::<usize>().ok()).unwrap_or(1).clamp(1, 1024);
-        of("sockets") * of("cores") * of("threads")
-    })
-    .clamp(1, 4096)
+    let count = first.or_else(|| key(value, "cpus")?.parse().ok());
+    count
+        .unwrap_or_else(|| {
+            let of = |name| {
+                key(value, name).and_then(|text| text.parse::<usize>().ok()).unwrap_or(1).clamp(1, 1024)
+            };
+            of("sockets") * of("cores") * of("threads")
+        })
+        .clamp(1, 4096)
 }
 
 #[cfg(test)]

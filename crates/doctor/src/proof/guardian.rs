@@ -56,14 +56,14 @@ pub fn guard(directory: &Path) -> bool {
     let mut changes = match begun {
         Ok(changes) => changes,
         Err(error) => {
-            say(&Answer { error: Some(error), ..Answer::default() });
+            send(&Answer { error: Some(error), ..Answer::default() });
             return false;
         }
     };
-    say(&Answer::default());
-    let (mut orders, mut heard) = (Vec::new(), Instant::now());
-    while let Some(line) = next_line(&mut orders, &ended, heard) {
-        heard = Instant::now();
+    send(&Answer::default());
+    let (mut orders, mut received) = (Vec::new(), Instant::now());
+    while let Some(line) = next_line(&mut orders, &ended, received) {
+        received = Instant::now();
         let answer = match serde_json::from_str(&line) {
             Ok(Order::Apply(list)) => match list.iter().try_for_each(|change| changes.apply(change)) {
                 Ok(()) => Answer::default(),
@@ -72,7 +72,7 @@ pub fn guard(directory: &Path) -> bool {
             Ok(Order::Undo) => answer(changes.undo()),
             Err(error) => Answer { error: Some(error.to_string()), ..Answer::default() },
         };
-        say(&answer);
+        send(&answer);
     }
     let undone = changes.undo();
     // After a proof that came to its end, there is nothing to put back here.
@@ -88,21 +88,21 @@ fn answer(undone: Undone) -> Answer {
 }
 
 /// To the doctor. If it is gone, the pipe's other half says so.
-fn say(answer: &Answer) {
+fn send(answer: &Answer) {
     let line = serde_json::to_string(answer).unwrap_or_default() + "\n";
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());
 }
 
 /// The next line; none when the doctor is gone or silent, or the guardian shall end.
-fn next_line(read: &mut Vec<u8>, ended: &AtomicBool, heard: Instant) -> Option<String> {
+fn next_line(read: &mut Vec<u8>, ended: &AtomicBool, received: Instant) -> Option<String> {
     let stdin = std::io::stdin();
     loop {
         if let Some(end) = read.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = read.drain(..=end).collect();
             return Some(String::from_utf8_lossy(&line).into_owned());
         }
-        if ended.load(Ordering::Relaxed) || heard.elapsed() > TIMEOUT || read.len() as u64 > LONGEST {
+        if ended.load(Ordering::Relaxed) || received.elapsed() > TIMEOUT || read.len() as u64 > LONGEST {
             return None;
         }
         let mut waiting = [PollFd::new(&stdin, PollFlags::IN)];
@@ -142,7 +142,7 @@ impl Guardian {
         let (orders, answers) = (child.stdin.take(), child.stdout.take());
         let answers = BufReader::new(answers.ok_or("the guardian process has no output")?);
         let mut guardian = Guardian { child, orders, answers, is_gone: false };
-        guardian.hear().and_then(|answer| answer.error.map_or(Ok(()), Err))?;
+        guardian.receive().and_then(|answer| answer.error.map_or(Ok(()), Err))?;
         Ok(guardian)
     }
 
@@ -180,10 +180,10 @@ impl Guardian {
         let line = serde_json::to_string(order).map_err(|error| error.to_string())? + "\n";
         // Should it be gone, there is no answer either.
         let _ = self.orders.as_mut().map(|pipe| pipe.write_all(line.as_bytes()));
-        self.hear()
+        self.receive()
     }
 
-    fn hear(&mut self) -> Result<Answer, String> {
+    fn receive(&mut self) -> Result<Answer, String> {
         let mut line = String::new();
         let read = self.answers.by_ref().take(LONGEST).read_line(&mut line);
         if read.is_err() || !line.ends_with('\n') {

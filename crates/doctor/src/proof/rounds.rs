@@ -33,7 +33,7 @@ impl Measuring<'_> {
         let (began, question) = (Instant::now(), Question::Counters { interface: None }.to_value());
         while began.elapsed() < ANSWERS {
             let asked = vmlane_bench::ask(self.to, self.options, &question, Duration::from_secs(2));
-            if asked.is_ok_and(|told| serde_json::from_value::<Counters>(told.answer).is_ok()) {
+            if asked.is_ok_and(|reply| serde_json::from_value::<Counters>(reply.answer).is_ok()) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(200));

@@ -90,7 +90,7 @@ fn line(reading: &Reading, evidence: &Evidence) -> String {
 
 /// For the key `proof` of the report.
 pub fn json(proven: &Proven, evidence: &Evidence) -> Value {
-    let trials: Vec<Value> = proven.trials.iter().map(|trial| told(trial, evidence)).collect();
+    let trials: Vec<Value> = proven.trials.iter().map(|trial| trial_json(trial, evidence)).collect();
     json!({
         "trials": trials,
         "error": proven.error.as_deref().map(printable),
@@ -101,7 +101,7 @@ pub fn json(proven: &Proven, evidence: &Evidence) -> Value {
     })
 }
 
-fn told(trial: &Trial, evidence: &Evidence) -> Value {
+fn trial_json(trial: &Trial, evidence: &Evidence) -> Value {
     let mut value = serde_json::to_value(trial).unwrap_or_default();
     let commands: Vec<_> = trial.remedy.changes.iter().map(crate::change::Change::command).collect();
     insert(&mut value, "commands", json!(commands));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn before_after_and_spread_are_said() {
+    fn before_after_and_spread_are_shown() {
         let (mut proven, evidence) = (proven(), fixture::healthy());
         let shown = text(&proven, &evidence);
         for part in [

@@ -114,8 +114,8 @@ impl Ethtool {
     }
 
     pub fn mtu(&self, interface: &str) -> io::Result<u32> {
-        let told = self.mtu_call(interface, SIOCGIFMTU, 0)?;
-        u32::try_from(told).map_err(|_| io::ErrorKind::InvalidData.into())
+        let returned = self.mtu_call(interface, SIOCGIFMTU, 0)?;
+        u32::try_from(returned).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
     pub fn set_mtu(&self, interface: &str, mtu: u32) -> io::Result<()> {

@@ -36,11 +36,11 @@ fn findings(scene: &Scene) -> Vec<Finding> {
 
 /// One finding, of this check.
 #[track_caller]
-fn only(scene: &Scene, check: &str, says: &str) -> Finding {
+fn only(scene: &Scene, check: &str, phrase: &str) -> Finding {
     let mut found = findings(scene);
     assert!(
-        found.len() == 1 && found[0].check == check && found[0].what.contains(says),
-        "{check}, {says}: {found:#?}\n{}",
+        found.len() == 1 && found[0].check == check && found[0].what.contains(phrase),
+        "{check}, {phrase}: {found:#?}\n{}",
         read(scene).text()
     );
     assert!(!found[0].evidence.is_empty(), "a finding has evidence");
@@ -166,7 +166,7 @@ fn a_slow_sender_is_no_fault_of_the_network() {
 }
 
 #[test]
-fn losses_are_told_by_cause() {
+fn losses_are_reported_by_cause() {
     let mut scene = opened();
     scene.bulk(1000, 2000, 1460, 1.5, 200);
     let mut fast = opened();
@@ -320,7 +320,7 @@ fn a_connection_that_follows_another_one_of_the_same_ports_is_a_new_one() {
 
 /// One capture goes on for longer: what only it has was not lost.
 #[test]
-fn captures_of_different_length_do_not_say_where_frames_are_lost() {
+fn captures_of_different_length_do_not_show_where_frames_are_lost() {
     let (mut long, mut short) = (opened(), opened());
     for number in 0..2000_u64 {
         let (start, at) = (number * 1460, 1000 + number * 1000);
@@ -346,7 +346,7 @@ fn captures_of_different_length_do_not_say_where_frames_are_lost() {
 /// The frames that a capture of the receiver's end does not have are lost before it; both captures together
 /// say where.
 #[test]
-fn two_captures_tell_where_frames_are_lost() {
+fn two_captures_show_where_frames_are_lost() {
     let mut sender = opened();
     let mut receiver = opened();
     let mut at = 1000;
@@ -416,7 +416,7 @@ fn frames_that_come_late_or_twice_are_no_losses() {
 }
 
 #[test]
-fn windows_are_looked_at() {
+fn windows_are_checked() {
     let mut zero = opened();
     zero.windows = [29_200, 100];
     let mut at = 1000;
@@ -448,14 +448,14 @@ fn windows_are_looked_at() {
 fn the_end_whose_first_segment_lacks_the_window_scale_is_named() {
     let answers = "10.0.0.2 answers connections without window scaling";
     let opens = "10.0.0.1 opens connections without window scaling";
-    for (scale, from, says) in [
+    for (scale, from, phrase) in [
         ([Some(7), None], A, answers),
         ([Some(7), None], B, answers),
         ([None, Some(7)], A, opens),
         ([None, None], A, opens),
         ([None, None], B, opens),
     ] {
-        only(&windows(scale, from), "small-window", says);
+        only(&windows(scale, from), "small-window", phrase);
     }
 }
 
@@ -572,17 +572,17 @@ fn black_holes_are_found() {
     let finding = only(&silent, "black-hole", "Segments of 1460 bytes from 10.0.0.1 never arrive");
     assert!(finding.evidence[0].contains("5 times"), "{:?}", finding.evidence);
 
-    let mut told = opened();
+    let mut ignored = opened();
     let mut at = 2000;
-    told.data(at, A, 0, 1460);
+    ignored.data(at, A, 0, 1460);
     for doubling in 0..3 {
-        told.too_big(at + 300, 1400);
+        ignored.too_big(at + 300, 1400);
         at += 210_000 << doubling;
-        told.data(at, A, 0, 1460);
+        ignored.data(at, A, 0, 1460);
     }
-    only(&told, "black-hole", "was told of an MTU of 1400");
+    only(&ignored, "black-hole", "was told of an MTU of 1400");
     // A router's message belongs to the interface that the capture names for it.
-    let cooked = judged(vec![read_bytes("any.pcap", &told.cooked()).unwrap()]);
+    let cooked = judged(vec![read_bytes("any.pcap", &ignored.cooked()).unwrap()]);
     assert!(cooked.findings[0].what.contains("was told of an MTU of 1400"), "{}", cooked.text());
 
     // Perhaps the other end has gone away: smaller ones are said to arrive only if some did.
@@ -596,13 +596,13 @@ fn black_holes_are_found() {
     only(&first, "black-hole", "its answer to the opening did come");
 
     // It listens: smaller ones, which arrive.
-    let mut heard = opened();
-    heard.data(1000, A, 0, 1460);
-    heard.too_big(1100, 1400);
-    heard.data(1150, A, 0, 1360);
-    heard.data(1151, A, 1360, 1360);
-    heard.ack(1400, B, 2720);
-    none(&heard);
+    let mut obeyed = opened();
+    obeyed.data(1000, A, 0, 1460);
+    obeyed.too_big(1100, 1400);
+    obeyed.data(1150, A, 0, 1360);
+    obeyed.data(1151, A, 1360, 1360);
+    obeyed.ack(1400, B, 2720);
+    none(&obeyed);
 
     // The other end has gone away: nothing arrives, of whatever size.
     let mut gone = opened();
@@ -662,7 +662,7 @@ fn plain(header: &'static [u8]) -> Header {
 
 #[test]
 fn tcp_in_tunnels_is_judged_as_outside() {
-    let said = |diagnosis: &Diagnosis| -> Vec<String> {
+    let whats = |diagnosis: &Diagnosis| -> Vec<String> {
         diagnosis.findings.iter().map(|finding| finding.what.clone()).collect()
     };
     let scene = bursts(1);
@@ -678,16 +678,16 @@ fn tcp_in_tunnels_is_judged_as_outside() {
         let capture = read_bytes("tunnel.pcap", &scene.tunnelled(protocol, cut, &header).pcap()).unwrap();
         assert_eq!((capture.examined, capture.not_examined.len()), (capture.packets, 0), "{name}");
         assert!(capture.ways[0].point.contains("in tunnels"), "{name}: {}", capture.ways[0].point);
-        assert_eq!(said(&judged(vec![capture])), said(&read(&scene)), "{name}");
+        assert_eq!(whats(&judged(vec![capture])), whats(&read(&scene)), "{name}");
     }
 }
 
 #[test]
-fn what_was_not_examined_is_said_and_is_no_result() {
+fn what_was_not_examined_is_reported_and_is_no_result() {
     let scene = bursts(1);
     let of = |bytes: &[u8]| read_bytes("some.pcap", bytes).unwrap();
     let tunnel = |protocol, header: Header| of(&scene.tunnelled(IpNumber(protocol), 0, &header).pcap());
-    for (kind, says, capture) in [
+    for (kind, phrase, capture) in [
         ("vsock", "packets of vsock were not examined", of(&scene.pcap_of(271))),
         ("link layer 105", "of a link layer that is not known here (105)", of(&scene.pcap_of(105))),
         ("UDP", "packets of UDP were not examined: only TCP is", tunnel(17, udp(53, &[]))),
@@ -714,7 +714,7 @@ fn what_was_not_examined_is_said_and_is_no_result() {
         let diagnosis = judged(vec![capture]);
         assert_eq!((diagnosis.exit_code(), diagnosis.findings.len()), (3, 0), "{kind}");
         let text = diagnosis.text().replace("\n  ", " ");
-        assert!(text.contains(says) && !text.contains("Nothing found"), "{kind}: {text}");
+        assert!(text.contains(phrase) && !text.contains("Nothing found"), "{kind}: {text}");
     }
     // An empty one, too; and of two captures, one that could be examined does not speak for the other.
     let empty = || of(&Scene::new().pcap());

@@ -46,20 +46,20 @@ fn a_machine_can_be_examined_by_itself() {
 }
 
 #[test]
-fn a_server_without_doctor_tells_nothing() {
+fn a_server_without_doctor_answers_no_questions() {
     let (_server, to) = serve(None);
     let error = ask(&to).unwrap_err().to_string();
     assert!(error.contains("vmlane bench server --doctor"), "{error}");
 }
 
 #[test]
-fn nonsense_is_an_error_and_a_hostile_name_is_escaped() {
-    for nonsense in [
+fn a_malformed_answer_is_an_error_and_a_hostile_name_is_escaped() {
+    for malformed in [
         Value::Null,
         serde_json::json!({ "version": 77 }),
         serde_json::json!({ "version": 1, "interfaces": "x" }),
     ] {
-        let (_server, to) = serve(Some(Arc::new(move |_| Ok(nonsense.clone()))));
+        let (_server, to) = serve(Some(Arc::new(move |_| Ok(malformed.clone()))));
         ask(&to).unwrap_err();
     }
     let hostile = serde_json::json!({ "version": 1, "machine": { "host": "\u{1b}]0;owned\u{7}\n" }, "interfaces": [{ "name": "\u{1b}[2J" }] });
@@ -69,7 +69,7 @@ fn nonsense_is_an_error_and_a_hostile_name_is_escaped() {
 }
 
 #[test]
-fn one_that_answers_late_is_found_and_what_there_was_no_time_for_is_said() {
+fn a_late_answer_is_found_and_what_there_was_no_time_for_is_reported() {
     let honest = examiner();
     let late: Examiner = Arc::new(move |asked| {
         if asked.request["about"] == "counters" {
