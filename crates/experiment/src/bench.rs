@@ -95,10 +95,10 @@ impl Bench {
             return Ok(());
         }
         self.moderated = factors.moderation;
-        self.status.guests.iter().try_for_each(|guest| self.tell_moderation(guest))
+        self.status.guests.iter().try_for_each(|guest| self.set_moderation(guest))
     }
 
-    fn tell_moderation(&self, guest: &GuestStatus) -> Result<()> {
+    fn set_moderation(&self, guest: &GuestStatus) -> Result<()> {
         let words = match self.moderated {
             None => "adaptive-rx on".to_owned(),
             Some(Moderation::Off) => "adaptive-rx off rx-usecs 0".to_owned(),
@@ -143,8 +143,8 @@ impl Bench {
                 let host = test_host::of_uplink(uplink, *uplinks);
                 let output = self.lab.host_command_on(host, &argv)?.output();
                 let output = output.context("cannot run ip (iproute2)")?;
-                let said = String::from_utf8_lossy(&output.stderr);
-                ensure!(output.status.success(), "an uplink cannot be set by `{line}`: {}", said.trim());
+                let message = String::from_utf8_lossy(&output.stderr);
+                ensure!(output.status.success(), "an uplink cannot be set by `{line}`: {}", message.trim());
             }
         }
         Ok(())
@@ -181,10 +181,10 @@ impl Bench {
         let method = if factors.tool == Tool::Vmlane { StartMethod::Barrier } else { StartMethod::Script };
         // The log of the guest that died says more than that of its peer.
         let group = StartGroup::gather(method, commands, TIMEOUT + more, stop)
-            .or_else(|error| self.look().and(Err(error)))?;
+            .or_else(|error| self.check_alive().and(Err(error)))?;
         let counted = self.counters(&factors.device)?;
         let (cpu, begin) = (Cpu::sample(&processes), Instant::now());
-        let ends = group.go(timeout, stop, &mut || self.look());
+        let ends = group.go(timeout, stop, &mut || self.check_alive());
         row.wall_seconds = (begin.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         if let (Some(before), Some(after)) = (cpu, Cpu::sample(&processes)) {
             let used = after.since(&before);
@@ -194,11 +194,11 @@ impl Bench {
         if let (Some(before), Ok(Some(after))) = (counted, self.counters(&factors.device)) {
             row.counters = moved(&before, &after);
         }
-        let ends = ends.or_else(|error| self.look().and(Err(error)))?;
+        let ends = ends.or_else(|error| self.check_alive().and(Err(error)))?;
         let mut all = Vec::new();
         for output in &ends.outputs {
             if !output.success() {
-                let _ = self.look();
+                let _ = self.check_alive();
                 bail!(
                     "exit code {}: {} {}",
                     output.exit.shell_code(),
@@ -315,7 +315,7 @@ impl Bench {
     }
 
     /// An error when a guest or the daemon is gone.
-    fn look(&mut self) -> Result<()> {
+    fn check_alive(&mut self) -> Result<()> {
         let status = self.lab.status()?;
         self.dead = status
             .guests
@@ -333,7 +333,7 @@ impl Bench {
 
     /// The last lines of the logs of what died; empty if nothing did.
     pub fn last_words(&mut self) -> Option<String> {
-        let _ = self.look();
+        let _ = self.check_alive();
         let log = |name: &String| {
             let read =
                 |path: &Path| std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -362,7 +362,7 @@ impl Bench {
         }
         self.status = self.lab.status()?;
         if self.moderated.is_some() {
-            self.status.guests.iter().try_for_each(|guest| self.tell_moderation(guest))?;
+            self.status.guests.iter().try_for_each(|guest| self.set_moderation(guest))?;
         }
         Ok(())
     }

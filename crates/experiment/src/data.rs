@@ -22,7 +22,7 @@ pub struct Drawn {
     /// Rows of several combinations fell into one mark.
     pub mixed: bool,
     /// Factors that differ between marks and that the figure does not name.
-    pub untold: Vec<&'static str>,
+    pub unnamed: Vec<&'static str>,
     pub labs: Labs,
 }
 
@@ -44,7 +44,7 @@ impl<'r> Data<'r> {
         let scale = reach(charts.iter().flat_map(|chart| &chart.series));
         charts.iter_mut().for_each(|chart| chart.reach = scale);
         let labs = self.labs(&picked.rows_of(&[]), &picked.shown());
-        Drawn { charts, mixed, untold: picked.untold(&self.named), labs }
+        Drawn { charts, mixed, unnamed: picked.unnamed(&self.named), labs }
     }
 
     /// The chart of one panel, whose factor is `fixed`.

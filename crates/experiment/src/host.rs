@@ -33,7 +33,7 @@ impl Cpu {
     /// None when one of them is gone, or /proc does not say.
     pub fn sample(processes: &[(String, u32)]) -> Option<Cpu> {
         let seconds = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
-        let all = Processes::look()?;
+        let all = Processes::read()?;
         let mut served = Vec::new();
         for (name, pid) in processes {
             served.push((name.clone(), seconds(all.ticks(*pid)?)));
@@ -82,7 +82,7 @@ impl Process {
 struct Processes(BTreeMap<u32, Process>);
 
 impl Processes {
-    fn look() -> Option<Processes> {
+    fn read() -> Option<Processes> {
         let entries = std::fs::read_dir("/proc").ok()?.flatten();
         let process = |entry: std::fs::DirEntry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_whose_names_say_little_are_told_apart_by_their_numbers() {
+    fn processors_of_the_same_name_are_distinguished_by_their_numbers() {
         let of = |name| format!("cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {name}\n");
         assert_eq!(cpu_name(&of("AMD EPYC")).as_deref(), Some("AMD EPYC, family 25 model 17"));
         assert_eq!(cpu_name(&of("AMD EPYC 9B14")).as_deref(), Some("AMD EPYC 9B14"));

@@ -46,7 +46,7 @@ mod words;
 pub use factors::Factors;
 pub use plan::Plan;
 pub use rows::{Row, Setup, Writer};
-pub use run::{News, Runner};
+pub use run::{Progress, Runner};
 pub use steps::Step;
 
 /// The plans of the demo: some minutes, and numbers to quote.

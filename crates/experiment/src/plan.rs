@@ -142,7 +142,9 @@ pub enum Measure {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    pub said: String,
+    /// Kept rows carry plans that call it `said`.
+    #[serde(alias = "said")]
+    pub text: String,
     #[serde(default)]
     pub value: Measure,
     /// What is measured, and what it is divided by; without `over` the value itself is shown.

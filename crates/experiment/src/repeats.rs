@@ -133,11 +133,11 @@ mod tests {
         let plan = Plan::parse(&text(""), false).unwrap();
         let groups = plan.boots().remove(0).groups;
         let mut made = Made::default();
-        let told = |steps: &[Step]| {
+        let sizes_and_runs = |steps: &[Step]| {
             steps.iter().map(|step| (step.factors.message, step.run)).collect::<Vec<(u64, u32)>>()
         };
         let steps = plan.next_rounds(&groups, &made);
-        assert_eq!(told(&steps), [(512, 1), (1024, 1), (1024, 2), (512, 2), (512, 3), (1024, 3)]);
+        assert_eq!(sizes_and_runs(&steps), [(512, 1), (1024, 1), (1024, 2), (512, 2), (512, 3), (1024, 3)]);
         let row = |step: &Step| Row {
             id: step.factors.id(),
             run: step.run,
@@ -146,9 +146,9 @@ mod tests {
             ..Row::default()
         };
         steps[..5].iter().for_each(|step| made.add(&row(step)));
-        assert_eq!(told(&plan.next_rounds(&groups, &made)), [(1024, 3), (512, 4)]);
+        assert_eq!(sizes_and_runs(&plan.next_rounds(&groups, &made)), [(1024, 3), (512, 4)]);
         made.add(&row(&steps[5]));
-        assert_eq!(told(&plan.next_rounds(&groups, &made)), [(512, 4)]);
+        assert_eq!(sizes_and_runs(&plan.next_rounds(&groups, &made)), [(512, 4)]);
     }
 
     #[test]

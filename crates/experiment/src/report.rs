@@ -242,7 +242,7 @@ fn lead(rows: &[Row], plan: Option<&Plan>, missing: usize) -> String {
 
 /// The title of the claims' section and the head of its column: where no paper stands behind an experiment,
 /// claims are what its plan expects.
-pub(crate) fn said_by(plan: &Plan) -> (&'static str, &'static str) {
+pub(crate) fn claims_title(plan: &Plan) -> (&'static str, &'static str) {
     match plan.paper {
         Some(_) => ("What was published, and what was measured", "published"),
         None => ("What was expected, and what was measured", "expected"),
@@ -253,14 +253,14 @@ pub(crate) fn said_by(plan: &Plan) -> (&'static str, &'static str) {
 fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
     let Some(plan) = plan.filter(|plan| !plan.claims.is_empty()) else { return String::new() };
     let data = Data::new(rows, Some(plan));
-    let (title, who) = said_by(plan);
+    let (title, who) = claims_title(plan);
     let line = |claim: &Claim| {
         let measured = data.measured(claim).unwrap_or_else(|| "not measured".into());
         let remark = match claim.remark.is_empty() {
             true => String::new(),
             false => format!("<small>{}</small>", escape(&claim.remark)),
         };
-        [escape(&claim.said), escape(&measured) + &remark].map(plain).to_vec()
+        [escape(&claim.text), escape(&measured) + &remark].map(plain).to_vec()
     };
     let lines: Vec<_> = plan.claims.iter().map(line).collect();
     format!("<h2>{title}</h2>\n{}", tables::table(" class=\"claims\"", &[who, "here"].map(plain), &lines))
@@ -294,14 +294,14 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
             ),
         };
         let mixed = if drawn.mixed { " Some marks take several combinations together." } else { "" };
-        let untold: Vec<&str> = drawn.untold.iter().map(|factor| title(factor)).collect();
-        let untold = match untold.is_empty() {
+        let unnamed: Vec<&str> = drawn.unnamed.iter().map(|factor| title(factor)).collect();
+        let unnamed = match unnamed.is_empty() {
             true => String::new(),
-            false => format!(" Marks also differ in: {}.", untold.join(", ")),
+            false => format!(" Marks also differ in: {}.", unnamed.join(", ")),
         };
         let _ = write!(
             html,
-            "<figcaption>{}{scale}{labs}{untold}{mixed}</figcaption>\n</figure>\n",
+            "<figcaption>{}{scale}{labs}{unnamed}{mixed}</figcaption>\n</figure>\n",
             escape(&figure.caption)
         );
     }

@@ -26,7 +26,7 @@ const GIVE_UP: u32 = 3;
 const REPEATS: u32 = 3;
 
 /// What an experiment reports while it runs.
-pub enum News<'a> {
+pub enum Progress<'a> {
     Starts {
         step: &'a Step,
         number: usize,
@@ -36,7 +36,7 @@ pub enum News<'a> {
     Ended(&'a Row),
     /// All rows of one combination that this start has made.
     Combination(&'a [Row]),
-    Says(&'a str),
+    Message(&'a str),
 }
 
 /// An experiment under way.
@@ -53,7 +53,7 @@ pub struct Runner<'a> {
 /// What stays the same from run to run.
 struct Course<'r, 'w> {
     file: &'r mut Writer,
-    watch: &'r mut (dyn FnMut(&News<'_>) + 'w),
+    watch: &'r mut (dyn FnMut(&Progress<'_>) + 'w),
     begin: Instant,
     date: String,
     number: usize,
@@ -71,7 +71,12 @@ impl Runner<'_> {
     ///
     /// # Errors
     /// The file cannot be written. A lab that cannot be brought up makes failed rows.
-    pub fn run(&self, file: &mut Writer, done: &[Row], watch: &mut dyn FnMut(&News<'_>)) -> Result<Vec<Row>> {
+    pub fn run(
+        &self,
+        file: &mut Writer,
+        done: &[Row],
+        watch: &mut dyn FnMut(&Progress<'_>),
+    ) -> Result<Vec<Row>> {
         let made = Made::of(done);
         let mut boots = self.plan.boots();
         for boot in &mut boots {
@@ -138,7 +143,7 @@ impl Runner<'_> {
                 let ids: Vec<String> = group.members.iter().map(Factors::id).collect();
                 let rows: Vec<Row> =
                     course.rows.iter().filter(|row| ids.contains(&row.id)).cloned().collect();
-                (course.watch)(&News::Combination(&rows));
+                (course.watch)(&Progress::Combination(&rows));
             }
             // Behind those of the others that are still to come.
             steps.extend(more);
@@ -168,11 +173,11 @@ impl Runner<'_> {
             && !self.stopped()
         {
             row.log = present.last_words();
-            (course.watch)(&News::Says(&format!("{}: run {} failed: {error:#}", row.id, row.run)));
+            (course.watch)(&Progress::Message(&format!("{}: run {} failed: {error:#}", row.id, row.run)));
             match present.mend() {
                 Ok(()) => *bench = Some(present),
                 Err(error) => {
-                    (course.watch)(&News::Says(&format!(
+                    (course.watch)(&Progress::Message(&format!(
                         "the lab cannot be mended, a new one comes: {error:#}"
                     )));
                     let _ = present.down();
@@ -205,11 +210,11 @@ impl Runner<'_> {
     fn bring_up(&self, boot: &Boot, course: &mut Course<'_, '_>) -> Result<Bench> {
         let mut spec = boot.spec(self.name);
         spec.accelerator = boot.like.accelerator.clone();
-        let said = std::cell::RefCell::new(Vec::new());
-        let lab = Lab::up_with(&spec, self.program, &|line| said.borrow_mut().push(line.to_owned()));
-        let warnings = said.into_inner();
+        let reported = std::cell::RefCell::new(Vec::new());
+        let lab = Lab::up_with(&spec, self.program, &|line| reported.borrow_mut().push(line.to_owned()));
+        let warnings = reported.into_inner();
         for line in warnings.iter().filter(|line| line.contains("warning")) {
-            (course.watch)(&News::Says(line));
+            (course.watch)(&Progress::Message(line));
         }
         let lab = lab.with_context(|| {
             format!("the lab of {} guests with {:?} did not come up", spec.guests, spec.devices)
@@ -259,13 +264,13 @@ impl Course<'_, '_> {
             _ => self.begin.elapsed().as_secs_f64() / made as f64,
         };
         let left = Some(Duration::from_secs_f64(each * left as f64));
-        (self.watch)(&News::Starts { step, number: self.number, of: self.of, left });
+        (self.watch)(&Progress::Starts { step, number: self.number, of: self.of, left });
     }
 
     fn ended(&mut self, row: Row) -> Result<()> {
         self.file.add(&row)?;
         self.made.add(&row);
-        (self.watch)(&News::Ended(&row));
+        (self.watch)(&Progress::Ended(&row));
         self.rows.push(row);
         Ok(())
     }

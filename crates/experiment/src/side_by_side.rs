@@ -11,7 +11,9 @@ use crate::data::Data;
 use crate::figure::escape;
 use crate::plan::{Claim, Plan};
 use crate::report::tables::{Cell, plain, spread_cell, text};
-use crate::report::{FIGURES, FILE, begin, named, panels, pictures, plan_of, said_by, save, tables, write};
+use crate::report::{
+    FIGURES, FILE, begin, claims_title, named, panels, pictures, plan_of, save, tables, write,
+};
 use crate::rows::{self, Row};
 use crate::summary::Spread;
 use crate::units::{number, unit};
@@ -175,13 +177,13 @@ fn claims(experiment: &Experiment, machines: usize) -> String {
     }
     let of: Vec<Vec<Row>> = (0..machines).map(|machine| of_machine(rows, machine)).collect();
     let heads = (0..machines).map(|machine| plain(format!("machine {}", letter(machine))));
-    let heads: Vec<Cell> = [plain(said_by(plan).1)].into_iter().chain(heads).collect();
+    let heads: Vec<Cell> = [plain(claims_title(plan).1)].into_iter().chain(heads).collect();
     let line = |claim: &Claim| {
         let measured = |rows: &Vec<Row>| {
             let measured = Data::new(rows, Some(plan)).measured(claim);
             plain(escape(&measured.unwrap_or_else(|| "not measured".into())))
         };
-        [plain(escape(&claim.said))].into_iter().chain(of.iter().map(measured)).collect()
+        [plain(escape(&claim.text))].into_iter().chain(of.iter().map(measured)).collect()
     };
     let lines: Vec<Vec<Cell>> = plan.claims.iter().map(line).collect();
     tables::table(" class=\"claims\"", &heads, &lines)

@@ -50,7 +50,7 @@ pub struct StartGroup {
 struct Member {
     name: String,
     signaller: Signaller,
-    tell: Sender<String>,
+    input: Sender<String>,
     words: Words,
 }
 
@@ -110,7 +110,7 @@ impl Member {
         let mut best: Option<ClockSample> = None;
         for number in 0..SAMPLES {
             let asked = Instant::now();
-            let _ = self.tell.send("clock\n".to_owned()); // a client that is gone does not answer
+            let _ = self.input.send("clock\n".to_owned()); // a client that is gone does not answer
             let (line, at) = self
                 .words
                 .line(1 + number, ANSWER)
@@ -143,13 +143,13 @@ impl StartGroup {
                 StartMethod::Script => script.chain(argv).collect(),
             };
             let session = guest.session(words).with_context(|| format!("guest {}", guest.name()))?;
-            let (tell, lines) = mpsc::channel();
+            let (input, lines) = mpsc::channel();
             session.feed(Input { lines, rest: Vec::new() });
             let words = Words::default();
             let member = Member {
                 name: guest.name().to_owned(),
                 signaller: session.signaller(),
-                tell,
+                input,
                 words: words.clone(),
             };
             group.members.push(member);
@@ -171,8 +171,8 @@ impl StartGroup {
         while let Some(late) = self.members.iter().find(|member| member.words.count() == 0) {
             if let Ok((number, end)) = self.ends.try_recv() {
                 let name = &self.members[number].name;
-                let said = end.map(|output| output.stderr()).unwrap_or_else(|error| format!("{error:#}"));
-                bail!("guest {name}: the client ended before it started: {}", said.trim());
+                let cause = end.map(|output| output.stderr()).unwrap_or_else(|error| format!("{error:#}"));
+                bail!("guest {name}: the client ended before it started: {}", cause.trim());
             }
             if stop.load(Ordering::Relaxed) {
                 bail!("stopped");
@@ -204,7 +204,7 @@ impl StartGroup {
                 }
                 None => "go\n".to_owned(),
             };
-            let _ = member.tell.send(word);
+            let _ = member.input.send(word);
         }
         let uncertainty = samples.and_then(|samples| samples.iter().map(|sample| sample.took / 2).max());
         Ok(moments.zip(uncertainty))
@@ -221,7 +221,7 @@ impl StartGroup {
         let given = self.start()?;
         let deadline = Instant::now() + timeout;
         let mut outputs: Vec<Option<Output>> = vec![None; self.members.len()];
-        let mut looked = Instant::now();
+        let mut checked = Instant::now();
         while outputs.iter().any(Option::is_none) {
             match self.ends.recv_timeout(BREATH) {
                 Ok((number, Ok(output))) => outputs[number] = Some(output),
@@ -234,8 +234,8 @@ impl StartGroup {
             if stop.load(Ordering::Relaxed) {
                 bail!("stopped");
             }
-            if looked.elapsed() > ROUND {
-                looked = Instant::now();
+            if checked.elapsed() > ROUND {
+                checked = Instant::now();
                 alive()?;
             }
             if Instant::now() > deadline {
@@ -287,10 +287,10 @@ impl Read for Input {
 
 /// Standard output: lines, and when each came; then, after the last word of a start, the tool's own output.
 #[derive(Clone, Default)]
-struct Words(Arc<(Mutex<Heard>, Condvar)>);
+struct Words(Arc<(Mutex<Received>, Condvar)>);
 
 #[derive(Default)]
-struct Heard {
+struct Received {
     lines: Vec<(String, Instant)>,
     started: bool,
     /// A line that has not ended; once started, the tool's output.
@@ -301,48 +301,48 @@ struct Heard {
 const MOST: usize = 64 << 20;
 
 impl Words {
-    fn heard<T>(&self, of: impl FnOnce(&mut Heard) -> T) -> T {
+    fn received<T>(&self, of: impl FnOnce(&mut Received) -> T) -> T {
         of(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn count(&self) -> usize {
-        self.heard(|heard| heard.lines.len())
+        self.received(|received| received.lines.len())
     }
 
     /// The line of a number, waited for.
     fn line(&self, number: usize, timeout: Duration) -> Option<(String, Instant)> {
-        let (heard, came) = &*self.0;
-        let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = |heard: &mut Heard| heard.lines.len() <= number;
-        let (heard, _) =
-            came.wait_timeout_while(heard, timeout, missing).unwrap_or_else(PoisonError::into_inner);
-        heard.lines.get(number).cloned()
+        let (received, came) = &*self.0;
+        let received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = |received: &mut Received| received.lines.len() <= number;
+        let (received, _) =
+            came.wait_timeout_while(received, timeout, missing).unwrap_or_else(PoisonError::into_inner);
+        received.lines.get(number).cloned()
     }
 
     /// All that comes from now on is output.
     fn end(&self) {
-        self.heard(|heard| heard.started = true);
+        self.received(|received| received.started = true);
     }
 
     fn output(&self) -> Vec<u8> {
-        self.heard(|heard| std::mem::take(&mut heard.text))
+        self.received(|received| std::mem::take(&mut received.text))
     }
 }
 
 impl Write for Words {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let now = Instant::now();
-        self.heard(|heard| {
-            if heard.text.len() < MOST {
-                heard.text.extend(data);
+        self.received(|received| {
+            if received.text.len() < MOST {
+                received.text.extend(data);
             }
-            while !heard.started
-                && let Some(end) = heard.text.iter().position(|byte| *byte == b'\n')
+            while !received.started
+                && let Some(end) = received.text.iter().position(|byte| *byte == b'\n')
             {
-                let line: Vec<u8> = heard.text.drain(..=end).collect();
+                let line: Vec<u8> = received.text.drain(..=end).collect();
                 let line = String::from_utf8_lossy(&line[..end]).into_owned();
-                heard.started = line == "vmlane-goes";
-                heard.lines.push((line, now));
+                received.started = line == "vmlane-goes";
+                received.lines.push((line, now));
             }
         });
         self.0.1.notify_all();
@@ -377,10 +377,10 @@ mod tests {
 
     #[test]
     fn input_is_what_was_sent_and_then_ends() {
-        let (tell, lines) = mpsc::channel();
-        tell.send("clock\n".to_owned()).unwrap();
-        tell.send("go\n".to_owned()).unwrap();
-        drop(tell);
+        let (input, lines) = mpsc::channel();
+        input.send("clock\n".to_owned()).unwrap();
+        input.send("go\n".to_owned()).unwrap();
+        drop(input);
         let mut text = String::new();
         Input { lines, rest: Vec::new() }.read_to_string(&mut text).unwrap();
         assert_eq!(text, "clock\ngo\n");

@@ -263,9 +263,9 @@ pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
     for factor in factors.into_iter().filter(|factor| !shown.contains(factor)) {
         let value = first.factor(factor);
         let same = rows.iter().all(|row| row.factor(factor) == value);
-        let says = ALWAYS.contains(&factor) || !["default", "false"].contains(&value.as_str());
+        let is_shown = ALWAYS.contains(&factor) || !["default", "false"].contains(&value.as_str());
         // The lab's own choices stand at the picture's foot.
-        if same && says && !["kernel", "accelerator", "qemu", "tool"].contains(&factor) {
+        if same && is_shown && !["kernel", "accelerator", "qemu", "tool"].contains(&factor) {
             words.push(match factor {
                 "to" => direction(rows).to_owned(),
                 "message" if is_transactional(first) => format!("{} each way", bytes(&value)),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rows_have_in_common_is_said_and_what_the_chart_shows_is_not() {
+    fn what_rows_have_in_common_is_named_and_what_the_chart_shows_is_not() {
         let row = |device: &str, message: u64| Row {
             device: device.into(),
             test: "stream".into(),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn where_several_send_it_is_said_whose_sessions_and_whose_sum_it_is() {
+    fn where_several_send_the_text_names_whose_sessions_and_whose_sum_it_is() {
         let row = |guests: u32, to: &str, nics: &str| {
             let factors = [("to", to), ("nics", nics)].map(|(name, value)| (name.into(), value.into()));
             Row { device: "vmxnet3".into(), guests, sessions: 5, factors: factors.into(), ..Row::default() }

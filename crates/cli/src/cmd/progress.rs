@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use vmlane_experiment::{News, Plan, Row, Runner, Step, Writer, report, rows, stop, units};
+use vmlane_experiment::{Plan, Progress, Row, Runner, Step, Writer, report, rows, stop, units};
 
 /// What a sweep made.
 pub struct Swept {
@@ -29,7 +29,7 @@ pub fn sweep(
 ) -> Result<Swept> {
     let (begin, mut screen, stop) = (Instant::now(), Screen::new(word), stop::on_signals()?);
     let runner = Runner { plan, program: &std::env::current_exe()?, name, stop: stop.flag() };
-    let rows = runner.run(file, done, &mut |news| screen.show(news))?;
+    let rows = runner.run(file, done, &mut |progress| screen.show(progress))?;
     screen.clear();
     let report = if rows.is_empty() && done.is_empty() { None } else { Some(report::draw(out)?) };
     let failed = rows.iter().filter(|row| row.failed.is_some()).count();
@@ -56,7 +56,7 @@ struct Screen {
     /// How far, and how long still.
     place: String,
     /// What was told: a combination that is given up fails the same way many times.
-    said: BTreeSet<String>,
+    reported: BTreeSet<String>,
 }
 
 /// `4:07`.
@@ -68,12 +68,12 @@ pub fn minutes(time: Duration) -> String {
 impl Screen {
     fn new(name: &'static str) -> Screen {
         let terminal = std::io::stderr().is_terminal();
-        Screen { name, terminal, place: String::new(), said: BTreeSet::new() }
+        Screen { name, terminal, place: String::new(), reported: BTreeSet::new() }
     }
 
-    fn show(&mut self, news: &News<'_>) {
-        match news {
-            News::Starts { step, number, of, left } => {
+    fn show(&mut self, progress: &Progress<'_>) {
+        match progress {
+            Progress::Starts { step, number, of, left } => {
                 let left = left.map_or(String::new(), |left| format!(", {} left", minutes(left)));
                 self.place = format!("[{number}/{of}{left}]");
                 if self.terminal {
@@ -81,9 +81,9 @@ impl Screen {
                     let _ = std::io::stderr().flush();
                 }
             }
-            News::Says(line) => self.once(format!("{}: {line}", self.name)),
-            News::Ended(_) => {}
-            News::Combination(rows) => {
+            Progress::Message(line) => self.once(format!("{}: {line}", self.name)),
+            Progress::Ended(_) => {}
+            Progress::Combination(rows) => {
                 self.clear();
                 for line in combination(rows) {
                     eprintln!("{} {line}", self.place);
@@ -93,7 +93,7 @@ impl Screen {
     }
 
     fn once(&mut self, line: String) {
-        if self.said.insert(line.clone()) {
+        if self.reported.insert(line.clone()) {
             self.clear();
             eprintln!("{line}");
         }

@@ -144,15 +144,15 @@ impl<'f, 'r> Picked<'f, 'r> {
     }
 
     /// The factors that differ between its rows and that nothing names.
-    pub fn untold(&self, named: &[&'static str]) -> Vec<&'static str> {
+    pub fn unnamed(&self, named: &[&'static str]) -> Vec<&'static str> {
         let shown = self.shown();
         // A device's name carries its profile and queues.
-        let is_told = |name: &str| {
+        let is_named = |name: &str| {
             shown.contains(&name)
                 || (name == "device" && shown.iter().any(|f| ["profile", "queues"].contains(f)))
         };
         let differs = |name: &&&str| Data::values(&self.upper, name).len() > 1;
-        named.iter().filter(|name| !is_told(name)).filter(differs).copied().collect()
+        named.iter().filter(|name| !is_named(name)).filter(differs).copied().collect()
     }
 
     /// All rows of a panel, those that a ratio divides by included.

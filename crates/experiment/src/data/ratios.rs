@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_of_all_are_told_from_one_combination_after_the_other() {
+    fn rounds_of_all_are_distinguished_from_one_combination_after_the_other() {
         let one = |message: u64, run: u32| Row {
             id: format!("message={message}"),
             message_bytes: message,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_told_by_their_labs() {
+    fn devices_are_listed_by_their_labs() {
         let one = |device: &str, run: u32| row(device, run, 1.0);
         let rows = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1), one("c", 2)];
         let all: Vec<&Row> = rows.iter().collect();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_need_labs_of_their_own_are_told() {
+    fn values_that_need_labs_of_their_own_are_listed() {
         let one = |ring: &str, sessions: u32| {
             let factors = [("ring".to_owned(), ring.into())].into();
             Row { id: format!("ring={ring}"), sessions, factors, ..row("vmxnet3", 1, 1.0) }

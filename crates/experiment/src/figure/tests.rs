@@ -83,7 +83,7 @@ fn alone(chart: &Chart) -> String {
 }
 
 #[test]
-fn every_value_has_its_mark_and_its_interval_and_a_missing_one_says_why() {
+fn every_value_has_its_mark_and_its_interval_and_a_missing_one_its_reason() {
     for shape in [Shape::Bars, Shape::Lines, Shape::Ratio] {
         let svg = alone(&chart(shape));
         assert_eq!(svg.matches("class=\"mark ").count(), 3, "{shape:?}");

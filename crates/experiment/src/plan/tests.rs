@@ -18,7 +18,7 @@ message = [512, "4k"]
 sessions = [1, 5]
 "#;
 
-fn said(change: impl Fn(&str) -> String) -> String {
+fn error_of(change: impl Fn(&str) -> String) -> String {
     Plan::parse(&change(PLAN), false).map(|_| String::new()).unwrap_or_else(|error| format!("{error:#}"))
 }
 
@@ -33,8 +33,8 @@ fn a_matrix_is_crossed_and_the_devices_take_turns() {
     let (first, second) = boots[0].steps.split_at(12);
     let mut back = second.to_vec();
     back.reverse();
-    let told = |steps: &[Step]| steps.iter().map(|step| step.factors.id()).collect::<Vec<_>>();
-    assert_eq!(told(first), told(&back), "a round of all, and one backwards");
+    let ids = |steps: &[Step]| steps.iter().map(|step| step.factors.id()).collect::<Vec<_>>();
+    assert_eq!(ids(first), ids(&back), "a round of all, and one backwards");
     for combination in first.chunks(3) {
         assert!(combination.iter().all(|step| step.combination == combination[0].combination));
     }
@@ -117,10 +117,10 @@ fn errors_name_line_and_key() {
         ("buffer = \"64k\"", "guests = 3", 8, "do not make pairs"),
         ("title = \"T\"", "titel = \"T\"", 3, "titel"),
     ] {
-        let said = said(|plan| plan.replace(from, to));
-        assert!(said.contains(&format!("line {line}:")) && said.contains(words), "{to}: {said}");
+        let error_of = error_of(|plan| plan.replace(from, to));
+        assert!(error_of.contains(&format!("line {line}:")) && error_of.contains(words), "{to}: {error_of}");
     }
-    let figure = |x: &str| said(|plan| format!("{plan}\n[[figure]]\ntitle = \"f\"\nx = {x}\n"));
+    let figure = |x: &str| error_of(|plan| format!("{plan}\n[[figure]]\ntitle = \"f\"\nx = {x}\n"));
     assert!(figure("\"size\"").contains("\"size\" is no factor"));
     assert!(figure("[\"message\", \"size\"]").contains("\"size\" is no factor"));
     assert!(figure("[]").contains("x needs a factor"));

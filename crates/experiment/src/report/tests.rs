@@ -47,12 +47,12 @@ x = "device"
 only = { test = "rr" }
 
 [[claim]]
-said = "VMCI is faster."
+text = "VMCI is faster."
 of = { device = "vmci", test = "stream" }
 over = { device = "vmxnet3" }
 
 [[claim]]
-said = "It is 29 Gbit/s."
+text = "It is 29 Gbit/s."
 of = { device = "vmci", test = "stream", message = "64k" }
 "#;
 
@@ -200,7 +200,7 @@ fn failed_runs_are_listed_with_their_logs_and_do_not_stop_the_drawing() {
 }
 
 #[test]
-fn a_file_that_was_cut_short_says_what_is_missing() {
+fn a_report_of_a_file_that_was_cut_short_names_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = rows::Writer::create(dir.path()).unwrap();
     let all = sweep();
@@ -220,7 +220,7 @@ fn a_file_that_was_cut_short_says_what_is_missing() {
 }
 
 #[test]
-fn an_empty_result_says_so_and_rows_without_a_plan_are_shown_as_numbers() {
+fn an_empty_result_is_reported_and_rows_without_a_plan_are_shown_as_numbers() {
     let dir = tempfile::tempdir().unwrap();
     rows::Writer::create(dir.path()).unwrap();
     assert!(draw(dir.path()).unwrap_err().to_string().contains("no rows"));
@@ -239,14 +239,14 @@ fn page_of(plan: &str) -> String {
 }
 
 #[test]
-fn without_a_paper_nothing_is_what_a_paper_says() {
+fn without_a_paper_no_claim_is_called_published() {
     let page = page_of(&PLAN.replace("paper = \"The Paper, 2009\"\n", ""));
     assert!(page.contains("What was expected, and what was measured") && page.contains("<th>expected</th>"));
     assert!(!page.contains("published"));
 }
 
 #[test]
-fn factors_that_change_together_are_named_together_and_others_are_told() {
+fn factors_that_change_together_are_named_together_and_others_alone() {
     let plan = PLAN.replace(
         "buffer = \"64k\"\nmessage = [\"512\", \"64k\"]",
         "buffer = \"8k\"\nmessage = \"512\"\n\n[[case]]\ndevice = \"vmci\"\nbuffer = \"64k\"\nmessage = \"64k\"",

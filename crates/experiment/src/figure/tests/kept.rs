@@ -99,16 +99,16 @@ fn attribute<'s>(line: &'s str, name: &str) -> &'s str {
 }
 
 /// A legend's line shows its dashes twice over, and no two series of a chart look alike.
-fn check_looks(name: &str, chart: &Chart, svg: &str) {
-    let looks: Vec<String> = (chart.series.iter())
+fn check_styles(name: &str, chart: &Chart, svg: &str) {
+    let drawn_styles: Vec<String> = (chart.series.iter())
         .map(|series| {
             let dashes = if chart.shape == Shape::Lines { series.style.variant } else { 0 };
             let mark = series.style.marker((0.0, 0.0), "", "");
             format!("{mark} {dashes} {} {}", series.style.hue, series.style.variant % 3)
         })
         .collect();
-    for (at, look) in looks.iter().enumerate() {
-        assert!(!looks[..at].contains(look), "{name}: two series look alike");
+    for (at, drawn_style) in drawn_styles.iter().enumerate() {
+        assert!(!drawn_styles[..at].contains(drawn_style), "{name}: two series look alike");
     }
     for line in svg.lines().filter(|line| line.contains("class=\"key ")) {
         let long: f64 = attribute(line, "d").rsplit('h').next().unwrap().parse().unwrap();
@@ -253,7 +253,7 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
             let bars = svg.lines().any(|line| line.starts_with("<rect x=") && line.contains("mark "));
             assert!(!bars || (linear && svg.contains("class=\"tick\">0")), "{name}");
             assert_eq!(chart.shape == Shape::Ratio, svg.contains("class=\"grid one\""), "{name}");
-            check_looks(&name, &chart, &svg);
+            check_styles(&name, &chart, &svg);
             check_axis(&name, &chart, &svg);
             check_middles(&name, &chart);
             check_way(&name, &chart);
@@ -274,7 +274,7 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
 }
 
 #[test]
-fn the_check_of_kept_figures_finds_what_it_looks_for() {
+fn the_check_of_kept_figures_finds_what_it_is_for() {
     if FONTS.is_empty() {
         return;
     }
