@@ -78,7 +78,7 @@ impl Bench {
                     partial_checksum: Some(partial_checksum),
                     ..self.packet(&frame, frame.head, 0)
                 };
-                self.check_told(&packet, Offload::Checksum { start, field });
+                self.check_announced(&packet, Offload::Checksum { start, field });
                 self.check_sum(&packet, partial_checksum);
             }
             Ok(Job::Segment(segmentation)) => {
@@ -105,11 +105,11 @@ impl Bench {
     }
 
     /// A virtio NIC's driver that gives back what it was told requests the same.
-    fn check_told(&self, packet: &RxFrame<'_>, expected: Offload) {
-        let told = VnetHeader::of(packet, 0);
-        assert_eq!(told.offload(packet.head), Some(expected), "{told:?}");
-        assert_eq!(VnetHeader::from_bytes(&told.to_bytes()), told);
-        assert_eq!(VnetHeader::of(packet, TAG as u16).spoken_of(), told.spoken_of() + TAG);
+    fn check_announced(&self, packet: &RxFrame<'_>, expected: Offload) {
+        let announced = VnetHeader::of(packet, 0);
+        assert_eq!(announced.offload(packet.head), Some(expected), "{announced:?}");
+        assert_eq!(VnetHeader::from_bytes(&announced.to_bytes()), announced);
+        assert_eq!(VnetHeader::of(packet, TAG as u16).spoken_of(), announced.spoken_of() + TAG);
     }
 
     /// The receiver's bytes, with everything that follows `start` summing to what `seed` makes right.
@@ -159,7 +159,7 @@ impl Bench {
             partial_checksum: Some(partial_checksum),
             ..self.packet(frame, head, 0)
         };
-        self.check_told(&packet, Offload::Segment { header, mss });
+        self.check_announced(&packet, Offload::Segment { header, mss });
         self.check_packet(&packet, &found);
     }
 

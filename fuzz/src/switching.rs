@@ -80,7 +80,7 @@ impl Port {
     }
 
     /// Frames to others.
-    fn looks(&self) -> bool {
+    fn is_observer(&self) -> bool {
         self.filter.promiscuous && self.spec.policy.promiscuous && !self.spec.uplink
     }
 
@@ -403,7 +403,7 @@ impl Bench {
             (0..self.ports.len()).filter(|&at| member(at) && want(&self.ports[at])).collect()
         };
         let one = |at: usize| -> Vec<usize> {
-            let mut all = all(&|port| port.looks());
+            let mut all = all(&|port| port.is_observer());
             if at != number && !all.contains(&at) {
                 all.push(at);
             }

@@ -132,7 +132,7 @@ impl Bench {
             8 => return self.finish(input),
             9..=11 => return self.deliver(input),
             12 | 13 => self.take(input),
-            14 => return self.look(input),
+            14 => return self.poll(input),
             _ => return self.with(|end| end.flush(Instant::now())).is_some(),
         }
         true
@@ -320,9 +320,9 @@ impl Bench {
             }
             assert!(count <= most && in_flight.len() <= end.info().lookahead);
         };
-        let look = self.frames.with(fetch);
-        assert!(look.is_some() || !honest, "the peer has kept all rules and lost its connection");
-        look.is_some()
+        let fetched = self.frames.with(fetch);
+        assert!(fetched.is_some() || !honest, "the peer has kept all rules and lost its connection");
+        fetched.is_some()
     }
 
     /// The switch is done with some, in any order. What it knows of them has not changed.
@@ -411,7 +411,7 @@ impl Bench {
     }
 
     /// What a worker asks between two bursts, and before it sleeps and after.
-    fn look(&mut self, input: &mut Input<'_>) -> bool {
+    fn poll(&mut self, input: &mut Input<'_>) -> bool {
         let kinds = input.byte();
         self.with(|end| {
             if kinds & 1 != 0 {

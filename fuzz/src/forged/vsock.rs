@@ -288,15 +288,15 @@ fn asks(mut vmm: &UnixStream, input: &mut Input<'_>) {
         let payload = [u32::from(input.byte() % 4), u32::from(input.byte() % 2)];
         let payload = if code == request::GET_FEATURES { &[][..] } else { payload.as_bytes() };
         let header = Header::request(code, payload.len(), input.byte() & 1 == 0);
-        say(vmm, &[header.as_bytes(), payload].concat());
+        send_to(vmm, &[header.as_bytes(), payload].concat());
     }
     let more = input.byte() % 64;
-    say(vmm, input.bytes(more.into()));
+    send_to(vmm, input.bytes(more.into()));
     vmm.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
     let _ = vmm.read(&mut [0; 64]);
 }
 
 /// It may be closed.
-fn say(vmm: &UnixStream, bytes: &[u8]) {
+fn send_to(vmm: &UnixStream, bytes: &[u8]) {
     let _ = rustix::net::send(vmm, bytes, rustix::net::SendFlags::NOSIGNAL);
 }
