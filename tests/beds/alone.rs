@@ -15,14 +15,14 @@ pub fn vmlane() -> Command {
 }
 
 /// All that a program has said.
-pub fn told(output: &Output) -> String {
+pub fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 /// What a program prints, which must succeed.
 pub fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", told(&output));
+    assert!(output.status.success(), "{command:?}: {}", printed(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -33,8 +33,8 @@ pub fn daemon(config: &str) -> Daemon {
 
 /// What the daemon says of itself whose sockets are in `run`; null without one.
 pub fn status(run: &Path) -> Value {
-    let told = vmlane().args(["status", "--json", "--runtime-dir"]).arg(run).output();
-    serde_json::from_slice(&told.expect("a process").stdout).unwrap_or_default()
+    let printed = vmlane().args(["status", "--json", "--runtime-dir"]).arg(run).output();
+    serde_json::from_slice(&printed.expect("a process").stdout).unwrap_or_default()
 }
 
 /// Seconds of processor time that a process and its threads have had.

@@ -77,9 +77,9 @@ impl HostLab {
         std::fs::write(&file, config).expect("a configuration");
         let mut command = inside(name);
         command.args(["lab", "up", name, "--json"]).args(lab);
-        let told = output(command.arg("--daemon-config").arg(&file).args(["--boot-timeout", "600"]));
-        let told: Value = serde_json::from_str(&told).expect("JSON");
-        let place = told["dir"].as_str().expect("a directory").into();
+        let printed = output(command.arg("--daemon-config").arg(&file).args(["--boot-timeout", "600"]));
+        let printed: Value = serde_json::from_str(&printed).expect("JSON");
+        let place = printed["dir"].as_str().expect("a directory").into();
         HostLab { name: name.into(), place }
     }
 
@@ -147,7 +147,7 @@ pub fn carry_noise(
 
 /// What a sender has told.
 #[derive(Default)]
-struct Told {
+struct GapLog {
     /// In milliseconds.
     longest: u64,
     /// How often it said that it moves.
@@ -156,7 +156,7 @@ struct Told {
 
 /// A TCP stream of a guest to one that sends nothing but acknowledgements, and when it stood still.
 pub struct Gaps {
-    told: Arc<Mutex<Told>>,
+    printed: Arc<Mutex<GapLog>>,
     _sender: Process,
 }
 
@@ -169,31 +169,31 @@ impl Gaps {
         let mut sender = Process(command.stdout(Stdio::piped()).spawn().expect("a sender"));
         let mut lines = BufReader::new(sender.0.stdout.take().expect("a pipe")).lines();
         assert_eq!(lines.next().expect("a line").expect("a line"), "moving");
-        let told = Arc::new(Mutex::new(Told::default()));
-        let into = told.clone();
+        let printed = Arc::new(Mutex::new(GapLog::default()));
+        let into = printed.clone();
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                let mut told = into.lock().unwrap();
+                let mut printed = into.lock().unwrap();
                 match line.strip_prefix("gap ") {
-                    Some(gap) => told.longest = told.longest.max(gap.parse().expect("a time")),
-                    None => told.moves += 1,
+                    Some(gap) => printed.longest = printed.longest.max(gap.parse().expect("a time")),
+                    None => printed.moves += 1,
                 }
             }
         });
-        Gaps { told, _sender: sender }
+        Gaps { printed, _sender: sender }
     }
 
     /// What is told of the time until now is of no interest.
     pub fn forget(&self) {
-        *self.told.lock().unwrap() = Told::default();
+        *self.printed.lock().unwrap() = GapLog::default();
     }
 
     /// The longest gap since. Waits until the stream has gone on from now.
     pub fn longest(&self) -> u64 {
-        let moves = || self.told.lock().unwrap().moves;
+        let moves = || self.printed.lock().unwrap().moves;
         let before = moves();
         // The first may have been on its way.
         wait_until("the stream goes on", || moves() > before + 1);
-        self.told.lock().unwrap().longest
+        self.printed.lock().unwrap().longest
     }
 }

@@ -14,7 +14,7 @@ pub struct Service(pub Running);
 
 impl Service {
     /// What it has printed so far, for the message of a failed test.
-    pub fn said(&self) -> String {
+    pub fn printed(&self) -> String {
         self.0.stdout() + &self.0.stderr()
     }
 }

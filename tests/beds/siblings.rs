@@ -44,9 +44,9 @@ pub fn tcp(bed: &Bed, card: u32, meanwhile: impl FnOnce()) -> (f64, f64) {
     meanwhile();
     let (mut rate, mut pause) = (0.0, 0.0f64);
     for (from, stream) in streams {
-        let told = whole(bed, from, stream);
-        rate += told["bytes"].as_f64().unwrap() * 8e-6 / told["seconds"].as_f64().unwrap();
-        pause = pause.max(told["pause"].as_f64().unwrap());
+        let report = whole(bed, from, stream);
+        rate += report["bytes"].as_f64().unwrap() * 8e-6 / report["seconds"].as_f64().unwrap();
+        pause = pause.max(report["pause"].as_f64().unwrap());
     }
     (rate, pause)
 }

@@ -27,7 +27,7 @@ fn number(value: &Value, path: &str) -> f64 {
     value.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {path} in {value}"))
 }
 
-fn said(guest: &Guest, line: &str) -> String {
+fn run(guest: &Guest, line: &str) -> String {
     guest.sh(line).unwrap_or_else(|error| panic!("{line}: {error:#}"))
 }
 
@@ -43,7 +43,7 @@ fn per_gigabyte(cpus: f64, bps: f64) -> Option<f64> {
 fn vmlane(guest: &Guest, address: &str, what: &str) -> Sample {
     // No warm-up: netperf has none, and all three count from the first byte.
     let line = format!("vmlane bench {what} --to tcp:{address} -l 1 --warmup 0 --json");
-    let report = parsed(&said(guest, &line));
+    let report = parsed(&run(guest, &line));
     if what.starts_with("rr") {
         return Sample { value: number(&report, "/transactions_per_second"), cpu: None };
     }
@@ -53,7 +53,7 @@ fn vmlane(guest: &Guest, address: &str, what: &str) -> Sample {
 }
 
 fn iperf3(guest: &Guest, address: &str, size: u32) -> Sample {
-    let report = parsed(&said(guest, &format!("iperf3 -J -c {address} -t 1 -l {size}")));
+    let report = parsed(&run(guest, &format!("iperf3 -J -c {address} -t 1 -l {size}")));
     let value = number(&report, "/end/sum_received/bits_per_second");
     let percent = |end: &str| number(&report, &format!("/end/cpu_utilization_percent/{end}_total"));
     Sample { value, cpu: per_gigabyte((percent("host") + percent("remote")) / 100.0, value) }
@@ -61,7 +61,7 @@ fn iperf3(guest: &Guest, address: &str, size: u32) -> Sample {
 
 /// The number alone: `-P 0` leaves out the heading and `-v 0` all but the result, in 10^6 bits/s for streams.
 fn netperf(guest: &Guest, address: &str, test: &str, options: &str) -> Sample {
-    let text = said(guest, &format!("netperf -H {address} -t {test} -l 1 -P 0 -v 0 -- {options}"));
+    let text = run(guest, &format!("netperf -H {address} -t {test} -l 1 -P 0 -v 0 -- {options}"));
     let value: f64 = text.trim().parse().unwrap_or_else(|error| panic!("{error}: {text}"));
     Sample { value: if test == "TCP_STREAM" { value * 1e6 } else { value }, cpu: None }
 }
@@ -150,7 +150,7 @@ fn servers(guest: &Guest) -> Vec<Running> {
         running.wait_for(word, TIMEOUT).unwrap();
         running
     };
-    said(guest, "netserver >/dev/null");
+    run(guest, "netserver >/dev/null");
     vec![
         start(&["vmlane", "bench", "server", "--listen", "tcp:0.0.0.0"], "listening on tcp"),
         start(&["iperf3", "--forceflush", "-s"], "Server listening"),
@@ -172,7 +172,7 @@ fn tiny(from: &Guest, to: &Guest, (cid, port): (u32, u32), (size, read): (u32, u
     let line = format!("TINY_READ={read} exec /root/tiny server vsock:{any}:{port}");
     let server = to.spawn(["sh", "-c", &line]).unwrap();
     server.wait_for("ready", TIMEOUT).unwrap();
-    let sent = numbers(&said(from, &format!("/root/tiny client vsock:{cid}:{port} {size} 1")));
+    let sent = numbers(&run(from, &format!("/root/tiny client vsock:{cid}:{port} {size} 1")));
     let end = server.wait().unwrap();
     assert!(end.success(), "{}", end.stderr());
     let received = numbers(end.stdout().lines().last().unwrap_or_default());
@@ -188,7 +188,7 @@ fn numbers(line: &str) -> [f64; 3] {
 
 fn over_vsock(from: &Guest, cid: u32, (size, read): (u32, u32)) -> Sample {
     let line = format!("vmlane bench stream --to vsock:{cid} -m {size} -M {read} -l 1 --warmup 0 --json");
-    let report = parsed(&said(from, &line));
+    let report = parsed(&run(from, &line));
     let value = number(&report, "/throughput_bps");
     let cpus = number(&report, "/cpu_process/local") + number(&report, "/cpu_process/remote");
     Sample { value, cpu: per_gigabyte(cpus, value) }

@@ -8,7 +8,7 @@ use vmlane_tests::tree;
 
 vmlane_tests::tests! {
     plain {
-        crates_depend_on_each_other_as_the_table_says,
+        crates_depend_on_each_other_as_in_the_table,
         the_product_has_no_synthetic_guest_in_it,
         dependencies_are_found_wherever_a_manifest_has_them,
         crates_that_read_foreign_bytes_are_linted_against_panics,
@@ -185,7 +185,7 @@ fn manifests() -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
-fn crates_depend_on_each_other_as_the_table_says() {
+fn crates_depend_on_each_other_as_in_the_table() {
     let allowed: BTreeMap<&str, BTreeSet<String>> =
         ARROWS.iter().map(|(name, on)| (*name, on.iter().map(|on| (*on).to_owned()).collect())).collect();
     let mut wrong = Vec::new();

@@ -92,7 +92,7 @@ fn guests_of_two_hosts_exchange_streams_with_their_true_cids() {
     }
     for (service, client) in serving.iter().zip([virtio, vmci]) {
         let line = format!("from {client} {BYTES}");
-        assert!(service.said().lines().any(|said| said == line), "{line}: {}", service.said());
+        assert!(service.printed().lines().any(|printed| printed == line), "{line}: {}", service.printed());
     }
     // What no one serves, and what no host owns.
     for cid in [virtio, 5000] {
@@ -137,26 +137,26 @@ fn streams(world: &World) -> Vec<Stream> {
     let [alpha, beta] = &world.sites;
     let listener = Listener::bind_by(&beta.host(), PORT).unwrap();
     listener.set_timeout(Some(TIMEOUT)).unwrap();
-    let says = |mut stream: &Stream, word: &[u8; 5]| stream.write_all(word).unwrap();
-    let hears = |mut stream: &Stream, word: &[u8; 5]| {
+    let send = |mut stream: &Stream, word: &[u8; 5]| stream.write_all(word).unwrap();
+    let receive = |mut stream: &Stream, word: &[u8; 5]| {
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let mut heard = [0; 5];
-        stream.read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, word);
+        let mut received = [0; 5];
+        stream.read_exact(&mut received).unwrap();
+        assert_eq!(&received, word);
     };
     let connect = |_| {
         let timeout = Duration::from_secs(50);
         let stream = Stream::connect_by(&alpha.host(), CIDS[1], PORT, timeout).unwrap();
-        says(&stream, b"there");
+        send(&stream, b"there");
         // So that no more wait than a listener has places for.
-        hears(&stream, b"heard");
+        receive(&stream, b"heard");
         stream
     };
     let accept = |_| {
         let (stream, from) = listener.accept().unwrap();
         assert_eq!(from.cid, CIDS[0]);
-        hears(&stream, b"there");
-        says(&stream, b"heard");
+        receive(&stream, b"there");
+        send(&stream, b"heard");
         stream
     };
     let mut ends = std::thread::scope(|scope| {
@@ -218,14 +218,14 @@ fn use_of(process: u32) -> [i64; 3] {
 
 /// The processes soon have no more than they had after the first round.
 fn nothing_stays(first: &BTreeMap<String, [i64; 3]>, world: &World, fate: Fate, round: usize) {
-    let mut told = None;
+    let mut reported = None;
     wait_until("no process has more than after the first round", || {
         let more = more(first, &used(world, fate));
-        if more.is_some() && more != told {
+        if more.is_some() && more != reported {
             println!("{fate:?}, round {round}: {more:?}");
         }
-        told = more;
-        told.is_none()
+        reported = more;
+        reported.is_none()
     });
 }
 

@@ -66,7 +66,7 @@ const ROWS: &[(&str, &[&str])] = &[
         &[
             "daemon: assembly::so_many_vms_are_added_and_no_more",
             "config: added::descriptions_and_their_number_are_bounded",
-            "cli: vms::what_is_in_use_is_refused_and_the_error_says_whose_it_is",
+            "cli: vms::what_is_in_use_is_refused_and_the_error_names_its_user",
         ],
     ),
     (
@@ -77,9 +77,9 @@ const ROWS: &[(&str, &[&str])] = &[
         "captures",
         &[
             "cli: capture::a_client_that_is_killed_leaves_nothing_and_places_are_limited",
-            "cli: capture::a_client_that_is_too_slow_loses_records_exactly_as_many_as_the_file_says",
+            "cli: capture::a_client_that_is_too_slow_loses_exactly_as_many_records_as_the_file_counts",
             "cli: capture::mistakes_are_named_with_the_way_out",
-            "capture: ring::what_does_not_fit_is_lost_counted_and_told_with_the_next_record",
+            "capture: ring::what_does_not_fit_is_lost_counted_and_reported_with_the_next_record",
         ],
     ),
     (

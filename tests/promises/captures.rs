@@ -138,11 +138,11 @@ fn judge(size: u64) -> (Value, f64, u64) {
 }
 
 fn a_large_capture_is_judged_in_bounded_memory() {
-    let (said, seconds, peak) = judge(GIB);
-    let first = &said["findings"][0];
-    assert_eq!(first["check"], "retransmits", "{}", said["findings"]);
+    let (report, seconds, peak) = judge(GIB);
+    let first = &report["findings"][0];
+    assert_eq!(first["check"], "retransmits", "{}", report["findings"]);
     assert!(first["evidence"][0].as_str().unwrap().contains("after duplicate or selective"), "{first}");
-    let capture = &said["captures"][0];
+    let capture = &report["captures"][0];
     assert!(capture["forgotten"].as_u64().unwrap() > 0, "more connections than are followed at a time");
     assert!(peak > 0 && peak < MEMORY, "{peak} bytes");
     println!("{} packets", capture["packets"]);

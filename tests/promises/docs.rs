@@ -24,7 +24,7 @@ vmlane_tests::tests! {
         the_picture_is_made_from_its_source,
         the_summary_of_the_site_names_every_page_once,
         the_threads_of_the_architecture_are_those_of_the_code,
-        what_pages_say_of_tests_and_sources_is_there,
+        tests_and_sources_that_pages_name_exist,
     }
 }
 
@@ -90,7 +90,7 @@ fn the_crate_map_lists_every_crate_and_its_dependencies() {
         let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
         let name = cells[0].trim_matches('`').to_owned();
         assert!(cells.len() == 3, "row {name}: three cells");
-        let told: BTreeSet<String> = cells[2].split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        let documented: BTreeSet<String> = cells[2].split('`').skip(1).step_by(2).map(str::to_owned).collect();
         let folder = if name == "tests" { root().join("tests") } else { root().join("crates").join(&name) };
         if !folder.is_dir() {
             wrong.push(format!("crate {name} does not exist"));
@@ -100,8 +100,8 @@ fn the_crate_map_lists_every_crate_and_its_dependencies() {
         let ours = manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().flatten();
         let real: BTreeSet<String> =
             ours.filter_map(|(name, _)| name.strip_prefix("vmlane-")).map(str::to_owned).collect();
-        if told != real {
-            wrong.push(format!("crate {name} depends on {real:?}, not on {told:?}"));
+        if documented != real {
+            wrong.push(format!("crate {name} depends on {real:?}, not on {documented:?}"));
         }
         assert!(listed.insert(name.clone()), "crate {name} is listed twice");
     }
@@ -168,7 +168,7 @@ fn links_between_pages_lead_somewhere() {
 
 /// Words in backticks that are paths of a crate's sources or tests, or a test that is said to be in one of
 /// them. The changelog speaks of what was, the facts of what is elsewhere.
-fn what_pages_say_of_tests_and_sources_is_there() {
+fn tests_and_sources_that_pages_name_exist() {
     let mut wrong = Vec::new();
     let is_of_others = |page: &&PathBuf| {
         let names = ["CHANGELOG.md", "facts"];

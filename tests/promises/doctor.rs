@@ -6,7 +6,7 @@ mod ladder;
 mod namespaces;
 mod pairs;
 mod proofs;
-mod told_apart;
+mod distinguished;
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ use faults::{COMMON, Fault, VIRTIO, VMXNET3};
 use ladder::the_ladder_of_2013_is_climbed;
 use namespaces::{
     a_proof_shows_what_a_remedy_does_and_puts_it_back, a_server_that_is_stopped_most_of_the_time_is_found,
-    a_veth_is_healthy, what_somebody_else_sets_meanwhile_is_left, whoever_is_killed_settings_are_put_back,
+    a_veth_is_healthy, what_somebody_else_sets_meanwhile_is_left, settings_are_put_back_whichever_process_is_killed,
 };
 use serde_json::Value;
-use told_apart::kernels_whose_programs_need_a_flag_are_told_apart;
+use distinguished::kernels_whose_programs_need_a_flag_are_distinguished;
 use vmlane_lab::{LabSpec, Machine, Running};
 use vmlane_tests::{Bed, TIMEOUT, full, kept};
 
@@ -25,7 +25,7 @@ vmlane_tests::tests! {
     guests {
         faults_between_vmxnet3_cards_are_found,
         a_proof_shows_what_a_remedy_does_and_puts_it_back,
-        whoever_is_killed_settings_are_put_back,
+        settings_are_put_back_whichever_process_is_killed,
     }
     long {
         faults_between_virtio_cards_are_found,
@@ -34,7 +34,7 @@ vmlane_tests::tests! {
         two_faults_at_once_are_both_found,
         remedies_are_proven_in_guests,
         user_mode_linux_is_healthy,
-        kernels_whose_programs_need_a_flag_are_told_apart,
+        kernels_whose_programs_need_a_flag_are_distinguished,
         the_ladder_of_2013_is_climbed,
         what_somebody_else_sets_meanwhile_is_left,
         a_veth_is_healthy,
@@ -61,29 +61,29 @@ fn examine(bed: &Bed, to: &str, quick: bool) -> (Value, i32) {
     words.extend(quick.then_some("--quick"));
     let output = bed.guest("a").exec(words).unwrap();
     let code = output.exit.code.unwrap_or(-1);
-    let said = serde_json::from_str(&output.stdout());
-    let said: Value = said.unwrap_or_else(|error| panic!("{error}: {} {}", output.stdout(), output.stderr()));
+    let report = serde_json::from_str(&output.stdout());
+    let report: Value = report.unwrap_or_else(|error| panic!("{error}: {} {}", output.stdout(), output.stderr()));
     println!(
         "  examined{} in {:.1} s ({:.1} s with its start){}",
         if quick { " quickly" } else { "" },
-        said["seconds"].as_f64().unwrap(),
+        report["seconds"].as_f64().unwrap(),
         began.elapsed().as_secs_f64(),
-        left_out(&said)
+        left_out(&report)
     );
-    (said, code)
+    (report, code)
 }
 
 /// What there was no time for.
-fn left_out(said: &Value) -> String {
-    match said["left_out"].as_array() {
-        Some(list) if !list.is_empty() => format!(", left out: {}", said["left_out"]),
+fn left_out(report: &Value) -> String {
+    match report["left_out"].as_array() {
+        Some(list) if !list.is_empty() => format!(", left out: {}", report["left_out"]),
         _ => String::new(),
     }
 }
 
 /// A line for each finding.
-fn sentences(said: &Value) -> Vec<String> {
-    let list = said["findings"].as_array().expect("a list of findings").iter();
+fn sentences(report: &Value) -> Vec<String> {
+    let list = report["findings"].as_array().expect("a list of findings").iter();
     list.map(|finding| {
         format!("{}: {}", finding["check"].as_str().unwrap(), finding["what"].as_str().unwrap())
     })
@@ -113,39 +113,39 @@ fn still_differing(before: &[String], settings: impl Fn() -> Vec<String>) -> Vec
 }
 
 /// What was measured, for those who look for the reason of a failure.
-fn measured(said: &Value) -> String {
-    let mut said = said.clone();
-    if let Some(said) = said.as_object_mut() {
-        said.remove("facts");
-        said.remove("findings");
+fn measured(report: &Value) -> String {
+    let mut report = report.clone();
+    if let Some(report) = report.as_object_mut() {
+        report.remove("facts");
+        report.remove("findings");
     }
-    said.to_string()
+    report.to_string()
 }
 
 fn is_healthy(bed: &Bed, to: &str, quick: bool) -> Result<(), String> {
-    let (said, code) = examine(bed, to, quick);
-    let failed = said["failed"].as_array().unwrap();
-    if code == 0 && sentences(&said).is_empty() && failed.is_empty() {
+    let (report, code) = examine(bed, to, quick);
+    let failed = report["failed"].as_array().unwrap();
+    if code == 0 && sentences(&report).is_empty() && failed.is_empty() {
         return Ok(());
     }
     Err(format!(
         "a healthy lab has findings, code {code}: {:#?} {failed:?}\n{}",
-        sentences(&said),
-        measured(&said)
+        sentences(&report),
+        measured(&report)
     ))
 }
 
 /// Puts the fault in, examines, and takes it out. The place of the right finding, from 1.
 fn find(bed: &Bed, to: &str, fault: &Fault) -> Result<usize, String> {
     fault.put_into(bed);
-    let (said, code) = examine(bed, to, !fault.is_long);
+    let (report, code) = examine(bed, to, !fault.is_long);
     fault.take_out_of(bed);
-    let sentences = sentences(&said);
+    let sentences = sentences(&report);
     match sentences.iter().position(|sentence| fault.is_in(sentence)) {
         Some(at) if at < 2 && code == 1 => {
             println!("{}: {} of {}: {}", fault.name, at + 1, sentences.len(), sentences[at]);
             if std::env::var("VMLANE_FAULT").is_ok_and(|only| !only.is_empty()) {
-                println!("{}", measured(&said));
+                println!("{}", measured(&report));
             }
             Ok(at + 1)
         }
@@ -153,7 +153,7 @@ fn find(bed: &Bed, to: &str, fault: &Fault) -> Result<usize, String> {
             "{}: \"{}\" is not first or second (found at {at:?}, code {code}): {sentences:#?}\n{}",
             fault.name,
             fault.check,
-            measured(&said)
+            measured(&report)
         )),
     }
 }
@@ -185,12 +185,12 @@ fn healthy_runs(bed: &Bed, to: &str, runs: usize) {
 fn a_long_way(bed: &Bed) {
     let fault = COMMON.iter().find(|fault| fault.name == "a delay of 80 ms").expect("a fault");
     fault.put_into(bed);
-    let said: Vec<(Value, i32)> = (0..5).map(|_| examine(bed, TO, true)).collect();
+    let report: Vec<(Value, i32)> = (0..5).map(|_| examine(bed, TO, true)).collect();
     fault.take_out_of(bed);
     let found =
-        said.iter().filter(|(said, _)| sentences(said).iter().any(|line| line.starts_with(fault.check)));
-    let seconds = said.iter().filter_map(|(said, _)| said["seconds"].as_f64()).fold(0.0, f64::max);
-    assert_eq!(found.count(), 5, "{:?}", sentences(&said[0].0));
+        report.iter().filter(|(report, _)| sentences(report).iter().any(|line| line.starts_with(fault.check)));
+    let seconds = report.iter().filter_map(|(report, _)| report["seconds"].as_f64()).fold(0.0, f64::max);
+    assert_eq!(found.count(), 5, "{:?}", sentences(&report[0].0));
     assert!(seconds < 5.0, "it has no more time: {seconds}");
     kept("doctor", &format!("80 ms of delay: found in 5 of 5 quick examinations, in at most {seconds:.1} s"));
 }
@@ -205,7 +205,7 @@ fn faults_between_vmxnet3_cards_are_found() {
         let faults: Vec<&Fault> = VMXNET3.iter().chain(COMMON).collect();
         let first = find_all(&bed, TO, &faults);
         healthy_runs(&bed, TO, 1);
-        told_apart::a_sender_that_is_the_limit(&bed);
+        distinguished::a_sender_that_is_the_limit(&bed);
         a_long_way(&bed);
         kept(
             "doctor",
@@ -245,7 +245,7 @@ fn faults_between_virtio_cards_are_found() {
 }
 
 fn wrong_cards_are_found() {
-    for (device, says) in
+    for (device, phrase) in
         [("qemu-e1000", "(e1000)"), ("qemu-e1000e", "(e1000e)"), ("qemu-vmxnet3", "revision 1 or 2")]
     {
         let bed = Bed::up(&vmlane_tests::lab("doctorn", &[device]));
@@ -253,7 +253,7 @@ fn wrong_cards_are_found() {
         find_all(
             &bed,
             TO,
-            &[&Fault { name: device, check: "nic-model", says, put: &[], undo: &[], is_long: false }],
+            &[&Fault { name: device, check: "nic-model", phrase, put: &[], undo: &[], is_long: false }],
         );
         drop(server);
         bed.lab_down();
@@ -268,16 +268,16 @@ fn vsock_is_examined_too() {
         let server = server(&bed, "b", "vsock:");
         healthy_runs(&bed, "vsock:4", 5);
         bed.guest("a").sh(&format!("rmmod {module}")).unwrap();
-        let (said, code) = examine(&bed, "vsock:4", true);
+        let (report, code) = examine(&bed, "vsock:4", true);
         bed.guest("a").sh(&format!("modprobe {module}")).unwrap();
-        let sentences = sentences(&said);
+        let sentences = sentences(&report);
         assert!(
             code == 1 && sentences[0].starts_with("vsock-transport") && sentences[0].contains(module),
             "{sentences:?}"
         );
         println!("{module} unloaded: {}", sentences[0]);
-        told_apart::the_own_cid(&bed);
-        from_host::vms_that_tell_of_themselves(&bed);
+        distinguished::the_own_cid(&bed);
+        from_host::vms_that_answer_questions(&bed);
         healthy_runs(&bed, "vsock:4", 1);
         kept(
             "doctor",

@@ -43,8 +43,8 @@ fn join(host: &str) {
 
 /// Where BGP says that an address is, as the kernel of a host has it: the address of another host.
 fn learned(host: &str, mac: &str) -> Option<String> {
-    let told = output(Command::new("bridge").args(["-n", host, "fdb", "show", "dev", "vni10"]));
-    let line = told.lines().find(|line| line.starts_with(mac) && line.contains(" dst "))?;
+    let printed = output(Command::new("bridge").args(["-n", host, "fdb", "show", "dev", "vni10"]));
+    let line = printed.lines().find(|line| line.starts_with(mac) && line.contains(" dst "))?;
     assert!(line.contains("extern_learn"), "{line}");
     line.split_whitespace().skip_while(|word| *word != "dst").nth(1).map(str::to_owned)
 }
@@ -95,7 +95,7 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     // The guest that moves says nothing but acknowledgements: the fabric cannot learn from it where it is.
     let gaps = Gaps::of((&second, "a"), (&first, "a"), "10.77.0.1");
     let mut machine = Machine::of_lab(&names[0], "a", &first.runtime_dir());
-    let mut told = Vec::new();
+    let mut measured = Vec::new();
     let hosts = [(&third_run, "192.0.2.3"), (&first.runtime_dir(), "192.0.2.1"), (&third_run, "192.0.2.3")];
     for (number, (run, address)) in hosts.into_iter().enumerate() {
         gaps.forget();
@@ -103,16 +103,16 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
         machine = moved;
         wait_until("BGP has its new place", || learned(&names[1], MAC_A).as_deref() == Some(address));
         let longest = gaps.longest();
-        told.push((longest.saturating_sub(down), format!("down {down} ms, stream silent {longest} ms")));
+        measured.push((longest.saturating_sub(down), format!("down {down} ms, stream silent {longest} ms")));
     }
-    let (soonest, _) = told.iter().min().unwrap();
-    assert!(*soonest < 1000, "the stream goes on within 1 s: {told:?}");
-    let told: Vec<String> = told.into_iter().map(|(_, words)| words).collect();
+    let (soonest, _) = measured.iter().min().unwrap();
+    assert!(*soonest < 1000, "the stream goes on within 1 s: {measured:?}");
+    let measured: Vec<String> = measured.into_iter().map(|(_, words)| words).collect();
     kept(
         "evpn",
         &format!(
             "a VM moves from host to host three times, and a TCP stream to it goes on: {}",
-            told.join("; ")
+            measured.join("; ")
         ),
     );
 }

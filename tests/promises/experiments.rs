@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use vmlane_api::{Client, call};
 use vmlane_experiment::{Row, rows};
 use vmlane_lab::Lab;
-use vmlane_tests::alone::{told, vmlane};
+use vmlane_tests::alone::{printed, vmlane};
 use vmlane_tests::{Process, kept, wait_until};
 
 use crate::site::browser::Browser;
@@ -112,9 +112,9 @@ fn an_invalid_plan_is_refused_with_its_line_and_boots_nothing() {
     let (dir, plan, out) = files();
     std::fs::write(&plan, PLAN.replace("\"16k\"", "\"99999999999999999999k\"")).unwrap();
     let output = vmlane().args(["lab", "run", "--out"]).args([&out, &plan]).output().unwrap();
-    let said = told(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("line 13: message: \"99999999999999999999k\""), "{said}");
+    let printed = printed(&output);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("line 13: message: \"99999999999999999999k\""), "{printed}");
     assert!(!out.exists() && dir.path().exists());
 }
 
@@ -123,24 +123,24 @@ fn a_set_of_experiments_is_drawn_beside_another() {
     let dir = tempfile::tempdir().unwrap();
     let vmlane = |words: &[&str]| {
         let output = vmlane().args(words).current_dir(&dir).output().unwrap();
-        (output.status.code(), told(&output))
+        (output.status.code(), printed(&output))
     };
     let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/../experiments/near-native/plan.toml");
     let short = ["lab", "run", plan, "--out", "set/near-native", "--quick", "--runs", "1", "--seconds", "0.3"];
-    let (code, said) = vmlane(&short);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = vmlane(&short);
+    assert_eq!(code, Some(0), "{printed}");
     let rows = rows_of(&dir.path().join("set/near-native"));
     assert!(rows.iter().all(|row| row.failed.is_none()) && rows.len() > 10);
-    let (code, said) = vmlane(&short);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("run: 0 runs in"), "what has a row is not made again: {said}");
-    let (code, said) = vmlane(&["lab", "draw", "set", "set", "--out", "both"]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, printed) = vmlane(&short);
+    assert_eq!(code, Some(0), "{printed}");
+    assert!(printed.contains("run: 0 runs in"), "what has a row is not made again: {printed}");
+    let (code, printed) = vmlane(&["lab", "draw", "set", "set", "--out", "both"]);
+    assert_eq!(code, Some(0), "{printed}");
     let page = dir.path().join("both/report.html");
     assert!(std::fs::read_to_string(&page).unwrap().contains("virtio-vsock, 64 KiB buffers, machine B"));
     browse(&page);
-    let (code, said) = vmlane(&["lab", "draw", "set", "both"]);
-    assert!(code == Some(1) && said.contains("there are no rows in both"), "{said}");
+    let (code, printed) = vmlane(&["lab", "draw", "set", "both"]);
+    assert!(code == Some(1) && printed.contains("there are no rows in both"), "{printed}");
     kept("experiments", "a set of experiments is drawn beside another");
 }
 

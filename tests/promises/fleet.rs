@@ -162,9 +162,9 @@ impl World {
         command.env(ROLE, format!("{} {first} {last}", self.daemon.path("").display()));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut hosts = Process(command.spawn().unwrap());
-        let mut said = String::new();
-        BufReader::new(hosts.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert_eq!(said, "simulating\n");
+        let mut printed = String::new();
+        BufReader::new(hosts.0.stdout.take().unwrap()).read_line(&mut printed).unwrap();
+        assert_eq!(printed, "simulating\n");
         hosts
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 
 use vmlane_lab::Running;
-use vmlane_tests::alone::{output, told};
+use vmlane_tests::alone::{output, printed};
 use vmlane_tests::{
     Bed, TIMEOUT, PATIENT, Process, full, kept, python_on_host, spec, take, tree, trickle, wait_until, whole,
 };
@@ -77,8 +77,8 @@ fn echo(bed: &Bed) -> Running {
 fn send(mut command: Command, path: &Path) {
     wait_until("the guest takes the bytes", || {
         let output = command.stdin(std::fs::File::open(path).unwrap()).output().unwrap();
-        let early = told(&output).contains("reset by peer");
-        assert!(output.status.success() || early, "{command:?}: {}", told(&output));
+        let early = printed(&output).contains("reset by peer");
+        assert!(output.status.success() || early, "{command:?}: {}", printed(&output));
         output.status.success()
     });
 }
@@ -246,7 +246,7 @@ fn the_host_measures_against_a_guest_and_back(bed: &Bed) {
     for (kind, family) in kinds.clone() {
         measured(kind, || {
             let done = vmlane(bed, &[]).args(words(kind, format!("{family}:3"))).output().unwrap();
-            if done.status.success() { Ok(String::from_utf8(done.stdout).unwrap()) } else { Err(told(&done)) }
+            if done.status.success() { Ok(String::from_utf8(done.stdout).unwrap()) } else { Err(printed(&done)) }
         });
     }
     let (_host, mut lines) = lines_of(&mut vmlane(bed, &["bench", "server", "--listen", "vsock:"]));
@@ -387,5 +387,5 @@ fn hybrid_sockets_and_the_library_reach_a_guest(bed: &Bed) {
     // A program that cannot be served is refused with a message.
     let refused = vmlane(bed, &["run", "--"]).arg(vmlane_lab::find_vmlane().unwrap()).output().unwrap();
     assert!(!refused.status.success());
-    assert!(told(&refused).contains("statically linked"));
+    assert!(printed(&refused).contains("statically linked"));
 }

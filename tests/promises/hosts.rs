@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use vmlane_tests::alone::{told, vmlane};
+use vmlane_tests::alone::{printed, vmlane};
 use vmlane_tests::{kept, tree};
 
 vmlane_tests::tests! {
@@ -58,13 +58,13 @@ fn building_elsewhere_asks_for_packages_of_that_system() {
     ];
     for (system, expected) in SYSTEMS.into_iter().zip(expected) {
         let output = bootstrap(system);
-        let told = told(&output);
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains(expected), "{told}");
-        assert!(!told.contains("apt-get") && !told.contains("command not found"), "{told}");
+        let printed = printed(&output);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(printed.contains(expected), "{printed}");
+        assert!(!printed.contains("apt-get") && !printed.contains("command not found"), "{printed}");
     }
-    let told = told(&bootstrap(SYSTEMS[1]));
-    assert!(told.contains("Arch Linux has no package known to be like lintian of Debian"), "{told}");
+    let printed = printed(&bootstrap(SYSTEMS[1]));
+    assert!(printed.contains("Arch Linux has no package known to be like lintian of Debian"), "{printed}");
 }
 
 /// The program alone in a file system of its own, as on a host that has none of the tools.
@@ -85,10 +85,10 @@ fn the_lab_elsewhere_asks_for_packages_of_that_system() {
         let mut command = Command::new("unshare");
         command.args(["--user", "--map-root-user", "--root"]).arg(root).args(["/vmlane", "lab", "setup"]);
         let output = command.env_clear().env("HOME", "/").output().expect("unshare, of util-linux");
-        let told = told(&output);
-        assert!(!output.status.success(), "{told}");
-        assert!(told.contains(expected) && told.contains(&format!("({})", system.0)), "{told}");
-        assert!(!told.contains("apt-get install"), "{told}");
+        let printed = printed(&output);
+        assert!(!output.status.success(), "{printed}");
+        assert!(printed.contains(expected) && printed.contains(&format!("({})", system.0)), "{printed}");
+        assert!(!printed.contains("apt-get install"), "{printed}");
     }
     kept(
         "packages",

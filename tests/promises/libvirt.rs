@@ -11,7 +11,7 @@ use guest::Guest;
 use vmlane_lab::setup::{Assets, Qemu};
 use vmlane_lab::{first_root, proto};
 use vmlane_testkit::write_program;
-use vmlane_tests::alone::{output, told, vmlane};
+use vmlane_tests::alone::{output, printed, vmlane};
 use vmlane_tests::kept;
 
 use crate::package::container::{self, Container, Release};
@@ -163,8 +163,8 @@ fn give_disks(root: &Path, assets: &Assets) {
 /// What a command that must fail says.
 fn refused(container: &Container, script: &str) -> String {
     let output = container.output(script);
-    assert!(!output.status.success(), "{script}: {}", told(&output));
-    told(&output)
+    assert!(!output.status.success(), "{script}: {}", printed(&output));
+    printed(&output)
 }
 
 fn start(container: &Container, vm: &str) -> Guest {
@@ -239,16 +239,16 @@ fn sockets_are_their_domains(container: &Container) {
     assert_eq!(["a", "b"].map(|vm| user(container, vm)), ["vm-a", "vm-b"]);
     assert!(container.fails("runuser -u vm-b -- test -w /run/vmlane/vm/a/nic0.sock"));
     intruder(container, "vm-b");
-    let told = refused(container, "virsh start x");
-    assert!(told.contains("/run/vmlane/vm/a/nic0.sock of VM a"), "{told}");
+    let printed = refused(container, "virsh start x");
+    assert!(printed.contains("/run/vmlane/vm/a/nic0.sock of VM a"), "{printed}");
     let xml = fs::read_to_string(container.path("/lab/x.xml")).expect("a domain");
     let plain = xml.replace("/run/vmlane/vm/a/nic0.sock", "/tmp/other.sock");
     fs::write(container.path("/lab/y.xml"), plain.replace("<name>x<", "<name>y<")).expect("a domain");
-    let told = refused(container, "virsh define /lab/y.xml && virsh start y");
-    assert!(told.contains("owner of VM b"), "{told}");
+    let printed = refused(container, "virsh define /lab/y.xml && virsh start y");
+    assert!(printed.contains("owner of VM b"), "{printed}");
     hook(container, "/bin/true");
-    let told = refused(container, "virsh start x");
-    assert!(told.contains("nic0.sock") && told.contains("Permission denied"), "{told}");
+    let printed = refused(container, "virsh start x");
+    assert!(printed.contains("nic0.sock") && printed.contains("Permission denied"), "{printed}");
     hook(container, HOOK);
     container.run("virsh undefine x && virsh undefine y");
 }
@@ -258,12 +258,12 @@ fn saving_is_refused(container: &Container, guest: &mut Guest) {
     let snapshot = "virsh snapshot-create-as a one --memspec file=/tmp/a.mem,snapshot=external \
                     --diskspec vda,snapshot=no --diskspec vdb,snapshot=no";
     for line in ["virsh save a /tmp/a.save", "virsh managedsave a", snapshot] {
-        let told = refused(container, line);
-        assert!(told.contains("non-migratable device"), "{line}: {told}");
+        let printed = refused(container, line);
+        assert!(printed.contains("non-migratable device"), "{line}: {printed}");
     }
     for operation in ["restore", "migrate"] {
-        let told = refused(container, &format!("virsh dumpxml a | {HOOK} a {operation} begin -"));
-        assert!(told.contains("only VMs with nothing but virtio NICs"), "{told}");
+        let printed = refused(container, &format!("virsh dumpxml a | {HOOK} a {operation} begin -"));
+        assert!(printed.contains("only VMs with nothing but virtio NICs"), "{printed}");
     }
     guest.sh("true");
 }
@@ -271,13 +271,13 @@ fn saving_is_refused(container: &Container, guest: &mut Guest) {
 /// Without a daemon, or with another CID than the daemon's, a domain does not start.
 fn starts_need_the_daemon(container: &Container) {
     container.run("systemctl stop vmlane");
-    let told = refused(container, "virsh start a");
-    assert!(told.contains("systemctl start vmlane"), "{told}");
+    let printed = refused(container, "virsh start a");
+    assert!(printed.contains("systemctl start vmlane"), "{printed}");
     container.run("systemctl start vmlane");
     let file = container.path("/etc/vmlane/vmlane.toml");
     fs::write(&file, config().replace("cid = 3\n", "cid = 33\n")).expect("the configuration");
-    let told = refused(container, "virsh start a");
-    assert!(told.contains("run `vmlane reload`"), "{told}");
+    let printed = refused(container, "virsh start a");
+    assert!(printed.contains("run `vmlane reload`"), "{printed}");
     fs::write(&file, config()).expect("the configuration");
 }
 
@@ -347,11 +347,11 @@ fn domains_attach_their_vms_and_no_others() {
         ),
     );
 
-    let told = refused(
+    let printed = refused(
         &container,
         "vmlane libvirt-xml c --into /lab/c/domain.xml --emulator /usr/bin/qemu-system-x86_64",
     );
-    assert!(told.contains("needs QEMU >= 10.1, and this is 7.2"), "{told}");
+    assert!(printed.contains("needs QEMU >= 10.1, and this is 7.2"), "{printed}");
     // Each QEMU looks for its modules where Debian's is, too, and ends when it finds another one's.
     let modules = "usr/lib/x86_64-linux-gnu/qemu";
     container.run(&format!("mount --bind /opt/qemu/{modules} /{modules}"));

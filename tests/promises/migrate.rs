@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use vmlane_lab::LabSpec;
 use vmlane_sock::{Host, Listener, Stream};
-use vmlane_tests::alone::{status, told as said_by, vmlane};
+use vmlane_tests::alone::{printed, status, vmlane};
 use vmlane_tests::moving::{Qemu, Qmp};
 use vmlane_tests::{Bed, TIMEOUT, Process, kept, serve, wait_until};
 
@@ -55,7 +55,7 @@ fn qemu_args(config: &Path, run: &Path, vm: &str, incoming: bool) -> Result<Vec<
     command.arg(config).arg("--runtime-dir").arg(run).args(incoming.then_some("--incoming"));
     let output = command.output().unwrap();
     if !output.status.success() {
-        return Err(said_by(&output));
+        return Err(printed(&output));
     }
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     Ok(serde_json::from_value(report["args"].clone()).unwrap())
@@ -71,8 +71,8 @@ fn vsockets(console: &Path) -> Vec<String> {
 fn blocks(console: &Path) -> Vec<u64> {
     let text = String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned();
     assert!(!text.contains("DIFFERENT"), "{text}");
-    let told = text.lines().filter_map(|line| line.trim().strip_prefix("blocks ")?.strip_suffix(" equal"));
-    told.filter_map(|count| count.parse().ok()).collect()
+    let counts = text.lines().filter_map(|line| line.trim().strip_prefix("blocks ")?.strip_suffix(" equal"));
+    counts.filter_map(|count| count.parse().ok()).collect()
 }
 
 /// The lab's configuration with other CIDs; and a VM whose devices QEMU cannot migrate.
@@ -149,7 +149,7 @@ fn virtio_guests_migrate_under_traffic() {
     wait_until("blocks move", || blocks(&consoles[0]).len() > 3);
 
     let mut twins = Vec::new();
-    let mut told = Vec::new();
+    let mut measured = Vec::new();
     for (guest, source) in &sources {
         // Its own devices come last.
         let count = source.words.iter().position(|word| word == "-object").expect("the daemon's devices");
@@ -162,7 +162,7 @@ fn virtio_guests_migrate_under_traffic() {
         let state = here.migrate(&mut there, &twin.incoming, 2000);
         plug_in(&mut there, &to, guest);
         let passes = state["ram"]["dirty-sync-count"].as_u64().unwrap();
-        told.push(format!("{guest}: {passes} passes, down {} ms", state["downtime"]));
+        measured.push(format!("{guest}: {passes} passes, down {} ms", state["downtime"]));
         twins.push(twin);
     }
     let last = *blocks(&consoles[0]).last().unwrap();
@@ -172,11 +172,11 @@ fn virtio_guests_migrate_under_traffic() {
     // vSockets ended at each end, and the guest is another one to programs of the new host. Linux says
     // ECONNRESET to who waits in a call, and ENOTCONN to who calls later; and to a virtio guest whose peer
     // resets, an end.
-    let said = vsockets(&consoles[0]);
+    let printed = vsockets(&consoles[0]);
     assert!(
-        said == ["client ECONNRESET", "program ENOTCONN"]
-            || said == ["client ECONNRESET", "program ECONNRESET"],
-        "{said:?}"
+        printed == ["client ECONNRESET", "program ENOTCONN"]
+            || printed == ["client ECONNRESET", "program ECONNRESET"],
+        "{printed:?}"
     );
     assert_eq!(vsockets(&consoles[1]), ["server said b''"]);
     assert_eq!(program.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
@@ -206,7 +206,7 @@ fn virtio_guests_migrate_under_traffic() {
              {last} blocks there, {} here, all equal ({}); vSockets were reset at both ends, and the guest had CID {expected}; \
              QEMU's word on one with VMCI and VMXNET3: {alone}",
             blocks(&now).last().unwrap(),
-            told.join("; ")
+            measured.join("; ")
         ),
     );
     drop((twins, daemon, sending, holding));

@@ -150,8 +150,8 @@ fn files_arrive_over_intx(bed: &Bed) {
 /// old name.
 fn a_card_is_in_the_slot_that_it_is_given(bed: &Bed) {
     let line = "cat /sys/bus/pci/slots/192/address; basename $(readlink -f /sys/class/net/eth0/device)";
-    let said = bed.guest("a").sh(line).unwrap();
-    let (slot, card) = said.trim().split_once('\n').expect("two lines");
+    let printed = bed.guest("a").sh(line).unwrap();
+    let (slot, card) = printed.trim().split_once('\n').expect("two lines");
     assert!(!slot.is_empty() && card.starts_with(slot), "the slot is at {slot}, the card at {card}");
     kept("nics", &format!("a card that is given slot 192 is in it, at {card}: udev calls it ens192"));
 }

@@ -114,9 +114,9 @@ impl Host {
         let database = format!("--db=unix:{}", network.directory.join(&self.name).join("db.sock").display());
         let find = ["--timeout=60", "--bare", "--columns=external_ids", "find", "Interface"];
         let of_the_guest = format!("external_ids:vm-id={guest}");
-        let told = output(Command::new("ovs-vsctl").arg(database).args(find).arg(of_the_guest));
+        let printed = output(Command::new("ovs-vsctl").arg(database).args(find).arg(of_the_guest));
         let found =
-            told.split_whitespace().find_map(|one| one.strip_prefix(&format!("{key}=")).map(str::to_owned));
+            printed.split_whitespace().find_map(|one| one.strip_prefix(&format!("{key}=")).map(str::to_owned));
         found.unwrap_or_default()
     }
 }
@@ -250,7 +250,7 @@ fn a_vm_moves_to_another_host_and_its_port_with_it() {
 
     let gaps = Gaps::of((&first, "b"), (&first, "a"), "10.77.0.1");
     let mut machine = Machine::of_lab(&names[0], "a", &first.runtime_dir());
-    let mut told = Vec::new();
+    let mut measured = Vec::new();
     for (number, (from, to)) in [(0, 1), (1, 0)].into_iter().enumerate() {
         // As OpenStack does it: the port is on both hosts, and the new one may send once the VM is announced
         // there.
@@ -264,13 +264,13 @@ fn a_vm_moves_to_another_host_and_its_port_with_it() {
         nb(&network, &format!("lsp-set-options lsp-a requested-chassis={}", names[to]));
         wait_until("the port is bound at its new place", || state(&run[to], "a") == "bound");
         gaps.longest();
-        told.push(format!("down {down} ms, stream silent {longest} ms"));
+        measured.push(format!("down {down} ms, stream silent {longest} ms"));
     }
     kept(
         "ovn",
         &format!(
             "a VM moves to the other host and back, its port with it, and a TCP stream to it goes on: {}",
-            told.join("; ")
+            measured.join("; ")
         ),
     );
 }

@@ -23,11 +23,11 @@ vmlane_tests::tests! {
 fn a_package_is_made_of_the_optimized_program() {
     let mut make = Command::new("make");
     make.args(["--dry-run", "package"]).current_dir(root()).env_remove("MAKEFLAGS");
-    let said = output(make.env("VMLANE_BIN", "/some/other/program"));
-    let packaging = said.lines().find(|line| line.ends_with("scripts/package.sh")).expect("a package is made");
+    let printed = output(make.env("VMLANE_BIN", "/some/other/program"));
+    let packaging = printed.lines().find(|line| line.ends_with("scripts/package.sh")).expect("a package is made");
     assert!(packaging.contains("/dist/vmlane "), "{packaging}");
-    let built = said.find("cargo build --profile dist").expect("the program is built");
-    assert!(built < said.find(packaging).expect("it is there"), "{said}");
+    let built = printed.find("cargo build --profile dist").expect("the program is built");
+    assert!(built < printed.find(packaging).expect("it is there"), "{printed}");
 }
 
 /// Tenths, as `systemd-analyze security --threshold` has them: below 3.
@@ -124,14 +124,14 @@ fn lives(release: Release, kills: u32) {
 fn judges_units(container: &Container) -> String {
     let units =
         "vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-route.service vmlane-ovn.service";
-    let said = container.run(&format!("systemd-analyze verify --man=no {units} vmlane-metrics.socket 2>&1"));
-    assert_eq!(said, "");
+    let printed = container.run(&format!("systemd-analyze verify --man=no {units} vmlane-metrics.socket 2>&1"));
+    assert_eq!(printed, "");
     let figures: Vec<String> = units
         .split(' ')
         .map(|unit| {
             let command = format!("systemd-analyze security --no-pager --threshold={EXPOSURE} {unit}");
-            let told = container.run(&command);
-            let (_, rest) = told.rsplit_once(": ").expect("a result");
+            let printed = container.run(&command);
+            let (_, rest) = printed.rsplit_once(": ").expect("a result");
             format!("{unit} {}", rest.split(' ').next().expect("a figure"))
         })
         .collect();

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use terminal::{Terminal, as_user};
 use vmlane_lab::setup::{Accel, Assets};
-use vmlane_tests::alone::{told, vmlane};
+use vmlane_tests::alone::{printed, vmlane};
 use vmlane_tests::{Process, kept, readme, wait_until};
 
 use crate::package::container::{self, Container, Release};
@@ -193,7 +193,7 @@ fn the_lab_ends_with_bytes_between_two_guests() {
             let output = shell(line).output().expect("sh");
             // A client may be there before its server.
             let done = output.status.success();
-            assert!(done || !servers.is_empty(), "{line}: {}", told(&output));
+            assert!(done || !servers.is_empty(), "{line}: {}", printed(&output));
             done
         });
         if line.contains("bench stream") {
@@ -204,6 +204,6 @@ fn the_lab_ends_with_bytes_between_two_guests() {
         server.wait();
     }
     let first_byte = first_byte.expect("a line with a stream").as_secs_f64();
-    let told = "README's lab: two guests up, measured and down; the result was there";
-    kept("guide", &format!("{told} {first_byte:.0} s after the first command"));
+    let summary = "README's lab: two guests up, measured and down; the result was there";
+    kept("guide", &format!("{summary} {first_byte:.0} s after the first command"));
 }

@@ -18,7 +18,7 @@ vmlane_tests::tests! {
 }
 
 /// What the test wants to know of a page.
-const LOOK: &str = r"(() => {
+const INSPECT: &str = r"(() => {
   const rgb = color => color.match(/[\d.]+/g).slice(0, 3).map(Number);
   const light = color => rgb(color).map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
     .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
@@ -70,7 +70,7 @@ fn every_page_opens_in_a_browser_light_and_dark() {
         for page in &pages {
             let url = format!("file://{}", page.display());
             wrong.extend(browser.open(&url).into_iter().map(|what| format!("{url} ({scheme}): {what}")));
-            let seen = browser.evaluate(LOOK);
+            let seen = browser.evaluate(INSPECT);
             let number = |key: &str| seen[key].as_f64().expect("a number");
             let is_light = number("background") > 0.5;
             if is_light != (scheme == "light") || number("contrast") < 4.5 || number("text") < 100.0 {

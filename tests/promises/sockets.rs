@@ -18,7 +18,7 @@ fn sockets_behave_as_programs_expect(bed: &Bed) {
     for (from, to, pace, kernels) in ways.into_iter().take(if full() { 3 } else { 1 }) {
         let server = serve(&bed.guest(to), &format!("semantics serve {PORT}"));
         let figures = python(&bed.guest(from), &format!("semantics {pace} {} {PORT}", bed.cid(to)));
-        assert!(!server.said().contains("failed"), "{}", server.said());
+        assert!(!server.printed().contains("failed"), "{}", server.printed());
         kept("sockets", &format!("{kernels}: {}", figures["cases"]));
     }
 }

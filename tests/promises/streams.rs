@@ -79,7 +79,7 @@ fn many(bed: &Bed, pair: &str, (from, to): (&str, &str), cid: u32, load: Load) {
     let Load { connections: count, echo_kib, words, .. } = load;
     let figures =
         python(&bed.guest(from), &format!("echo burst {cid} {port} {count} {} {words}", echo_kib << 10));
-    assert_eq!(figures["connections"], count, "{}", server.said());
+    assert_eq!(figures["connections"], count, "{}", server.printed());
     kept(
         "streams",
         &format!(

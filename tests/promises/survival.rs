@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vmlane_api::call;
-use vmlane_tests::alone::{told, vmlane};
+use vmlane_tests::alone::{printed, vmlane};
 use vmlane_tests::traffic::{port, reload_card};
 use vmlane_tests::{Bed, Load, Process, full, give, kept, passes, take, wait_until, whole};
 
@@ -296,7 +296,7 @@ fn streams_outlast_a_replaced_daemon(bed: &Bed) {
     second.arg("daemon").arg("--config").arg(&status.config).arg("--runtime-dir").arg(&status.runtime_dir);
     let output = second.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(told(&output).contains("another daemon (pid "), "{output:?}");
+    assert!(printed(&output).contains("another daemon (pid "), "{output:?}");
 
     let replacement = bed.replace_daemon(&vmlane_lab::find_vmlane().unwrap());
     let pause = load.finish(bed);

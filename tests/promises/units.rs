@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use vmlane_tests::alone::{output, told};
+use vmlane_tests::alone::{output, printed};
 use vmlane_tests::tree;
 
 vmlane_tests::tests! {
@@ -52,22 +52,22 @@ fn copies(into: &Path, change: impl Fn(String) -> String) -> Vec<PathBuf> {
 
 fn systemd_finds_nothing_to_complain_about() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = |units: &[PathBuf]| -> Output {
+    let verify = |units: &[PathBuf]| -> Output {
         analyze(&["verify", "--man=no"], units).output().expect("systemd-analyze, of systemd")
     };
-    let good = said(&copies(folder.path(), |text| text));
-    assert!(good.status.success() && told(&good).trim().is_empty(), "{}", told(&good));
+    let good = verify(&copies(folder.path(), |text| text));
+    assert!(good.status.success() && printed(&good).trim().is_empty(), "{}", printed(&good));
     // It would say so.
-    let bad = said(&copies(folder.path(), |text| text.replace("Restart=", "Restarts=")));
-    assert!(told(&bad).contains("Restarts"), "{}", told(&bad));
+    let bad = verify(&copies(folder.path(), |text| text.replace("Restart=", "Restarts=")));
+    assert!(printed(&bad).contains("Restarts"), "{}", printed(&bad));
 }
 
 fn the_units_expose_little() {
     let all = UNITS.into_iter().chain(EXPORTER).chain(ROUTE).chain(OVN);
     for name in all.filter(|name| name.ends_with(".service")) {
         let words = ["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE];
-        let told = output(&mut analyze(&words, &[folder().join(name)]));
-        println!("{}", told.lines().find(|line| line.contains("Overall exposure")).expect("a result"));
+        let printed = output(&mut analyze(&words, &[folder().join(name)]));
+        println!("{}", printed.lines().find(|line| line.contains("Overall exposure")).expect("a result"));
     }
 }
 

@@ -98,7 +98,7 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     install(&container, ("new.deb", NEW), &mut load);
     let Under { traffic, frames, cards } = load;
     let [vmci, virtio] = traffic.finish();
-    let told = frames.finish(2 * ROUNDS + 1);
+    let sent = frames.finish(2 * ROUNDS + 1);
     let counted = cards.finish();
     // What had been copied and not completed when a daemon ended is sent again: at most two rings of 64 each
     // time.
@@ -108,7 +108,7 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
         "upgrades",
         &format!(
             "packages of {} and of today took turns, {} upgrades and {ROUNDS} ways back, under a VMCI stream of {vmci} bytes and \
-             8 of virtio-vsock of {virtio}: none was lost; {told}; of {} frames between VMXNET3 cards {} came twice, {} were \
+             8 of virtio-vsock of {virtio}: none was lost; {sent}; of {} frames between VMXNET3 cards {} came twice, {} were \
              dropped",
             previous.name,
             ROUNDS + 1,
@@ -133,8 +133,8 @@ fn daemons_of_two_versions_replace_each_other_under_eight_streams() {
         let program = if round % 2 == 0 { &previous.program } else { &today };
         if round % 2 == 1 {
             // The daemon that runs is the old one.
-            let said = bed.vmlane(&["daemon", "--can-replace"]);
-            assert!(said.contains("keeps its state in layout"), "{said}");
+            let printed = bed.vmlane(&["daemon", "--can-replace"]);
+            assert!(printed.contains("keeps its state in layout"), "{printed}");
         }
         let next = bed.replace_daemon(program);
         if let Some(mut before) = last.replace(next) {

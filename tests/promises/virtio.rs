@@ -150,10 +150,10 @@ fn traffic_survives_the_daemon(bed: &Bed) {
     let ping = bed.guest("a").spawn(["ping", "-i", "0.1", "-c", "70", "10.77.0.2"]).unwrap();
     ping.wait_for("icmp_seq=10 ", TIMEOUT).unwrap();
     bed.kill_daemon();
-    let said = ping.wait().unwrap().stdout();
-    let received = said.split(", ").find_map(|part| part.strip_suffix(" received")?.parse::<u32>().ok());
+    let printed = ping.wait().unwrap().stdout();
+    let received = printed.split(", ").find_map(|part| part.strip_suffix(" received")?.parse::<u32>().ok());
     // 0.1 s apart: 20 lost are 2 s.
-    assert!(received.is_some_and(|received| received > 50), "{said}");
+    assert!(received.is_some_and(|received| received > 50), "{printed}");
     files(bed, 0, 8);
     kept(
         "virtio",
@@ -175,8 +175,8 @@ fn streams(bed: &Bed, refused: [(&str, &str); 2]) -> u64 {
     for (guest, target) in refused {
         let line =
             format!("timeout 60 socat - VSOCK-CONNECT:{target},{PATIENT} </dev/null 2>&1; echo code $?");
-        let said = bed.guest(guest).sh(&line).unwrap();
-        assert!(said.contains("code 1") && said.contains("reset"), "{said}");
+        let printed = bed.guest(guest).sh(&line).unwrap();
+        assert!(printed.contains("code 1") && printed.contains("reset"), "{printed}");
     }
     mib
 }

@@ -124,9 +124,9 @@ fn a_qemu_takes_the_words_for_an_imported_vm() {
     std::io::Write::write_all(&mut qemu.stdin.take().unwrap(), b"info block\nquit\n").unwrap();
     let output = qemu.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let said = String::from_utf8_lossy(&output.stdout);
-    let attached = said.matches("Attached to:").count();
-    assert_eq!(attached, 31, "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let attached = printed.matches("Attached to:").count();
+    assert_eq!(attached, 31, "{printed}");
     kept("vmms", &format!("QEMU takes what an import says of {attached} disks on six kinds of controllers"));
 }
 

@@ -25,8 +25,8 @@ fn attempt(bed: &Bed, from: &str, (cid, port): (u32, u32)) -> Value {
     if from != "host" {
         return python(&bed.guest(from), &format!("pairs {words}"));
     }
-    let said = output(python_on_host(bed, &["pairs.py"]).args(words.split(' ')));
-    serde_json::from_str(said.lines().last().unwrap_or_default()).unwrap()
+    let printed = output(python_on_host(bed, &["pairs.py"]).args(words.split(' ')));
+    serde_json::from_str(printed.lines().last().unwrap_or_default()).unwrap()
 }
 
 /// In three guests, and on the host.

@@ -18,7 +18,7 @@ use crate::{Process, Ran, eventually, run};
 /// Where a daemon says that it is ready, as it does to systemd.
 const READY: &str = "ready.sock";
 /// Time between two looks at whether one that is waited for has failed.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long one may take to stop before it is killed.
 const END: Duration = Duration::from_secs(20);
 
@@ -39,7 +39,7 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();
         let ready = UnixDatagram::bind(directory.path().join(READY)).unwrap();
-        ready.set_read_timeout(Some(LOOK)).unwrap();
+        ready.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
         let (program, options, process) = (program.into(), Vec::new(), Mutex::default());
         let daemon = Daemon { program, directory, options, ready, process };
         daemon.configure(config);
@@ -167,10 +167,10 @@ impl Daemon {
     /// configuration.
     pub fn beside(&self, word: &str) -> Option<Pid> {
         let (runtime, config) = (self.runtime(), self.config());
-        let is_it = |said: &str| Path::new(said) == runtime || Path::new(said) == config;
+        let is_it = |argument: &str| Path::new(argument) == runtime || Path::new(argument) == config;
         fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
             let words = fs::read_to_string(process.path().join("cmdline")).ok()?;
-            let mut words = words.split('\0').skip_while(|said| *said != word);
+            let mut words = words.split('\0').skip_while(|argument| *argument != word);
             words.any(is_it).then(|| Pid::from_raw(process.file_name().to_str()?.parse().ok()?))?
         })
     }

@@ -29,14 +29,14 @@ pub fn ran_alone() -> bool {
     if role().is_some() {
         return false;
     }
-    let (said, end) = std::io::pipe().unwrap();
+    let (output, end) = std::io::pipe().unwrap();
     let mut command = again(&[], "alone");
     command.stdin(Stdio::null()).stdout(end.try_clone().unwrap()).stderr(end);
     let mut process = Process(command.spawn().unwrap());
     // It has this process's ends of the pipe.
     drop(command);
     // Where the test runner has what this test says.
-    BufReader::new(said).lines().for_each(|line| println!("{}", line.unwrap()));
+    BufReader::new(output).lines().for_each(|line| println!("{}", line.unwrap()));
     assert!(process.wait().success(), "it failed in a process of its own");
     true
 }

@@ -77,7 +77,7 @@ impl Ran {
     }
 
     /// All that it said.
-    pub fn said(&self) -> String {
+    pub fn printed(&self) -> String {
         [&*self.out, &*self.err].concat()
     }
 }

@@ -27,10 +27,10 @@ fn rows() -> Vec<Row> {
 }
 
 /// The promises for which tests print a line.
-fn told() -> BTreeSet<String> {
+fn documented() -> BTreeSet<String> {
     let call = concat!("kept", "(");
     let sources = files(&root().join("tests/promises"), "rs");
-    let told = sources.iter().flat_map(|path| {
+    let documented = sources.iter().flat_map(|path| {
         let text = read(path);
         let name = |rest: &str| {
             let named = rest.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"'));
@@ -38,11 +38,11 @@ fn told() -> BTreeSet<String> {
         };
         text.split(call).skip(1).map(name).collect::<Vec<_>>()
     });
-    told.collect()
+    documented.collect()
 }
 
 pub fn promises_and_their_tests_name_each_other() {
-    let (rows, told) = (rows(), told());
+    let (rows, documented) = (rows(), documented());
     let mut wrong = Vec::new();
     let mut named = BTreeSet::new();
     let form = |name: &str| own().find(|(own, _)| *own == name).map(|(_, form)| form);
@@ -54,7 +54,7 @@ pub fn promises_and_their_tests_name_each_other() {
         wrong.extend(early.map(|test| format!("{name}: make test does not run {test}")));
         let late = acceptance.iter().filter(|test| !is_long(test));
         wrong.extend(late.map(|test| format!("{name}: make test runs {test}, too")));
-        let is_silent = !told.contains(name);
+        let is_silent = !documented.contains(name);
         if is_silent && all().any(|test| form(test).is_some_and(|form| form != Form::Plain)) {
             wrong.push(format!("{name}: its tests print no line"));
         }
@@ -65,7 +65,7 @@ pub fn promises_and_their_tests_name_each_other() {
     }
     let names: BTreeSet<&String> = rows.iter().map(|row| &row.name).collect();
     assert_eq!(names.len(), rows.len(), "a name has two rows");
-    wrong.extend(told.iter().filter(|name| !names.contains(name)).map(|name| format!("{name} has no row")));
+    wrong.extend(documented.iter().filter(|name| !names.contains(name)).map(|name| format!("{name} has no row")));
     let with_guests = own().filter(|(_, form)| *form != Form::Plain).map(|(name, _)| name);
     let unnamed = with_guests.filter(|name| !named.contains(*name));
     wrong.extend(unnamed.map(|name| format!("no row names {name}")));

@@ -7,9 +7,9 @@ use vmlane_tests::{Bed, TIMEOUT, kept};
 use super::{examine, measured, sentences};
 
 /// The sentences of what is kept apart from findings.
-fn apart(said: &Value) -> Vec<String> {
-    let list = said["machine"].as_array().expect("what is kept apart").iter();
-    list.map(|told| format!("{}: {}", told["check"].as_str().unwrap(), told["what"].as_str().unwrap()))
+fn apart(report: &Value) -> Vec<String> {
+    let list = report["machine"].as_array().expect("what is kept apart").iter();
+    list.map(|apart_lines| format!("{}: {}", apart_lines["check"].as_str().unwrap(), apart_lines["what"].as_str().unwrap()))
         .collect()
 }
 
@@ -22,13 +22,13 @@ pub fn a_sender_that_is_the_limit(bed: &Bed) {
     let stop = "(while kill -STOP $(cat /run/slow); do sleep 0.3; kill -CONT $(cat /run/slow); sleep 0.01; done) \
                 >/dev/null 2>&1 </dev/null & echo $! >/run/stopper";
     bed.guest("b").sh(stop).unwrap();
-    let (said, _) = examine(bed, "tcp:10.77.0.2:12901", false);
+    let (report, _) = examine(bed, "tcp:10.77.0.2:12901", false);
     bed.guest("b").sh("kill $(cat /run/stopper); kill -CONT $(cat /run/slow)").unwrap();
     drop(server);
-    let told = apart(&said);
+    let apart_lines = apart(&report);
     let is_it = |line: &String| line.starts_with("sender-limit: Throughput from b to a has no network cause");
-    println!("  a sender that rests: {told:?}; findings {:?}", sentences(&said));
-    assert!(told.iter().any(is_it), "{told:?} {}", measured(&said));
+    println!("  a sender that rests: {apart_lines:?}; findings {:?}", sentences(&report));
+    assert!(apart_lines.iter().any(is_it), "{apart_lines:?} {}", measured(&report));
     kept("doctor", "a sender that is itself the limit is told apart from findings");
 }
 
@@ -36,8 +36,8 @@ pub fn a_sender_that_is_the_limit(bed: &Bed) {
 pub fn the_own_cid(bed: &Bed) {
     let a = bed.guest("a");
     a.sh("rmmod vsock_loopback 2>/dev/null; true").unwrap();
-    let (said, code) = examine(bed, "vsock:1", true);
-    let found = sentences(&said);
+    let (report, code) = examine(bed, "vsock:1", true);
+    let found = sentences(&report);
     assert!(
         code == 1 && found[0].starts_with("vsock-address: CID 1 is this machine (a) itself"),
         "{found:?}"
@@ -46,15 +46,15 @@ pub fn the_own_cid(bed: &Bed) {
 }
 
 /// From kernel 7.1 on, programs in a VM with a VMCI device alone need a flag.
-pub fn kernels_whose_programs_need_a_flag_are_told_apart() {
+pub fn kernels_whose_programs_need_a_flag_are_distinguished() {
     let kernels = ["7.2", "6.12"].map(str::to_owned).to_vec();
     let bed = Bed::up(&LabSpec { kernels, ..super::lab("doctork", &["vmci"]) });
     let server = super::server(&bed, "b", "vsock:");
-    let (said, code) = examine(&bed, "vsock:4", true);
-    let told: Vec<String> =
-        apart(&said).into_iter().filter(|line| line.starts_with("vsock-address")).collect();
+    let (report, code) = examine(&bed, "vsock:4", true);
+    let apart_lines: Vec<String> =
+        apart(&report).into_iter().filter(|line| line.starts_with("vsock-address")).collect();
     let is_a = |line: &String| line.contains("From this machine (a)") && line.contains("VMADDR_FLAG_TO_HOST");
-    assert!(code == 0 && told.len() == 1 && is_a(&told[0]), "{code} {told:?} {:?}", sentences(&said));
+    assert!(code == 0 && apart_lines.len() == 1 && is_a(&apart_lines[0]), "{code} {apart_lines:?} {:?}", sentences(&report));
     kept(
         "doctor",
         "kernel 7.2 with a VMCI device: that programs need VMADDR_FLAG_TO_HOST is told, of 6.12 it is not",

@@ -8,7 +8,7 @@ pub struct Fault {
     /// The check that must be first or second in the report.
     pub check: &'static str,
     /// Part of the sentence that it must say.
-    pub says: &'static str,
+    pub phrase: &'static str,
     pub put: &'static [(&'static str, &'static str)],
     pub undo: &'static [(&'static str, &'static str)],
     /// Needs more than a quick examination.
@@ -32,18 +32,18 @@ impl Fault {
 
     /// Whether it is this one that the doctor speaks of.
     pub fn is_in(&self, sentence: &str) -> bool {
-        sentence.starts_with(&format!("{}: ", self.check)) && sentence.contains(self.says)
+        sentence.starts_with(&format!("{}: ", self.check)) && sentence.contains(self.phrase)
     }
 }
 
 const fn fault(
     name: &'static str,
     check: &'static str,
-    says: &'static str,
+    phrase: &'static str,
     put: &'static [(&'static str, &'static str)],
     undo: &'static [(&'static str, &'static str)],
 ) -> Fault {
-    Fault { name, check, says, put, undo, is_long: false }
+    Fault { name, check, phrase, put, undo, is_long: false }
 }
 
 const NO_QDISC: &str = "tc qdisc del dev eth0 root";
@@ -170,7 +170,7 @@ pub const COMMON: &[Fault] = &[
     Fault {
         name: "loss of 5 %",
         check: "loss",
-        says: "lost",
+        phrase: "lost",
         put: &[("a", "tc qdisc add dev eth0 root netem loss 5% limit 10000")],
         undo: &[("a", NO_QDISC)],
         is_long: true,
@@ -178,7 +178,7 @@ pub const COMMON: &[Fault] = &[
     Fault {
         name: "duplicates",
         check: "loss",
-        says: "duplicated",
+        phrase: "duplicated",
         put: &[("b", "tc qdisc add dev eth0 root netem duplicate 10% limit 10000")],
         undo: &[("b", NO_QDISC)],
         is_long: true,
@@ -193,7 +193,7 @@ pub const COMMON: &[Fault] = &[
     Fault {
         name: "a policer",
         check: "policing",
-        says: "from a to b",
+        phrase: "from a to b",
         put: &[(
             "b",
             "tc qdisc add dev eth0 clsact && tc filter add dev eth0 ingress matchall action police rate 20mbit burst 128k conform-exceed drop",
@@ -204,7 +204,7 @@ pub const COMMON: &[Fault] = &[
     Fault {
         name: "a long queue",
         check: "bufferbloat",
-        says: "Beside a transfer from a to b",
+        phrase: "Beside a transfer from a to b",
         // Behind the sender, whose own queues Linux keeps short. An ifb loses what LRO has merged.
         put: &[(
             "b",

@@ -12,17 +12,17 @@ fn doctor(bed: &Bed, words: &[&str]) -> (Value, i32) {
     // Sockets lead through this daemon, too.
     let output = command.env("VMLANE_RUNTIME_DIR", &dir).output().unwrap();
     let code = output.status.code().unwrap_or(-1);
-    let said = serde_json::from_slice(&output.stdout);
-    (said.unwrap_or_else(|_| String::from_utf8_lossy(&output.stderr).into_owned().into()), code)
+    let report = serde_json::from_slice(&output.stdout);
+    (report.unwrap_or_else(|_| String::from_utf8_lossy(&output.stderr).into_owned().into()), code)
 }
 
 /// The lab as a whole, then its VMs, of which one has a link that was set down.
 pub fn a_lab_and_its_vms(bed: &Bed) {
-    let (said, code) = doctor(bed, &["lab", &bed.lab().status().unwrap().name, "--quick"]);
-    let (guests, host) = (&said["guests"], &said["host"]);
-    assert!(guests["measurements"].as_array().is_some_and(|runs| runs.len() > 3), "{said}");
+    let (report, code) = doctor(bed, &["lab", &bed.lab().status().unwrap().name, "--quick"]);
+    let (guests, host) = (&report["guests"], &report["host"]);
+    assert!(guests["measurements"].as_array().is_some_and(|runs| runs.len() > 3), "{report}");
     let is_well = super::sentences(guests).is_empty() && super::sentences(host).is_empty();
-    assert_eq!(code, i32::from(!is_well), "{said}");
+    assert_eq!(code, i32::from(!is_well), "{report}");
     let vms: Vec<&Value> = host["host"]["vms"].as_array().into_iter().flatten().collect();
     assert!(vms.len() == 2 && vms.iter().all(|vm| vm["vmm"]["shared_memory"] == true), "{host}");
     assert!(host["machine"].to_string().contains("is emulated"), "{host}");
@@ -31,12 +31,12 @@ pub fn a_lab_and_its_vms(bed: &Bed) {
     let found = ["a", "b"].map(|vm| (doctor(bed, &[vm]), vm));
     let both = doctor(bed, &["a", "b"]);
     bed.vmlane(&["link", "b/nic0", "up"]);
-    let is_down = |said: &Value| {
-        super::sentences(said).iter().any(|line| line == "vm-network: The link of nic0 of VM b was set down.")
+    let is_down = |report: &Value| {
+        super::sentences(report).iter().any(|line| line == "vm-network: The link of nic0 of VM b was set down.")
     };
-    for ((said, code), vm) in found {
-        assert_eq!(is_down(&said), vm == "b", "{vm}: {said}");
-        assert_eq!(code, i32::from(!super::sentences(&said).is_empty()), "{said}");
+    for ((report, code), vm) in found {
+        assert_eq!(is_down(&report), vm == "b", "{vm}: {report}");
+        assert_eq!(code, i32::from(!super::sentences(&report).is_empty()), "{report}");
     }
     assert!(is_down(&both.0) && both.1 == 1, "{both:?}");
 
@@ -48,17 +48,17 @@ pub fn a_lab_and_its_vms(bed: &Bed) {
 }
 
 /// Servers in both guests tell the doctor on their host what only they know.
-pub fn vms_that_tell_of_themselves(bed: &Bed) {
+pub fn vms_that_answer_questions(bed: &Bed) {
     let server = super::server(bed, "a", "vsock:");
     bed.guest("b").sh("sysctl -qw net.ipv4.tcp_window_scaling=0").unwrap();
-    let (said, code) = doctor(bed, &["a", "b"]);
+    let (report, code) = doctor(bed, &["a", "b"]);
     bed.guest("b").sh("sysctl -qw net.ipv4.tcp_window_scaling=1").unwrap();
     drop(server);
     let kernel = bed.guest("b").sh("uname -r").unwrap();
     for end in ["near", "far"] {
-        assert_eq!(said["facts"][end]["machine"]["kernel"], kernel.trim(), "{said}");
+        assert_eq!(report["facts"][end]["machine"]["kernel"], kernel.trim(), "{report}");
     }
-    let sentences = super::sentences(&said);
+    let sentences = super::sentences(&report);
     let is_it = |line: &String| line.starts_with("tcp-options: Window scaling") && line.contains("VM b");
     assert!(code == 1 && sentences.iter().any(is_it), "{sentences:?}");
     println!("  from the host: {sentences:?}");

@@ -43,7 +43,7 @@ struct Rung {
     /// The check, and part of its sentence; none: nothing may be found.
     finds: Option<String>,
     #[serde(default)]
-    says: String,
+    phrase: String,
     /// What the remedies of what is found must improve.
     proves: Option<String>,
 }
@@ -61,9 +61,9 @@ struct Climbed {
 }
 
 /// Mbit/s from a to b, and from b to a.
-fn throughput(said: &Value) -> [f64; 2] {
+fn throughput(report: &Value) -> [f64; 2] {
     ["near", "far"].map(|from| {
-        let runs = said["measurements"].as_array().into_iter().flatten();
+        let runs = report["measurements"].as_array().into_iter().flatten();
         let mut of = runs.filter(|run| run["what"] == "throughput" && run["from"] == from);
         of.next().and_then(|run| run["throughput_bps"].as_f64()).unwrap_or(0.0) / 1e6
     })
@@ -94,19 +94,19 @@ fn climb(bed: &Bed, rung: &Rung) -> Result<Climbed, String> {
     for (guest, line) in [("a", &rung.a), ("b", &rung.b)] {
         bed.guest(guest).sh(line).unwrap_or_else(|error| panic!("{}: {error:#}", rung.name));
     }
-    let (said, _) = super::examine(bed, super::TO, false);
-    let sentences = super::sentences(&said);
-    let [out, into] = throughput(&said);
+    let (report, _) = super::examine(bed, super::TO, false);
+    let sentences = super::sentences(&report);
+    let [out, into] = throughput(&report);
     let first = sentences.first().map_or("nothing", String::as_str).to_owned();
     println!("  {}: outbound {out:.0} Mbit/s, inbound {into:.0} Mbit/s; {first}", rung.name);
     let is_it = |check: &String| {
         let mut top = sentences.iter().take(2);
-        top.any(|sentence| sentence.starts_with(&format!("{check}: ")) && sentence.contains(&rung.says))
+        top.any(|sentence| sentence.starts_with(&format!("{check}: ")) && sentence.contains(&rung.phrase))
     };
     if rung.finds.as_ref().map_or(sentences.is_empty(), is_it) {
         return Ok(Climbed { name: rung.name.clone(), out, into, first });
     }
-    let why = format!("{}: not {:?}: {sentences:#?}\n{}", rung.name, rung.finds, super::measured(&said));
+    let why = format!("{}: not {:?}: {sentences:#?}\n{}", rung.name, rung.finds, super::measured(&report));
     println!("NOT FOUND {why}");
     Err(why)
 }

@@ -148,8 +148,8 @@ const FAULTS: [Fault; 3] = [
 ];
 
 /// The reading of the fault's gauge that shows the improvement.
-pub fn improvement<'a>(said: &'a Value, check: &str, gauge: &str) -> Option<&'a Value> {
-    let trials = said["proof"]["trials"].as_array()?;
+pub fn improvement<'a>(report: &'a Value, check: &str, gauge: &str) -> Option<&'a Value> {
+    let trials = report["proof"]["trials"].as_array()?;
     let of_check = trials.iter().filter(|trial| trial["check"] == check && trial["verdict"] == "helps");
     let mut readings = of_check.flat_map(|trial| trial["readings"].as_array().into_iter().flatten());
     readings.find(|reading| {
@@ -184,14 +184,14 @@ pub fn a_proof_shows_what_a_remedy_does_and_puts_it_back() {
         pair.within(0, fault.put);
         let before = pair.settings();
         let ran = run(pair.prove());
-        let said: Value =
+        let report: Value =
             serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}", ran.err));
-        assert_eq!(ran.code, 1, "{}", said["proof"]);
-        let reading = improvement(&said, fault.check, fault.gauge);
+        assert_eq!(ran.code, 1, "{}", report["proof"]);
+        let reading = improvement(&report, fault.check, fault.gauge);
         let reading =
-            reading.unwrap_or_else(|| panic!("{}: {} {}", fault.check, said["findings"], said["proof"]));
+            reading.unwrap_or_else(|| panic!("{}: {} {}", fault.check, report["findings"], report["proof"]));
         println!("  {}: {}", fault.check, spread(reading));
-        assert_eq!(said["proof"]["restored"], true, "{}", said["proof"]);
+        assert_eq!(report["proof"]["restored"], true, "{}", report["proof"]);
         pair.wait_for(&before);
         assert!(!Path::new(RECORD).exists());
         pair.within(0, fault.undo);
@@ -282,7 +282,7 @@ pub fn seed() -> u64 {
     })
 }
 
-pub fn whoever_is_killed_settings_are_put_back() {
+pub fn settings_are_put_back_whichever_process_is_killed() {
     let pair = Pair::new();
     for fault in &FAULTS {
         pair.within(0, fault.put);
@@ -359,8 +359,8 @@ pub fn what_somebody_else_sets_meanwhile_is_left() {
 pub fn a_veth_is_healthy() {
     let pair = Pair::new();
     for run in 0..5 {
-        let said = examined(&pair, run % 2 == 1);
-        let found = said["findings"].as_array().expect("a list").iter();
+        let report = examined(&pair, run % 2 == 1);
+        let found = report["findings"].as_array().expect("a list").iter();
         let found: Vec<_> = found.filter(|finding| finding["check"] != "busy-cpu").collect();
         assert!(found.is_empty(), "{found:#?}");
     }
@@ -372,14 +372,14 @@ fn examined(pair: &Pair, quick: bool) -> Value {
     let to = format!("tcp:{THERE}");
     let mut words = vec!["doctor", "--to", &to, "--json"];
     words.extend(quick.then_some("--quick"));
-    let said: Value = serde_json::from_str(&run(pair.vmlane(0, &words)).out).expect("a report");
+    let report: Value = serde_json::from_str(&run(pair.vmlane(0, &words)).out).expect("a report");
     let how = if quick { " quickly" } else { "" };
-    println!("  examined{how} in {:.1} s{}", said["seconds"].as_f64().unwrap_or(0.0), super::left_out(&said));
-    said
+    println!("  examined{how} in {:.1} s{}", report["seconds"].as_f64().unwrap_or(0.0), super::left_out(&report));
+    report
 }
 
-fn has(said: &Value, check: &str) -> bool {
-    said["findings"].as_array().expect("a list").iter().any(|finding| finding["check"] == check)
+fn has(report: &Value, check: &str) -> bool {
+    report["findings"].as_array().expect("a list").iter().any(|finding| finding["check"] == check)
 }
 
 /// Stopped for most of each second, as a debugger, a frozen control group or a lack of memory does it.
@@ -387,7 +387,7 @@ pub fn a_server_that_is_stopped_most_of_the_time_is_found() {
     let pair = Pair::new();
     let server = pair.server.as_ref().expect("a server");
     let ended = std::sync::atomic::AtomicBool::new(false);
-    let said = std::thread::scope(|scope| {
+    let report = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(std::sync::atomic::Ordering::Relaxed) {
                 server.signal(Signal::STOP);
@@ -397,14 +397,14 @@ pub fn a_server_that_is_stopped_most_of_the_time_is_found() {
             }
         });
         // Unwinding would wait for the other thread.
-        let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let report = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             [examined(&pair, false), examined(&pair, true)]
         }));
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
-        said.expect("two reports")
+        report.expect("two reports")
     });
-    assert!(has(&said[0], "slow-answers"), "{} {}", said[0]["findings"], said[0]["waits"]);
-    let seconds: Vec<f64> = said.iter().filter_map(|said| said["seconds"].as_f64()).collect();
+    assert!(has(&report[0], "slow-answers"), "{} {}", report[0]["findings"], report[0]["waits"]);
+    let seconds: Vec<f64> = report.iter().filter_map(|report| report["seconds"].as_f64()).collect();
     assert!(seconds[0] < 30.0 && seconds[1] < 5.0, "they have no more time: {seconds:?}");
     kept(
         "doctor",

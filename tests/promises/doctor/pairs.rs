@@ -31,9 +31,9 @@ fn takes(fault: &Fault) -> BTreeSet<String> {
 /// Puts both in, examines with `examine`, and takes both out. Those that were not found.
 fn missed(bed: &Bed, pair: [&Fault; 2], examine: &impl Fn(bool) -> Vec<String>) -> Vec<&'static str> {
     pair.iter().for_each(|fault| fault.put_into(bed));
-    let said = examine(!pair.iter().any(|fault| fault.is_long));
+    let report = examine(!pair.iter().any(|fault| fault.is_long));
     pair.iter().rev().for_each(|fault| fault.take_out_of(bed));
-    let is_found = |fault: &Fault| said.iter().any(|sentence| fault.is_in(sentence));
+    let is_found = |fault: &Fault| report.iter().any(|sentence| fault.is_in(sentence));
     let missed: Vec<&str> = pair.iter().filter(|fault| !is_found(fault)).map(|fault| fault.name).collect();
     println!(
         "  {} and {}: {}",
@@ -42,7 +42,7 @@ fn missed(bed: &Bed, pair: [&Fault; 2], examine: &impl Fn(bool) -> Vec<String>) 
         if missed.is_empty() { "both" } else { "not both" }
     );
     if !missed.is_empty() {
-        println!("    missed {missed:?}: {said:#?}");
+        println!("    missed {missed:?}: {report:#?}");
     }
     missed
 }

@@ -72,19 +72,19 @@ fn prove(bed: &Bed, fault: &Fault, gain: &Gain) -> Result<bool, String> {
     let output = bed.guest(guest).exec(words).unwrap();
     let changed = still_differing(&before, || settings(bed, guest));
     fault.take_out_of(bed);
-    let said: Value = serde_json::from_str(&output.stdout())
+    let report: Value = serde_json::from_str(&output.stdout())
         .map_err(|error| format!("{}: {error}: {} {}", fault.name, output.stdout(), output.stderr()))?;
-    if !changed.is_empty() || said["proof"]["restored"] != true {
-        return Err(format!("{}: not as before: {changed:#?} {}", fault.name, said["proof"]));
+    if !changed.is_empty() || report["proof"]["restored"] != true {
+        return Err(format!("{}: not as before: {changed:#?} {}", fault.name, report["proof"]));
     }
-    let trials = said["proof"]["trials"].as_array().into_iter().flatten();
+    let trials = report["proof"]["trials"].as_array().into_iter().flatten();
     let tried: Vec<&Value> = trials.filter(|trial| trial["check"] == fault.check).collect();
     if tried.is_empty() {
-        return Err(format!("{}: nothing was tried: {} {}", fault.name, said["findings"], said["proof"]));
+        return Err(format!("{}: nothing was tried: {} {}", fault.name, report["findings"], report["proof"]));
     }
     let found = match gain {
-        Gain::Of(gauge) => improvement(&said, fault.check, gauge),
-        Gain::Unseen => improvement(&said, fault.check, ""),
+        Gain::Of(gauge) => improvement(&report, fault.check, gauge),
+        Gain::Unseen => improvement(&report, fault.check, ""),
     };
     match (found, gain) {
         (Some(reading), _) => {
@@ -112,12 +112,12 @@ pub fn prove_here(bed: &Bed, check: &str, gauge: &str) {
     let before = settings(bed, "a");
     let output =
         bed.guest("a").exec(["vmlane", "doctor", "--to", super::TO, "--prove", "--yes", "--json"]).unwrap();
-    let said: Value = serde_json::from_str(&output.stdout()).unwrap();
-    let reading = improvement(&said, check, gauge);
-    let reading = reading.unwrap_or_else(|| panic!("{check}: no improvement of {gauge}: {}", said["proof"]));
+    let report: Value = serde_json::from_str(&output.stdout()).unwrap();
+    let reading = improvement(&report, check, gauge);
+    let reading = reading.unwrap_or_else(|| panic!("{check}: no improvement of {gauge}: {}", report["proof"]));
     println!("  proven, {check}: {}", spread(reading));
     let changed = differing(&before, &settings(bed, "a"));
-    assert!(changed.is_empty() && said["proof"]["restored"] == true, "not as before: {changed:#?}");
+    assert!(changed.is_empty() && report["proof"]["restored"] == true, "not as before: {changed:#?}");
 }
 
 /// Ctrl-C while a remedy is applied: the doctor ends by it, and its guardian puts the settings back.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use vmlane_tests::alone::{output, told};
+use vmlane_tests::alone::{output, printed};
 use vmlane_tests::{tree, wait_until};
 
 /// Prints the mirror of Debian that this host's apt uses.
@@ -104,8 +104,8 @@ pub fn package_of(sources: &Path, program: Option<&Path>, version: &str) -> Path
     let mut script = Command::new(sources.join("scripts/package.sh"));
     script.env("PACKAGE_VERSION", version);
     program.map(|program| script.env("VMLANE_BIN", program));
-    let told = output(&mut script);
-    let file = told.split_whitespace().find(|word| word.ends_with(".deb")).expect("the file's name");
+    let printed = output(&mut script);
+    let file = printed.split_whitespace().find(|word| word.ends_with(".deb")).expect("the file's name");
     sources.join(file)
 }
 
@@ -157,7 +157,7 @@ impl Container {
         });
         wait_until("the container is up", || {
             let state = container.output("systemctl is-system-running");
-            ["running", "degraded"].contains(&told(&state).trim())
+            ["running", "degraded"].contains(&printed(&state).trim())
         });
         container
     }
@@ -179,8 +179,8 @@ impl Container {
     pub fn run(&self, script: &str) -> String {
         let output = self.output(script);
         if !output.status.success() {
-            let log = told(&self.output("journalctl --no-pager -n 60 -u vmlane -u vmlane-keeper"));
-            panic!("{script}: {}\n{log}", told(&output));
+            let log = printed(&self.output("journalctl --no-pager -n 60 -u vmlane -u vmlane-keeper"));
+            panic!("{script}: {}\n{log}", printed(&output));
         }
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }

@@ -36,15 +36,15 @@ while (my $client = $listener->accept) {{
 /// The package is upgraded, says why the daemon was not restarted, and has not touched it.
 fn upgrades_and_restarts_nothing(container: &Container, reason: &str) {
     let before = container.main_pid("vmlane");
-    let said = container.run("dpkg -i /second.deb 2>&1");
+    let printed = container.run("dpkg -i /second.deb 2>&1");
     for words in
         ["vmlane was not restarted", reason, &format!("has layout {OTHER}"), &format!("knows {LAYOUT}")]
     {
-        assert!(said.contains(words), "{words:?}: {said}");
+        assert!(printed.contains(words), "{words:?}: {printed}");
     }
     assert_eq!(container.version(), "0.1.0-2");
     assert_eq!(container.run("dpkg-query -W -f '${Status}' vmlane"), "install ok installed");
-    assert_eq!(container.main_pid("vmlane"), before, "{said}");
+    assert_eq!(container.main_pid("vmlane"), before, "{printed}");
 }
 
 /// The daemon that runs is of another version.
@@ -56,8 +56,8 @@ pub fn of_a_daemon(container: &Container, traffic: &Traffic) {
          ExecStart=/usr/bin/perl /other.pl\\n' >{DROP_IN} && systemctl daemon-reload && systemctl restart vmlane"
     ));
     wait_until("the other daemon answers", || {
-        let said = container.output("vmlane daemon --can-replace");
-        String::from_utf8_lossy(&said.stderr).contains("version 9.9.9")
+        let printed = container.output("vmlane daemon --can-replace");
+        String::from_utf8_lossy(&printed.stderr).contains("version 9.9.9")
     });
     upgrades_and_restarts_nothing(container, "the daemon that runs");
     container.run(&format!(

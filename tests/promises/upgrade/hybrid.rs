@@ -49,8 +49,8 @@ impl Place {
         fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).expect("its mode");
         let checked = Command::new(program).arg("check").arg(&config).output().expect("vmlane check");
         if !checked.status.success() {
-            let said = String::from_utf8_lossy(&checked.stderr);
-            assert!(said.contains("hybrid"), "{}: {said}", program.display());
+            let printed = String::from_utf8_lossy(&checked.stderr);
+            assert!(printed.contains("hybrid"), "{}: {printed}", program.display());
             fs::write(&config, OTHERS).expect("a configuration");
         }
         checked.status.success()

@@ -106,17 +106,17 @@ fn an_emulator_is_asked_for_its_version() {
     let setup = Setup::new();
     let program = setup.directory.path().join("qemu");
     let name = program.to_str().unwrap();
-    let says = |text: &str| {
+    let output_for = |text: &str| {
         write_program(&program, &format!("#!/bin/sh\necho '{text}'\n"));
         setup.vmlane(&["libvirt-xml", "classic", "--emulator", name])
     };
-    let new = says("QEMU emulator version 11.1.3 (Debian)");
+    let new = output_for("QEMU emulator version 11.1.3 (Debian)");
     let element = format!("<emulator>{name}</emulator>");
     assert!(new.out.contains(&element), "{new:?}");
     for (text, words) in
         [("QEMU emulator version 7.2.19", "needs QEMU >= 10.1, and this is 7.2"), ("bash", "does not say")]
     {
-        let output = says(text);
+        let output = output_for(text);
         assert!(!output.succeeded() && output.err.contains(words), "{output:?}");
     }
 }

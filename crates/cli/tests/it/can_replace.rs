@@ -21,12 +21,12 @@ fn asks(place: &Daemon) -> Ran {
 
 fn can(place: &Daemon, words: &str) {
     let ran = asks(place);
-    assert!(ran.succeeded() && ran.said().contains(words), "{ran:?}");
+    assert!(ran.succeeded() && ran.printed().contains(words), "{ran:?}");
 }
 
 fn cannot(place: &Daemon, words: &[&str]) {
     let ran = asks(place);
-    assert!(ran.code == 1 && words.iter().all(|word| ran.said().contains(word)), "{ran:?}");
+    assert!(ran.code == 1 && words.iter().all(|word| ran.printed().contains(word)), "{ran:?}");
 }
 
 /// The layout of this program's state.

@@ -146,7 +146,7 @@ fn frames_of_two_vms_are_in_the_file_until_it_is_interrupted() {
 }
 
 #[test]
-fn a_client_that_is_too_slow_loses_records_exactly_as_many_as_the_file_says() {
+fn a_client_that_is_too_slow_loses_exactly_as_many_records_as_the_file_counts() {
     let mut world = World::new();
     let capture = world.capture(&["--buffer", "1"]);
     capture.signal(Signal::STOP);
@@ -177,8 +177,8 @@ fn a_client_that_is_too_slow_loses_records_exactly_as_many_as_the_file_says() {
     let written: u64 = counts.iter().map(|[_, _, written]| written).sum();
     wait_until("the capture has ended", || {
         let captures = world.daemon.json(&["stats"])["captures"].take();
-        let told = ["running", "begun", "recorded", "lost"].map(|name| captures[name].as_u64().unwrap());
-        told == [0, 1, written, lost]
+        let figures = ["running", "begun", "recorded", "lost"].map(|name| captures[name].as_u64().unwrap());
+        figures == [0, 1, written, lost]
     });
 }
 

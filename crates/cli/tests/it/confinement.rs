@@ -205,7 +205,7 @@ fn lan(daemon: &Daemon) -> Value {
 /// What a daemon says that has another configuration by now.
 fn reload(daemon: &Daemon, config: &str) -> String {
     daemon.configure(config);
-    daemon.ask(&["reload"]).said()
+    daemon.ask(&["reload"]).printed()
 }
 
 fn is_there(interface: &str) -> bool {
@@ -262,7 +262,7 @@ fn uplinks_come_move_and_go_while_the_daemon_is_confined() {
     daemon.configure(&uplink(""));
     chown(daemon.config(), Some(20_001), None).unwrap();
     fs::set_permissions(daemon.config(), fs::Permissions::from_mode(0o646)).unwrap();
-    let report = daemon.ask(&["reload"]).said();
+    let report = daemon.ask(&["reload"]).printed();
     assert!(report.contains("belongs to user 20001 (mode 0646)"), "{report}");
     assert!(!is_there(&tap) && !ports().contains("lan"));
     chown(daemon.config(), Some(0), None).unwrap();

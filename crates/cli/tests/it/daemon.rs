@@ -48,7 +48,7 @@ fn status_shows_vms_and_whether_they_are_attached_and_ready() {
 }
 
 #[test]
-fn connect_takes_a_name_and_says_what_stands_in_the_way() {
+fn connect_takes_a_name_and_reports_what_prevents_it() {
     let daemon = daemon(TWO);
     let connect = |vm: &str| daemon.ask(&["connect", vm, "80", "-w", "0.3"]);
     connect("wbe").fails(1, &["there is no VM \"wbe\"; there are web (CID 3), db (CID 4)"]);
@@ -179,7 +179,7 @@ fn what_only_laboratories_need_is_not_there_and_the_program_that_has_it_is_named
 }
 
 #[test]
-fn systemd_is_told_when_it_is_ready() {
+fn systemd_is_notified_when_it_is_ready() {
     let daemon = place(TWO);
     let notices = daemon.path("notify");
     let socket = UnixDatagram::bind(&notices).unwrap();
@@ -200,7 +200,7 @@ fn systemd_is_told_when_it_is_ready() {
 }
 
 #[test]
-fn mistakes_before_the_start_are_told_and_a_bad_configuration_has_an_exit_code_of_its_own() {
+fn mistakes_before_the_start_are_reported_and_a_bad_configuration_has_an_exit_code_of_its_own() {
     let daemon = place("[[vm]]\nname = \"web\"\n");
     let ran = run(daemon.daemon_command());
     assert_eq!((ran.code, ran.out.as_str()), (BAD_CONFIGURATION, ""));
@@ -222,7 +222,7 @@ fn mistakes_before_the_start_are_told_and_a_bad_configuration_has_an_exit_code_o
 }
 
 #[test]
-fn the_log_says_what_happened() {
+fn the_log_reports_what_happened() {
     let daemon = daemon(TWO);
     assert_eq!(daemon.stop().code(), Some(0));
     contains_all(&daemon.log(), &["serving", "ready", "stopping"]);

@@ -39,15 +39,15 @@ fn a_stranger_whose_command_line_names_a_vms_socket_is_not_its_qemu() {
     let mut doctor = daemon.command(&["doctor", "web", "--json"]);
     doctor.env("VMLANE_RUNTIME_DIR", daemon.runtime());
     let ran = run(doctor);
-    let said: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    let vm = &said["host"]["vms"][0];
+    let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let vm = &report["host"]["vms"][0];
     assert!(vm["vmm"].is_null(), "process {}: {vm}", stranger.id());
     assert!(
-        said["notes"].as_array().unwrap().iter().any(|note| {
+        report["notes"].as_array().unwrap().iter().any(|note| {
             note.as_str().unwrap().contains(&format!("process {} is no QEMU", std::process::id()))
         }),
         "{}",
-        said["notes"]
+        report["notes"]
     );
     assert!(!ran.out.contains("is not shared"), "a forged finding: {}", ran.out);
     listener.set_nonblocking(true).unwrap();
@@ -68,7 +68,7 @@ fn a_capture_in_which_nothing_could_be_examined_is_none_without_findings() {
     assert_eq!(ran.code, 3, "{ran:?}");
     assert!(ran.out.contains("1 packet of vsock was not examined"), "{ran:?}");
     assert!(!ran.out.contains("Nothing found"), "{ran:?}");
-    let said: serde_json::Value =
+    let report: serde_json::Value =
         serde_json::from_str(&vmlane(&["doctor", "--pcap", file, "--json"]).out).unwrap();
-    assert_eq!(said["captures"][0]["not_examined"]["vsock"], 1, "{said}");
+    assert_eq!(report["captures"][0]["not_examined"]["vsock"], 1, "{report}");
 }

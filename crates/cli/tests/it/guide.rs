@@ -15,7 +15,7 @@ fn configurations_of_the_guide_are_good() {
         for block in blocks {
             let place = place(block);
             let ran = place.ask(&["check", place.config().to_str().unwrap()]);
-            assert!(ran.succeeded(), "{page}: {}\n{block}", ran.said());
+            assert!(ran.succeeded(), "{page}: {}\n{block}", ran.printed());
         }
     }
 }

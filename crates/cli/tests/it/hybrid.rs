@@ -132,8 +132,8 @@ fn every_kind_of_peer_and_every_view() {
     // To a program of the host, and to another VM of its kind.
     let mut listen = daemon.command(&["listen", "5001"]);
     let mut listen = Process(listen.stdout(Stdio::piped()).spawn().unwrap());
-    let mut heard = listen.0.stdout.take().unwrap();
-    let mut told = [0; 7];
+    let mut output = listen.0.stdout.take().unwrap();
+    let mut received = [0; 7];
     wait_until("the program listens", || {
         let mut near = first.connect(5001).unwrap();
         // While no program listens, the connection may be closed before this.
@@ -141,8 +141,8 @@ fn every_kind_of_peer_and_every_view() {
         // `listen` ends with its first connection.
         !is_closed(&mut near) || listen.0.try_wait().unwrap().is_some()
     });
-    heard.read_exact(&mut told).unwrap();
-    assert_eq!(&told, b"to host");
+    output.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"to host");
     let opened = first.connect(5002).unwrap();
     let accepted = second.accept(22);
     talk(&opened, &accepted);
@@ -311,8 +311,8 @@ fn a_vmm_of_the_owner_is_let_in_and_others_are_not() {
     assert!(daemon.log().contains("start the VMM with umask 007"), "{}", daemon.log());
     assert_eq!(alice.ask("start-007", &socket), "started");
     alice.order("serve", &socket);
-    let said = connect(&daemon, 5, 22).finish().out;
-    assert_eq!((said.as_str(), alice.answer().as_str()), ("served", "served"));
+    let output = connect(&daemon, 5, 22).finish().out;
+    assert_eq!((output.as_str(), alice.answer().as_str()), ("served", "served"));
     // The other way round: alice's VMM, and not bob's.
     let second = vmm(&daemon, "fn2");
     alice.order("connect", &forward);

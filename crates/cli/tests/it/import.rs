@@ -82,10 +82,10 @@ fn one_vm_by_plain_options_and_an_enclave_with_its_parent() {
 }
 
 #[test]
-fn what_cannot_be_said_is_told() {
+fn what_cannot_be_expressed_is_refused() {
     let chain = ["--vm", "guest-cid=3,socket=/a,groups=x", "--vm", "guest-cid=4,socket=/b,groups=x+y"];
-    let said = error(&[&chain[..], &["--vm", "guest-cid=5,socket=/c,groups=y"]].concat());
-    assert!(said.contains("one group"), "{said}");
+    let message = error(&[&chain[..], &["--vm", "guest-cid=5,socket=/c,groups=y"]].concat());
+    assert!(message.contains("one group"), "{message}");
     assert!(error(&["--vm", "guest-cid=3,sucket=/a"]).contains("known are guest-cid"));
     assert!(error(&["--vm", "guest-cid=x,socket=/a"]).contains("not a number"));
     assert!(error(&["--vm", "guest-cid=3"]).contains("socket is missing"));

@@ -116,7 +116,7 @@ fn a_daemons_counters_are_printed_once() {
 }
 
 #[test]
-fn without_a_daemon_it_is_told_down() {
+fn without_a_daemon_it_is_reported_down() {
     let daemon = place(CONFIG);
     let ran = metrics(&daemon, &[]);
     ran.fails(1, &["no daemon answers"]);
@@ -174,8 +174,8 @@ fn a_socket_that_systemd_passes_is_served() {
         ("", OwnedFd::from(std::fs::File::open("/dev/null").unwrap()), "no listening socket"),
     ] {
         let output = start(arguments, socket).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(1) && said.contains(words), "{words}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && printed.contains(words), "{words}: {printed}");
     }
 }
 

@@ -44,7 +44,7 @@ impl World {
     /// Runs a command that asks the daemon: whether it succeeded, and what it said.
     fn ask(&self, arguments: &str) -> (bool, String) {
         let ran = self.daemon.ask(&arguments.split(' ').collect::<Vec<_>>());
-        (ran.succeeded(), ran.said())
+        (ran.succeeded(), ran.printed())
     }
 
     fn reload(&self, mirrors: &str) -> String {
@@ -86,27 +86,27 @@ fn a_mirror_of_the_configuration_comes_with_the_daemon_changes_and_goes_by_reloa
     assert_eq!((&mirror["frames"], &mirror["dropped"]), (&200.into(), &0.into()));
 
     // It goes on with other sources, and its counts with it.
-    let said = world.reload(&MIRROR.replace("prod", "b/nic0"));
-    assert!(said.contains("mirror \"m\": from b/nic0 to ids/nic0"), "{said}");
+    let printed = world.reload(&MIRROR.replace("prod", "b/nic0"));
+    assert!(printed.contains("mirror \"m\": from b/nic0 to ids/nic0"), "{printed}");
     world.send(100, 100);
     assert!(world.ask("mirror list --json").1.contains("\"frames\":300"));
 
-    let said = world.reload(&format!("{}direction = \"out\"\n", MIRROR.replace("prod", "a/nic0")));
-    assert!(said.contains("mirror \"m\": from a/nic0"), "{said}");
+    let printed = world.reload(&format!("{}direction = \"out\"\n", MIRROR.replace("prod", "a/nic0")));
+    assert!(printed.contains("mirror \"m\": from a/nic0"), "{printed}");
     world.send(100, 0);
-    let said = world.reload("");
-    assert!(said.contains("mirror \"m\": removed"), "{said}");
+    let printed = world.reload("");
+    assert!(printed.contains("mirror \"m\": removed"), "{printed}");
     world.send(100, 0);
     assert!(world.ask("mirror list --json").1.contains("\"mirrors\":[]"));
-    let said = world.reload(&MIRROR.replace("prod", "prude"));
-    assert!(said.contains("vmlane.toml:18: mirror \"m\": from: \"prude\" is no NIC"), "{said}");
+    let printed = world.reload(&MIRROR.replace("prod", "prude"));
+    assert!(printed.contains("vmlane.toml:18: mirror \"m\": from: \"prude\" is no NIC"), "{printed}");
 }
 
 #[test]
 fn a_mirror_is_added_and_removed_at_run_time_and_outlives_reloads() {
     let mut world = World::new("");
-    let (ok, said) = world.ask("mirror add a/nic0 --to ids/nic0 --direction in");
-    assert!(ok, "{said}");
+    let (ok, printed) = world.ask("mirror add a/nic0 --to ids/nic0 --direction in");
+    assert!(ok, "{printed}");
     world.send(100, 100);
     assert!(!world.reload("").contains("mirror"));
     world.send(100, 100);
@@ -121,16 +121,16 @@ fn a_mirror_is_added_and_removed_at_run_time_and_outlives_reloads() {
         ("mirror add b/nic0 --to ids/nic0 --name x/y", "name: \"x/y\"; use up to 64"),
         ("mirror remove x", "there is no mirror \"x\"; added were: to-ids-nic0"),
     ] {
-        let (ok, said) = world.ask(arguments);
-        assert!(!ok && said.contains(words), "{words:?} is not in {said}");
+        let (ok, printed) = world.ask(arguments);
+        assert!(!ok && printed.contains(words), "{words:?} is not in {printed}");
     }
     // One of the configuration may not be at odds with it.
-    let said = world.reload("[[mirror]]\nname = \"m\"\nfrom = [\"ids/nic0\"]\nto = \"b/nic0\"\n");
-    assert!(said.contains("\"ids/nic0\" is the destination of mirror \"to-ids-nic0\""), "{said}");
+    let printed = world.reload("[[mirror]]\nname = \"m\"\nfrom = [\"ids/nic0\"]\nto = \"b/nic0\"\n");
+    assert!(printed.contains("\"ids/nic0\" is the destination of mirror \"to-ids-nic0\""), "{printed}");
     world.send(100, 100);
     assert!(world.ask("mirror remove to-ids-nic0").0);
     world.send(100, 0);
-    let (ok, said) =
+    let (ok, printed) =
         world.reload(MIRROR).contains("m\": from").then(|| world.ask("mirror remove m")).unwrap();
-    assert!(!ok && said.contains("mirror \"m\" is of the configuration"), "{said}");
+    assert!(!ok && printed.contains("mirror \"m\" is of the configuration"), "{printed}");
 }

@@ -80,7 +80,7 @@ fn commands_find_the_daemon_of_their_own_user() {
 }
 
 #[test]
-fn a_user_without_a_runtime_directory_is_told_what_to_name() {
+fn without_a_runtime_directory_the_error_names_the_option() {
     let user = User::new();
     let config = user.config();
     let refused = |more: &[&str]| {

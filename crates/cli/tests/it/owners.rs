@@ -144,7 +144,7 @@ fn reload_changes_the_owner_of_the_next_connections_and_sessions_stay() {
 }
 
 #[test]
-fn the_control_socket_grants_what_the_configuration_says() {
+fn the_control_socket_grants_what_the_configuration_allows() {
     let rules = "[[control]]\nuid = 20003\nmay = \"observe\"\n[[control]]\nuid = 20001\nmay = \"own\"\n\
         [[control]]\ngid = 20004\nmay = \"admin\"\n";
     let Some(daemon) = daemon(&[CONFIG, rules].concat()) else { return };

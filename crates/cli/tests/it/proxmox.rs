@@ -99,12 +99,12 @@ fn a_vm_starts_with_the_args_of_the_configuration_and_a_daemon() {
         (format!("args: {args} {}\n", args.replace("vm/web", "vm/db")), "several VMs: db web"),
         (format!("args: {}\nmemory: 512\n", args.replace("vm/web", "vm/db")), "VM \"db\" is not in"),
     ] {
-        let (started, said) = setup.pre_start(&config);
-        assert!(!started && said.contains(word), "{config}\n{said}");
+        let (started, printed) = setup.pre_start(&config);
+        assert!(!started && printed.contains(word), "{config}\n{printed}");
     }
-    let (started, said) = Setup::new(false).pre_start("name: other\n");
-    assert!(started, "{said}");
+    let (started, printed) = Setup::new(false).pre_start("name: other\n");
+    assert!(started, "{printed}");
     let setup = Setup::new(false);
-    let (started, said) = setup.pre_start(&format!("args: {}\nmemory: 512\n", setup.args("512")));
-    assert!(!started && said.contains("'vmlane status' failed"), "{said}");
+    let (started, printed) = setup.pre_start(&format!("args: {}\nmemory: 512\n", setup.args("512")));
+    assert!(!started && printed.contains("'vmlane status' failed"), "{printed}");
 }

@@ -75,8 +75,8 @@ fn the_qemu_at_hand_is_asked_for_its_version() {
     let old = ask(&bin, &[]);
     assert!(old.out.contains("reconnect=1") && !old.out.contains("reconnect-ms"), "{old:?}");
     let may_use_kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-    let said = (old.out.contains("vectors=0"), old.err.contains("--accel tcg"));
-    assert_eq!(said, (!may_use_kvm, may_use_kvm), "{old:?}");
+    let printed = (old.out.contains("vectors=0"), old.err.contains("--accel tcg"));
+    assert_eq!(printed, (!may_use_kvm, may_use_kvm), "{old:?}");
     assert!(ask(&bin, &["--accel", "tcg"]).err.is_empty());
     let named = ask(setup._directory.path(), &["--emulator", program.to_str().unwrap()]);
     assert!(named.succeeded() && named.out.contains("reconnect=1"), "{named:?}");
@@ -112,8 +112,10 @@ fn errors_name_what_is_known() {
     for (word, value) in [("--machine", "isapc"), ("--qemu", "6.0")] {
         assert_eq!(setup.qemu_args(&["web", word, value]).code, 2, "{word} {value}");
     }
-    for (word, value, said) in [("--machine", "microvm", "no PCI"), ("--qemu", "7.2", "needs QEMU >= 10.1")] {
-        setup.qemu_args(&["web", word, value]).fails(1, &[said, "vsock = \"virtio\""]);
+    for (word, value, printed) in
+        [("--machine", "microvm", "no PCI"), ("--qemu", "7.2", "needs QEMU >= 10.1")]
+    {
+        setup.qemu_args(&["web", word, value]).fails(1, &[printed, "vsock = \"virtio\""]);
     }
     let long = format!("/{}", "d".repeat(120));
     let error = setup.qemu_args(&["web", "--runtime-dir", &long]).err;

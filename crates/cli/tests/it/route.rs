@@ -222,7 +222,7 @@ fn echo(mut stream: &Stream) {
 }
 
 #[test]
-fn whatever_is_killed_at_the_clients_host_both_ends_hear_of_a_reset() {
+fn whatever_is_killed_at_the_clients_host_both_ends_see_a_reset() {
     let mut world = World::new();
     for killed in ["the helper", "the daemon"] {
         let (mut client, server) = world.pair(7200);
@@ -326,15 +326,15 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
     world.alpha.helper = None;
     world.alpha.start_helper();
     wait_until("alpha is told that its certificate has expired", || {
-        says(&world.alpha, "beta", "this host's certificate has expired")
+        is_logged(&world.alpha, "beta", "this host's certificate has expired")
     });
-    wait_until("beta tells its operator", || says(&world.beta, "", "has expired"));
+    wait_until("beta tells its operator", || is_logged(&world.beta, "", "has expired"));
     assert!(world.beta.counts("", "certificates_expired") >= 1);
 
     // One that is not valid yet: whose clock is wrong?
     certificates(world.pki.path(), &["alpha"], (2, 9));
     world.alpha.signal_helper(Signal::HUP);
-    wait_until("beta tells of clocks", || says(&world.beta, "", "compare the clocks"));
+    wait_until("beta tells of clocks", || is_logged(&world.beta, "", "compare the clocks"));
 
     // One of a foreign authority.
     let foreign = tempfile::tempdir().unwrap();
@@ -343,7 +343,7 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
         fs::copy(foreign.path().join(file), world.pki.path().join(file)).unwrap();
     }
     world.alpha.signal_helper(Signal::HUP);
-    wait_until("beta tells of a foreign authority", || says(&world.beta, "", "foreign authority"));
+    wait_until("beta tells of a foreign authority", || is_logged(&world.beta, "", "foreign authority"));
     assert!(world.beta.counts("", "certificates_foreign") >= 1);
     assert!(!world.alpha.is_up("beta") && !world.beta.is_up("alpha"));
 
@@ -353,7 +353,7 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
     world.connected();
 }
 
-fn says(node: &Node, peer: &str, words: &str) -> bool {
+fn is_logged(node: &Node, peer: &str, words: &str) -> bool {
     node.peer(peer).is_some_and(|peer| peer["problem"].as_str().is_some_and(|text| text.contains(words)))
 }
 
@@ -369,8 +369,8 @@ fn a_host_whose_certificates_are_revoked_is_out_at_once_and_a_new_certificate_le
     is_reset(&server, "beta's");
     is_reset(&client, "alpha's");
     drop((client, server));
-    wait_until("beta tells why", || says(&world.beta, "alpha", "its certificate was revoked"));
-    wait_until("alpha knows it", || says(&world.alpha, "beta", "this host's certificate was revoked"));
+    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "its certificate was revoked"));
+    wait_until("alpha knows it", || is_logged(&world.alpha, "beta", "this host's certificate was revoked"));
     assert!(world.beta.counts("alpha", "certificates_revoked") >= 1);
     let made = vmlane(&["route", "certificate", "alpha", "--directory", &pki]).good();
     world.alpha.signal_helper(Signal::HUP);
@@ -387,9 +387,9 @@ fn a_host_whose_certificates_are_revoked_is_out_at_once_and_a_new_certificate_le
     drop((client, server));
     let own = made.split("fingerprint ").nth(1).unwrap().trim();
     wait_until("beta shows the fingerprint", || {
-        says(&world.beta, "alpha", own) && says(&world.beta, "alpha", "has the fingerprint")
+        is_logged(&world.beta, "alpha", own) && is_logged(&world.beta, "alpha", "has the fingerprint")
     });
-    wait_until("it gets no other connection", || says(&world.beta, "", own));
+    wait_until("it gets no other connection", || is_logged(&world.beta, "", own));
     world.beta.reconfigure(&line(&zeros), &line(own));
     world.beta.signal_helper(Signal::HUP);
     world.connected();
@@ -398,7 +398,7 @@ fn a_host_whose_certificates_are_revoked_is_out_at_once_and_a_new_certificate_le
     let revoked = vmlane(&["route", "revoke", "alpha", "--directory", &pki]).good();
     assert!(revoked.contains("1 certificate"), "{revoked}");
     world.beta.signal_helper(Signal::HUP);
-    wait_until("beta tells why", || says(&world.beta, "alpha", "its certificate was revoked"));
+    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "its certificate was revoked"));
     vmlane(&["route", "revoke", "gamma", "--directory", &pki]).fails(1, &["names \"gamma\""]);
 }
 
@@ -412,7 +412,7 @@ fn streams_end_with_the_authority_that_they_began_with() {
     world.beta.signal_helper(Signal::HUP);
     is_reset(&server, "beta's");
     is_reset(&client, "alpha's");
-    wait_until("beta tells why", || says(&world.beta, "alpha", "foreign authority"));
+    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "foreign authority"));
     assert!(world.beta.counts("alpha", "certificates_foreign") >= 1);
 }
 
@@ -430,11 +430,11 @@ fn streams_end_with_the_certificate_that_they_began_with() {
     let (client, server) = world.pair(9300);
     is_reset(&server, "beta's");
     is_reset(&client, "alpha's");
-    wait_until("beta tells why", || says(&world.beta, "alpha", "its certificate has expired"));
+    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "its certificate has expired"));
 }
 
 #[test]
-fn a_helper_that_is_out_of_descriptors_says_so_once_a_second_and_serves_what_is_open() {
+fn a_helper_that_is_out_of_descriptors_reports_it_once_a_second_and_serves_what_is_open() {
     let mut port = 0;
     let world = World::with(plans(|_, beta| port = beta.port));
     world.connected();

@@ -282,7 +282,7 @@ fn files_of_conf_d_and_of_the_state_directory_are_no_other_users() {
     let words = [&*directory, "belongs to user 65534", "mode 0755"];
     let named = |ran: Ran, words: &[&str]| {
         assert!(!ran.succeeded(), "{ran:?}");
-        contains_all(&ran.said(), words);
+        contains_all(&ran.printed(), words);
     };
     named(check(&[]), &words);
     // The directory is root's, and the file is not.
@@ -306,8 +306,8 @@ fn files_of_conf_d_and_of_the_state_directory_are_no_other_users() {
     let directory = path("state");
     let ran = check(&[OsStr::new("--state-dir"), directory.as_os_str()]);
     let directory = directory.to_str().unwrap();
-    contains_all(&ran.said(), &["belongs to user 65534", directory]);
-    assert!(!ran.said().contains("other.toml"), "{ran:?}");
+    contains_all(&ran.printed(), &["belongs to user 65534", directory]);
+    assert!(!ran.printed().contains("other.toml"), "{ran:?}");
     let daemon = place(CONFIG);
     refused(&daemon, &["--state-dir", directory], &["state directory", "belongs to user 65534"]);
 }

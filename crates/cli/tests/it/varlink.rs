@@ -106,14 +106,14 @@ impl Description {
 }
 
 #[test]
-fn a_daemon_answers_as_its_description_says() {
+fn a_daemon_answers_as_described() {
     let daemon = place(CONFIG).with(&["--no-confine"]);
     daemon.start();
     let mut client = Client::connect(&daemon);
 
     let asked = json!({"interface": "io.vmlane.Control"});
-    let told = client.ask("org.varlink.service.GetInterfaceDescription", &asked);
-    let description = Description::parse(told["parameters"]["description"].as_str().expect("a text"));
+    let reply = client.ask("org.varlink.service.GetInterfaceDescription", &asked);
+    let description = Description::parse(reply["parameters"]["description"].as_str().expect("a text"));
     assert!(description.0.len() > 30, "{:?}", description.0.keys());
     let added = "[[vm]]\nname = \"app\"\ncid = 7\n";
     let mirror = json!({"mirror": {"name": "more", "from": ["web/nic0"], "to": "db/nic0"}});

@@ -130,13 +130,14 @@ fn a_vm_that_is_added_outlasts_reloads_kills_upgrades_and_stops() {
 }
 
 #[test]
-fn what_is_in_use_is_refused_and_the_error_says_whose_it_is() {
+fn what_is_in_use_is_refused_and_the_error_names_its_user() {
     let nic = "nic = [{ model = \"vmxnet3\", mac = \"52:54:00:00:00:03\" }]\n";
     let daemon = place(&[WEB, nic].concat());
     daemon.write("etc/conf.d/10.toml", "[[vm]]\nname = \"db\"\ncid = 4\n");
     daemon.start();
     daemon.must(&["vm", "add", "--name", "app", "--cid", "7"]);
-    let refuse = |words: &[&str], told: &[&str]| daemon.ask(&[&["vm", "add"], words].concat()).fails(1, told);
+    let refuse =
+        |words: &[&str], phrases: &[&str]| daemon.ask(&[&["vm", "add"], words].concat()).fails(1, phrases);
     refuse(
         &["--name", "web", "--cid", "9"],
         &["description:2: vm: name = \"web\" is taken by the VM of", "etc/vmlane.toml:2"],
@@ -187,7 +188,7 @@ fn what_is_in_use_is_refused_and_the_error_says_whose_it_is() {
 fn what_is_configured_attached_or_needed_is_not_removed() {
     let daemon = daemon(WEB);
     daemon.must(&["vm", "add", "--name", "app", "--cid", "7"]);
-    let refuse = |name: &str, told: &[&str]| daemon.ask(&["vm", "remove", name]).fails(1, told);
+    let refuse = |name: &str, phrases: &[&str]| daemon.ask(&["vm", "remove", name]).fails(1, phrases);
     refuse("web", &["\"web\" was not added at run time", "etc/vmlane.toml:1", "vmlane reload"]);
     refuse("wbe", &["there is no VM \"wbe\"; known are web, app"]);
     daemon.configure(&[WEB, "forward = [{ port = 5, to = \"app:6\" }]\n"].concat());
@@ -240,7 +241,7 @@ fn a_daemon_killed_while_vms_come_and_go_serves_those_that_were_promised() {
 }
 
 #[test]
-fn vms_are_kept_where_it_is_said_and_by_one_daemon() {
+fn vms_are_kept_in_the_configured_directory_and_by_one_daemon() {
     let daemon = place(WEB);
     let state = daemon.path("state");
     let elsewhere = ["--state-dir", state.to_str().unwrap()];
@@ -272,12 +273,12 @@ fn a_configuration_is_judged_without_an_effect() {
     let json = |ran: &Ran| serde_json::from_str::<Value>(&ran.out).unwrap();
     let good = judge(&[]);
     assert_eq!((good.code, good.out.as_str()), (0, "good: 3 VMs, 1 uplink, in 3 files\n"), "{good:?}");
-    let told = [
+    let phrases = [
         "warning: ",
         "conf.d/10.toml:1: vm \"db\": owner: user 54321 is not in /etc/passwd",
         "uplink \"lan\": interface = \"vmlane-none\": there is none of this name now",
     ];
-    contains_all(&good.err, &told);
+    contains_all(&good.err, &phrases);
     let report = json(&judge(&["--json"]));
     assert_eq!((&report["version"], &report["ok"], &report["vms"]), (&1.into(), &true.into(), &3.into()));
     assert_eq!(

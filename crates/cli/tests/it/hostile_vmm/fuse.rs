@@ -78,7 +78,7 @@ impl Drop for StallingFile {
 
 fn serve(device: &OwnedFd, answers: Answers, over: &AtomicBool, stalled: &AtomicBool) {
     let mut request = vec![0; 1 << 20];
-    let look = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    let interval = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
     // Requests that wait for an answer, and what each is answered in the end.
     let mut waiting: Vec<(u64, i32)> = Vec::new();
     let reply = |unique: u64, error: i32, answer: &[u8]| {
@@ -90,7 +90,7 @@ fn serve(device: &OwnedFd, answers: Answers, over: &AtomicBool, stalled: &Atomic
             waiting.drain(..).for_each(|(unique, error)| reply(unique, error, &[]));
         }
         let mut files = [PollFd::new(device, PollFlags::IN)];
-        if !matches!(poll(&mut files, Some(&look)), Ok(1)) {
+        if !matches!(poll(&mut files, Some(&interval)), Ok(1)) {
             continue;
         }
         match rustix::io::read(device, &mut request) {

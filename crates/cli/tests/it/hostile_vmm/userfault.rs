@@ -59,8 +59,8 @@ impl Stalling {
 impl Faults {
     /// Does an access wait?
     pub fn are_there(&self) -> bool {
-        let mut look = [PollFd::new(&self.0, PollFlags::IN)];
-        matches!(poll(&mut look, Some(&Timespec::default())), Ok(1))
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1))
     }
 }
 
