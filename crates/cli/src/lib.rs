@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn help_says_what_every_argument_is() {
+    fn help_describes_every_argument() {
         let mut root = Cli::command();
         root.build();
         let mut all = Vec::new();

@@ -22,7 +22,7 @@ Examples:
   vmlane bench rr --to unix:/run/bench.sock -r 1,1      round trips of a byte
   vmlane bench crr --to tcp:10.77.0.2 -l 5              a connection for every request
   vmlane bench bidir --to tcp:[fd77::2]                 both ways at once, over IPv6
-  vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: what is lost, out of order, how unsteady
+  vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: lost, out of order, jitter
 
 Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take \
 k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.
@@ -38,8 +38,7 @@ Examples:
   vmlane bench server --listen tcp:0.0.0.0 --secret-file FILE   for those who know the secret
   vmlane bench server --doctor --listen tcp:0.0.0.0             for vmlane doctor in another machine
 
-Any client that reaches it may make it send and receive: listen where you trust the neighbours, or give a \
-secret. It proves who asks; the data is neither encrypted nor signed.";
+Any client that can connect may make it send and receive: listen only where you trust all clients, or use a secret. The secret authenticates clients; the data is neither encrypted nor signed.";
 
 const STREAM_EXAMPLES: &str = "\
 Examples:
@@ -99,8 +98,7 @@ struct ServerArgs {
     /// Serve only clients that know what is in this file
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
-    /// Tell clients about this machine (settings, counters, programs that use the CPU), as `vmlane doctor`
-    /// asks
+    /// Answer questions of `vmlane doctor` about this machine (settings, counters, programs that use the CPU)
     #[arg(long)]
     doctor: bool,
 }
@@ -173,14 +171,14 @@ struct CommonArgs {
     /// Send small TCP segments at once (no effect on vsock and Unix sockets, which never wait)
     #[arg(short = 'D', long)]
     nodelay: bool,
-    /// Print what moved, every so many seconds
+    /// Print an interim result every so many seconds
     #[arg(short = 'i', long, value_name = "SECONDS")]
     interval: Option<f64>,
-    /// Print "ready" when both ends are, and start when a line comes on standard input. The line "clock" is
-    /// answered with this machine's clock instead, and "go N" starts when that clock shows N nanoseconds
+    /// Print "ready" when both ends are ready, and start at the next line on standard input. The line "clock"
+    /// prints this machine's clock instead; "go N" starts when that clock shows N nanoseconds
     #[arg(long)]
     barrier: bool,
-    /// The server's port for the data connections, where a firewall must know it [default: any free one]
+    /// The server's port for the data connections, for a firewall's sake [default: any free one]
     #[arg(short = 'P', long = "data-port", value_name = "PORT")]
     data_port: Option<u32>,
     /// Print one line of JSON
@@ -195,7 +193,7 @@ struct StreamArgs {
     /// Bytes in each send [default: 64k; 1472 over udp:, 16k over vsock-dgram:]
     #[arg(short = 'm', long = "message", value_name = "SIZE", value_parser = parse_size)]
     message: Option<u64>,
-    /// Bits per second that each sending session keeps to (k, M, G: powers of 1000)
+    /// Bits per second that each sending session does not exceed (k, M, G: powers of 1000)
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     rate: Option<u64>,
     /// Bytes a receive asks for [default: as -m]

@@ -27,11 +27,9 @@ const EXAMPLES: &str = "Examples:
   tcpdump -y EN10MB -ddd 'tcp port 80' | vmlane capture web/nic0 --bpf - -w web.pcapng
   vmlane capture web/nic0 -C 100 -W 10 -w ring.pcapng
 
-Points are VM/NIC, the names of uplinks, and vsock:VM for the streams and datagrams of a VM; without any, all are captured. OUT is what the guest sent, before any decision about
-it; IN is what it was delivered, or what was dropped on its way to it. A packet's comment says why a frame was dropped, the
-size of segments of a super-frame (gso), and how many records were lost just before it.
+Points are VM/NIC, the names of uplinks, and vsock:VM for the streams and datagrams of a VM; without any, all are captured. OUT: what the guest sent, before any decision about it. IN: what was delivered to it, or dropped on the way to it. A packet's comment states why a frame was dropped, the segment size of a super-frame (gso), and how many records were lost just before it.
 
-Needs the permission admin. The daemon writes no file: this program does.";
+Needs the permission admin. This program writes the file, not the daemon.";
 
 /// How long the daemon may take to begin or end a capture.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,13 +75,13 @@ pub struct Args {
     /// Only what comes from or goes to this TCP, UDP or vsock port
     #[arg(long, value_name = "PORT")]
     port: Option<u32>,
-    /// Only frames that a packet filter takes, as printed by tcpdump -y EN10MB -ddd; - is standard input
+    /// Only frames that this packet filter accepts, as printed by tcpdump -y EN10MB -ddd; - is standard input
     #[arg(long, value_name = "FILE")]
     bpf: Option<PathBuf>,
-    /// Memory for records on their way here, in MiB
+    /// Memory for records that are not written yet, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=64))]
     buffer: u64,
-    /// When the daemon ends, go on with the next one
+    /// When the daemon ends, wait for the next one and continue
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
@@ -129,10 +127,10 @@ impl Args {
             }
         };
         let closed = output.finish();
-        let said = output.counts();
+        let summary = output.counts();
         match (outcome, closed) {
             (Ok(over), Ok(())) => {
-                eprintln!("{said}");
+                eprintln!("{summary}");
                 if over == Over::Daemon {
                     bail!(
                         "the daemon ended, and the capture with it ({}); --wait goes on with the next one",
@@ -142,7 +140,7 @@ impl Args {
                 Ok(ExitCode::SUCCESS)
             }
             (Err(error), _) | (_, Err(error)) => {
-                Err(error.context(format!("{}: {said}; the file lacks some of these", output.place())))
+                Err(error.context(format!("{}: {summary}; the file lacks some of these", output.place())))
             }
         }
     }
@@ -199,7 +197,7 @@ impl Args {
         output: &mut Output,
         interrupted: &AtomicBool,
     ) -> anyhow::Result<Over> {
-        let (mut pause, mut told) = (SHORTEST, Instant::now());
+        let (mut pause, mut last_shown) = (SHORTEST, Instant::now());
         let shows = io::stderr().is_terminal();
         loop {
             let mut any = false;
@@ -215,8 +213,8 @@ impl Args {
                 }
             }
             output.count(ring);
-            if shows && told.elapsed() > PROGRESS {
-                told = Instant::now();
+            if shows && last_shown.elapsed() > PROGRESS {
+                last_shown = Instant::now();
                 eprint!("\r{} ", output.counts());
                 let _ = io::stderr().flush();
             }

@@ -15,9 +15,9 @@ const EXAMPLES: &str = "Examples:
   vmlane connect 3 5000 < disk.img
   ssh -o ProxyCommand='vmlane connect web 22' root@vm
 
-A name is looked up at the control socket, which the user has to be allowed to ask ([[control]] in the configuration); a CID is not.
+For a name, the user needs access to the control socket ([[control]] in the configuration); for a CID, not.
 
-At the end of standard input, the command stops sending; it exits when the VM has stopped sending, too.";
+At the end of standard input, the command stops sending; it exits when the VM has stopped sending as well.";
 
 /// Connects standard input and output to a port of a VM
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,7 @@ At the end of standard input, the command stops sending; it exits when the VM ha
 pub struct Args {
     /// The VM's name or CID
     vm: String,
-    /// Where a program in the VM listens
+    /// The port on which a program in the VM listens
     port: u32,
     /// Seconds to wait for the VM's answer
     #[arg(short = 'w', long, value_name = "SECONDS", default_value_t = 2.0)]

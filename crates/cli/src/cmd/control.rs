@@ -78,8 +78,8 @@ pub fn waiting(runtime_dir: &Path) -> Option<String> {
     let lost = named(lost).map(|names| {
         format!("the keeper has held for too long, and closed, the sessions of {names}: start the daemon, then restart their QEMU")
     });
-    let said: Vec<String> = held.into_iter().chain(lost).collect();
-    (!said.is_empty()).then(|| said.join("; "))
+    let lines: Vec<String> = held.into_iter().chain(lost).collect();
+    (!lines.is_empty()).then(|| lines.join("; "))
 }
 
 /// An answer as one line, the version first.

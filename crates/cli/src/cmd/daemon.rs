@@ -28,12 +28,11 @@ The daemon is ready when `vmlane status` answers; it also notifies systemd (Type
 that `vmlane qemu-args VM` prints.
 
 --can-replace compares the layout of the state that the running daemon keeps with the one that this program knows; if no
-daemon runs, of the state that its keeper holds. If they differ, a daemon of this program could not take over, and
-the exit code is 1, as it is if the question cannot be answered. It also names the VMs that are attached with virtio-vsock:
-such a device under QEMU is dead after any change of the daemon, until its VM is started again.
+daemon runs, of the state that its keeper holds. If they differ, a daemon of this program could not take over: exit code 1, as when the layout cannot be read. It also names the VMs that are attached with virtio-vsock:
+under QEMU such a device stops working when the daemon is replaced, until its VM is restarted.
 
 SIGTERM and SIGINT stop the daemon and end the sessions of its VMs. SIGHUP reloads the configuration, as `vmlane reload`
-does. A daemon that is killed may be started again: VMs continue (docs/survival.md).
+does. After a daemon was killed, start it again: its VMs continue (docs/survival.md).
 
 Before it serves the first VM, the daemon gives up the rights it does not need: as root it becomes the user of [daemon]
 user (default: vmlane, else an unused number of its own), drops all capabilities, sees only its runtime directory, its configuration and the VMs that were added at run time
@@ -43,7 +42,7 @@ network cards by AF_XDP) are attached by a helper that keeps the rights to do so
 must belong to root.
 
 Exit codes: 0 after a stop; 1 if something failed; 2 for a wrong command line; 71 see above; 78 for a configuration that
-is wrong or cannot be read, so that starting again is of no use before it is changed.";
+is wrong or cannot be read, so that a restart does not help before it is changed.";
 
 /// Serves the configured VMs until stopped
 #[derive(Debug, clap::Args)]
@@ -64,16 +63,16 @@ pub struct Args {
     /// [default: VMLANE_LOG, then the configuration's, then info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
-    /// What a line of the log looks like [default: the configuration's log_format, then text]
+    /// Format of the log's lines [default: the configuration's log_format, then text]
     #[arg(long, value_name = "FORMAT", value_parser = log_format)]
     log_format: Option<LogFormat>,
     /// Replace the running daemon: VMs stay attached and continue
     #[arg(long)]
     replace: bool,
-    /// Say whether this program could replace the running daemon, and end: exit code 0 if so, or if none runs
+    /// Check whether this program could replace the running daemon, and exit: 0 if it could, or if none runs
     #[arg(long, conflicts_with = "replace")]
     can_replace: bool,
-    /// The keeper is a service of its own, of the daemon's user: wait for it, and start none
+    /// Wait for a keeper that is a service of its own, under the daemon's user; start none
     #[arg(long)]
     external_keeper: bool,
     /// Keep all rights: root, capabilities, files, system calls

@@ -28,13 +28,13 @@ pub struct Args {
     /// Where results.jsonl and report.html go
     #[arg(long, value_name = "DIR", default_value = "out/demo")]
     out: PathBuf,
-    /// Numbers to quote: more sizes, three runs of 10 s
+    /// Measure longer, for numbers to quote: more sizes, three runs of 10 s
     #[arg(long)]
     full: bool,
     /// How often each combination is measured [default: 2, with --full 3]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
-    /// Print what was done as JSON instead of the final table
+    /// Print a summary as JSON instead of the final table
     #[arg(long)]
     json: bool,
 }

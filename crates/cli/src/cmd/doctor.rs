@@ -17,36 +17,29 @@ mod prove;
 
 const EXAMPLES: &str = "\
 Examples:
-  vmlane bench server --doctor --listen tcp:0.0.0.0     in VM b: serve, and tell about this machine
+  vmlane bench server --doctor --listen tcp:0.0.0.0     in VM b: serve, and answer questions about this machine
   vmlane doctor --to tcp:10.77.0.2                      in VM a: what is wrong between a and b
   vmlane doctor --to tcp:10.77.0.2 --quick              the same in less than 5 s
   vmlane doctor --to vsock:4 --json                     over vsock, as JSON
   vmlane doctor --to tcp:10.77.0.2 --prove              try the remedies that are settings of this machine, measure, put back
-  vmlane doctor --pcap a.pcap b.pcapng                  what captures of one end, or of both, tell
-  vmlane doctor web db                                  on the host: what the switch, QEMU and both VMs say
+  vmlane doctor --pcap a.pcap b.pcapng                  what is wrong in captures of one end or of both
+  vmlane doctor web db                                  on the host: the switch, QEMU and both VMs
   vmlane doctor lab NAME                                the guests of a lab, and their host
-  vmlane doctor --undo                                  put back what a proof that was killed has left
+  vmlane doctor --undo                                  restore the settings that a killed proof has left
 
 With --to it reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, TCP, CPUs, vsock), measures each \
-direction alone, and lists what it found, the most important first, with the commands that mend it; what there was no time for is named. It changes nothing; \
-run it as root, so that drivers tell everything.
+direction alone, and lists what it found, the most important first, with the commands that fix it; it names what it had no time for. It changes nothing. Run it as root: drivers report more to root.
 
 With --prove it asks, then changes settings of this machine that last until the next start at most (MTU, offloads, rings, queues, interrupts, \
-TCP's), one remedy at a time, measures without and with it in turns, and puts all back. A process of its own puts them back also if this one \
-is interrupted or killed; a record in /run/vmlane-doctor is for `vmlane doctor --undo`.
+TCP's), one remedy at a time, measures without and with it in turns, and restores all. A guardian process restores them if this one is interrupted or killed; `vmlane doctor --undo` restores them from a record in /run/vmlane-doctor.
 
-With one or two VMs it reads, on their host, the daemon's counters and status, how QEMU was started, and where its threads run; a VM in which \
-`vmlane bench server --doctor --listen vsock:` runs tells its own settings, too. While no daemon runs, it names the devices whose sessions the keeper \
+With one or two VMs it reads, on their host, the daemon's counters and status, how QEMU was started, and where its threads run; a VM in which `vmlane bench server --doctor --listen vsock:` runs adds its own settings. While no daemon runs, it names the devices whose sessions the keeper \
 holds for the next one, and what to do. With `lab NAME` it examines the way from the lab's first \
 guest to its second one, and then their host.
 
-With --pcap it judges the TCP connections in the files, and asks no machine. A capture of the sending end tells most, with the connection's \
-first segments in it; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE), in tunnels (VXLAN, Geneve, GRE, IP in IP) 256. Of other \
-packets, such as vsock's, it says how many there were.
+With --pcap it examines the TCP connections in the files, and no machine. A capture at the sending end that contains the connection's first segments is best; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE), 256 in tunnels (VXLAN, Geneve, GRE, IP in IP). Other packets, such as vsock's, are only counted.
 
-Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the other machine or a file could not be examined (no packet in it, or none of a kind \
-that is), nothing be tried, or settings not be put back. docs/guide/slow-network.md \
-explains each finding.";
+Exit codes: 0 nothing found; 1 findings; 2 wrong usage; 3 the other machine or a file could not be examined (a file without a packet that can be), no remedy could be tried, or settings could not be restored. docs/guide/slow-network.md explains each finding.";
 
 /// Find what makes the network between two machines slow or broken
 #[derive(Debug, clap::Args)]
@@ -60,20 +53,19 @@ pub struct Args {
     vms: Vec<String>,
     #[command(flatten)]
     place: Where,
-    /// Judge these captures (pcap, pcapng) instead of machines
+    /// Examine these captures (pcap, pcapng) instead of machines
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["to", "quick", "prove", "undo", "guard", "secret_file", "vms"])]
     pcap: Vec<PathBuf>,
-    /// Less than 5 s instead of less than 30 s: shorter measurements, none of loopbacks and of round trips
-    /// under load
+    /// Take less than 5 s instead of 30 s: measure shorter, and skip loopbacks and round trips under load
     #[arg(long)]
     quick: bool,
-    /// Try each remedy that is a setting of this machine: measure without and with it, and put it back
+    /// Try each remedy that is a setting of this machine: measure without and with it, and restore it
     #[arg(long)]
     prove: bool,
     /// Do not ask before settings are changed for a proof
     #[arg(long, requires = "prove")]
     yes: bool,
-    /// Put back what a proof has left that was killed together with its guardian
+    /// Restore settings after a proof that was killed together with its guardian process
     #[arg(long, conflicts_with_all = ["to", "quick", "prove", "json"])]
     undo: bool,
     /// Make a proof's changes and take them back (started by the doctor)
@@ -117,8 +109,8 @@ impl Args {
         };
         let text = match (&proven, self.json) {
             (proven, true) => {
-                let told = proven.as_ref().map(|proven| proof::json(proven, &diagnosis.evidence));
-                diagnosis.json_with(told) + "\n"
+                let shown = proven.as_ref().map(|proven| proof::json(proven, &diagnosis.evidence));
+                diagnosis.json_with(shown) + "\n"
             }
             (Some(proven), false) => proof::text(proven, &diagnosis.evidence),
             (None, false) => String::new(),
@@ -133,7 +125,7 @@ impl Args {
     }
 
     /// Tells a terminal what is being done.
-    fn say(&self) -> impl Fn(&str) + use<> {
+    fn progress(&self) -> impl Fn(&str) + use<> {
         let is_seen = std::io::stderr().is_terminal() && !self.json;
         move |what: &str| {
             if is_seen {
@@ -151,7 +143,7 @@ impl Args {
         let options = self.reach.options()?;
         let plan = if self.quick { Plan::quick() } else { Plan::full() };
         let began = Instant::now();
-        let evidence = examine(&to.control, &options, plan, &self.say())?;
+        let evidence = examine(&to.control, &options, plan, &self.progress())?;
         Ok(Diagnosis::new(evidence, began.elapsed().as_secs_f64()))
     }
 }

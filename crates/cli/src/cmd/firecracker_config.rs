@@ -14,7 +14,7 @@ const EXAMPLES: &str = r#"Examples:
   (umask 007; firecracker --no-api --config-file whole.json)
   curl --unix-socket api.sock -X PUT http://localhost/vsock -d "$(vmlane firecracker-config fn1 | jq .vsock)"
 
-The VM needs vsock = "hybrid". Firecracker makes the socket, and removes none: remove it before Firecracker is started again.
+The VM needs vsock = "hybrid". Firecracker creates the socket and does not remove it: remove it before you start Firecracker again.
 Start it as the VM's owner with umask 007, so that the daemon may connect. In a jail, mount the socket's directory into it and
 write its path there, or set uds_path in the configuration. This has not been tested with Firecracker yet."#;
 
@@ -24,7 +24,7 @@ write its path there, or set uds_path in the configuration. This has not been te
 pub struct Args {
     #[command(flatten)]
     target: Target,
-    /// Print a JSON object with the VM's name and socket, too
+    /// Print a JSON object that also has the VM's name and socket
     #[arg(long)]
     json: bool,
 }

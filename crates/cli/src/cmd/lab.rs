@@ -21,7 +21,7 @@ Examples:
   vmlane lab up demo --device vmci            two VMs with VMCI sockets
   vmlane lab exec demo a -- uname -r          run a command in guest a
   vmlane lab cp demo ./tool b:/usr/bin/       copy a file into guest b
-  vmlane lab logs demo a                      what guest a's kernel said
+  vmlane lab logs demo a                      the console of guest a
   vmlane lab down demo                        take everything down
 
 QEMU, kernels and the guests' image are fetched once, from the Debian mirror that apt uses here, \
@@ -40,7 +40,7 @@ enum Command {
         /// PCI bus, built here in ten minutes or more), or all but the last two
         #[arg(long, value_delimiter = ',', default_value = "6.12")]
         kernel: Vec<String>,
-        /// An older QEMU as well: 7.2
+        /// Also fetch this older QEMU
         #[arg(long, value_name = "VERSION", value_parser = ["7.2"])]
         qemu: Option<String>,
     },
@@ -74,7 +74,7 @@ enum Command {
     Logs {
         /// The name that the lab was given by `lab up`
         lab: String,
-        /// A guest, "daemon" or "supervisor"; all when left out
+        /// A guest, "daemon" or "supervisor" [default: all]
         of: Option<String>,
     },
     /// List the labs of this user
@@ -104,7 +104,7 @@ enum Command {
         lab: String,
         /// A guest of the lab: a, b ...
         guest: String,
-        /// Let its firmware find a kernel in the network (PXE on its first NIC, a vmxnet3)
+        /// Boot a kernel from the network (PXE on its first NIC, a vmxnet3)
         #[arg(long)]
         network: bool,
     },
@@ -114,7 +114,7 @@ enum Command {
         lab: String,
         /// A guest of the lab: a, b ...
         guest: String,
-        /// Press the reset button instead of asking the guest
+        /// Reset the machine instead of rebooting the guest's system
         #[arg(long)]
         hard: bool,
     },
@@ -169,8 +169,7 @@ qemu-e1000 and qemu-e1000e are QEMU's own network cards, for comparison; a socke
 bridge of the host joins it, with others and with cards that have :tap (root only, without --uplink).
 
 One guest's devices: a:vmci gives vmci to guest a alone. The first cards of all guests are in one network, their second \
-cards in another, whatever the model. Under --machine q35,uml a device for all is exchanged where Debian's User Mode Linux has no \
-such device: virtio-vsock for vmci, virtio-net for vmxnet3. A device for one guest is not.
+cards in another, whatever the model. Under --machine q35,uml, guests in Debian's User Mode Linux, which has no vmci and no vmxnet3, get virtio-vsock and virtio-net instead, unless the device is for that guest only.
 
 Addresses: guests are named a, b, c ...; their CIDs are 3, 4, 5 ... A guest's first network card has 10.77.0.N/24 and \
 fd77::N/64 with N = 1 for a; a second has 10.78.0.N/24 and fd78::N/64, and so on.
@@ -203,11 +202,11 @@ struct Up {
     /// Memory per guest in MiB
     #[arg(long, default_value_t = 512, value_name = "MiB")]
     mem: u32,
-    /// A device that every guest gets, or after a guest's name and a colon that guest alone; may be given
-    /// several times
+    /// A device of every guest or, with a guest's name and a colon before it, of that guest only (may be
+    /// given several times)
     #[arg(long, value_name = "[GUEST:]DEVICE")]
     device: Vec<DeviceFor>,
-    /// The processor of guests in QEMU, as its -cpu takes it, such as max [default: QEMU's default, with KVM
+    /// The guests' processor: a value of QEMU's -cpu, such as max [default: QEMU's default, with KVM
     /// the host's]
     #[arg(long, value_name = "MODEL", allow_hyphen_values = true)]
     cpu: Option<String>,
@@ -222,11 +221,11 @@ struct Up {
     /// Isolation group; a list gives one per guest
     #[arg(long, value_delimiter = ',')]
     group: Vec<String>,
-    /// GUEST:PORT=GUEST:PORT: the first guest's connects to CID 2, PORT reach the second's PORT
+    /// GUEST:PORT=GUEST:PORT: forward the first guest's connections to CID 2, PORT to the second guest's PORT
     #[arg(long, value_name = "FROM=TO")]
     forward: Vec<Forward>,
-    /// A test host in a network namespace, 10.77.0.254, behind an uplink of the switch; reached as guest
-    /// `host` by `lab exec` (root only)
+    /// Add a test host in a network namespace, 10.77.0.254, behind an uplink of the switch; `lab exec`
+    /// reaches it as guest `host` (root only)
     #[arg(long, conflicts_with = "uplinks")]
     uplink: bool,
     /// 2 to 4 uplinks, each a network of its own (10.77.0.0/24, 10.78.0.0/24 ...), shared out between two
@@ -282,7 +281,7 @@ impl Args {
     }
 }
 
-fn say(line: &str) {
+fn report(line: &str) {
     eprintln!("lab: {line}");
 }
 
@@ -290,7 +289,7 @@ fn set_up(mut kernels: Vec<String>, qemu: Option<&str>) -> Result<()> {
     if kernels.iter().any(|k| k == "all") {
         kernels = vmlane_lab::setup::KERNELS.map(|(version, ..)| version.to_owned()).to_vec();
     }
-    let assets = vmlane_lab::setup::ensure(&kernels, qemu, &vmlane_lab::setup::Progress(&say))?;
+    let assets = vmlane_lab::setup::ensure(&kernels, qemu, &vmlane_lab::setup::Progress(&report))?;
     let mut list: Vec<&str> = assets.kernels.iter().map(|k| k.version.as_str()).collect();
     list.extend(assets.uml.iter().map(|uml| uml.version.as_str()));
     let qemu = assets.qemu.as_ref().map_or("no QEMU".into(), |qemu| format!("QEMU {}", qemu.version));
@@ -315,7 +314,7 @@ impl Up {
         spec.machines = self.machine;
         spec.qemu = self.qemu;
         spec.cpu = self.cpu;
-        let lab = Lab::up_with(&spec, &std::env::current_exe()?, &say)?;
+        let lab = Lab::up_with(&spec, &std::env::current_exe()?, &report)?;
         let status = lab.status()?;
         lab.detach()?;
         show::status(&status, self.json)

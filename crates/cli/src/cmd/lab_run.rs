@@ -20,7 +20,7 @@ what was measured; the same command then continues: runs that have a row are not
 
 Exit code 1: a run failed. 2: the plan is invalid; the message names line and key.";
 
-/// Make the runs of a plan
+/// Run an experiment's plan
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -29,25 +29,25 @@ pub struct Args {
     /// Where results.jsonl and report.html go [default: out/NAME of the plan]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only the plan's thin slice
+    /// Only the small part that the plan marks as [quick]
     #[arg(long)]
     quick: bool,
-    /// How often each combination is measured, instead of what the plan says
+    /// How often each combination is measured [default: the plan's]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
-    /// How long each run measures, instead of what the plan says
+    /// How long each run measures [default: the plan's]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<f64>,
     /// The labs' name [default: run- and the process id]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Make runs that failed once more
+    /// Repeat runs that failed
     #[arg(long)]
     retry: bool,
-    /// Print what would be run, and boot nothing
+    /// Print the runs, and boot nothing
     #[arg(long)]
     check: bool,
-    /// Print what was done as JSON
+    /// Print a summary as JSON
     #[arg(long)]
     json: bool,
 }
@@ -95,22 +95,22 @@ impl Args {
     }
 }
 
-/// Draw an experiment's report again, or several machines' results side by side
+/// Draw an experiment's report again, or the results of several machines side by side
 ///
 /// DIR/report.html and DIR/figures are drawn from DIR/results.jsonl; figures, captions and claims are those
-/// of the plan in the rows, or of DIR/plan.toml where that is the same plan in later words.
+/// of the plan in the rows, or of DIR/plan.toml if it is the same plan with newer texts.
 ///
-/// Several directories, of an experiment each or with a directory for each experiment, are drawn on one page:
-/// a series for each machine in every figure, a column for each in the tables.
+/// Several directories (of one experiment each, or with a directory for each experiment) are drawn on one
+/// page: each machine is a series in every figure and a column in the tables.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   vmlane lab draw out/demo
   vmlane lab draw a/experiments b/experiments --out out/both")]
 pub struct Draw {
-    /// The directory with the rows, or up to six
+    /// The directory with the rows; up to six
     #[arg(required = true, value_name = "DIR")]
     from: Vec<PathBuf>,
-    /// Where the page of several machines goes
+    /// Directory for the page of several machines
     #[arg(long, value_name = "DIR", default_value = "out/side-by-side")]
     out: PathBuf,
 }

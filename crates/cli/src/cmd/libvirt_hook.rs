@@ -36,12 +36,12 @@ Domains that have nothing to do with vmlane start as ever. CID, group and port g
 pub struct Args {
     /// Name of the domain
     domain: String,
-    /// What libvirt is about to do: prepare, restore and migrate are judged, all else is let pass
+    /// What libvirt is about to do: prepare, restore and migrate are checked, all else is accepted
     operation: String,
     /// Part of the operation: begin, end or -
     #[arg(default_value = "-")]
     part: String,
-    /// What libvirt says besides
+    /// Further arguments of libvirt
     #[arg(hide = true)]
     rest: Vec<String>,
     #[command(flatten)]

@@ -40,10 +40,10 @@ pub struct Args {
     /// Print this domain with the VM's devices put in; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "mem")]
     into: Option<PathBuf>,
-    /// The domain's QEMU; it is asked for its version
+    /// The domain's QEMU program, whose version is used
     #[arg(long, value_name = "PATH")]
     emulator: Option<PathBuf>,
-    /// Print a JSON object; its key "xml" is the text, "notes" lists what to know about it
+    /// Print a JSON object; its key "xml" is the text, "notes" lists remarks on it
     #[arg(long)]
     json: bool,
 }

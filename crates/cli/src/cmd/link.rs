@@ -13,12 +13,9 @@ const EXAMPLES: &str = "Examples:
   vmlane link web/nic0 up
   vmlane link up0 down                            an uplink: its team uses another one
   vmlane link web/nic0 down --json | jq .guest_told
-  vmlane ports                                    LINK says which are down
+  vmlane ports                                    LINK shows which are down
 
-While a link is down, no frame passes the port in either direction; frames are dropped and counted (drop_link_down). The
-guest of a VMXNET3 card sees its carrier go and come. The guest of a virtio-net card does not, because QEMU does not take
-the state of the link from a vhost-user back end; tell QEMU, too: set_link NETDEV off (monitor). The link stays down when
-the daemon is started again while a keeper runs, until it is set up again or the VM or uplink is removed.";
+While a link is down, no frame passes the port in either direction; frames are dropped and counted (drop_link_down). The guest of a VMXNET3 card loses its carrier. The guest of a virtio-net card does not, because QEMU does not take the link state from a vhost-user back end: set it in QEMU's monitor as well (set_link NETDEV off). If a keeper runs, the link stays down across restarts of the daemon, until it is set up again or the VM or uplink is removed.";
 
 /// Sets the link of a NIC or an uplink up or down
 #[derive(Debug, clap::Args)]
@@ -73,7 +70,7 @@ impl Args {
             print(&json(&set)?)?;
         } else if of_nic && !set.guest_told && !up {
             print(&format!(
-                "{}: no frame passes. Its guest is not told: QEMU takes no link state from a vhost-user back end\n",
+                "{}: no frame passes. Its guest is not notified: QEMU takes no link state from a vhost-user back end\n",
                 set.port
             ))?;
         }

@@ -14,7 +14,7 @@ use super::vm_peer;
 const EXAMPLES: &str = "Examples:
   vmlane listen 5000 > received      in the VM: socat -u FILE:data VSOCK-CONNECT:2:5000
   vmlane listen --keep 5000
-  vmlane listen --from web 5000      other VMs are turned away
+  vmlane listen --from web 5000      other VMs are refused
   vmlane listen any                  prints the port to standard error
 
 VMs connect to CID 2. Ports below 1024 need a rule with `privileged` ([[host]] in the configuration).";

@@ -34,8 +34,7 @@ Without --listen, everything is printed once; the exit code is 1 if no daemon an
 until the process is stopped: as OpenMetrics if the client accepts that, else in Prometheus's text format. `vmlane_up` is 0
 while no daemon answers. Sockets that systemd passes (vmlane-metrics.socket) are served without --listen.
 
-The exporter needs no other right than to ask: run it as a user of its own, and let that user ask, in the daemon's
-configuration: [[control]] uid = NUMBER, may = \"observe\".
+The exporter only needs to query the daemon: run it as a user of its own, and allow that user in the daemon's configuration: [[control]] uid = NUMBER, may = \"observe\".
 
 Names, alert rules and a Grafana board: docs/guide/watching.md.";
 
@@ -45,16 +44,16 @@ Names, alert rules and a Grafana board: docs/guide/watching.md.";
 pub struct Args {
     #[command(flatten)]
     place: Where,
-    /// Serve http://ADDRESS/metrics; without a value at 127.0.0.1:10977. A port alone is one of 127.0.0.1
+    /// Serve http://ADDRESS/metrics [without a value: 127.0.0.1:10977]. A port alone means 127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = listen::DEFAULT, value_parser = listen::address)]
     listen: Option<SocketAddr>,
-    /// Allow addresses that other hosts may reach: names and traffic of all VMs are shown to each of them
+    /// Allow addresses that other hosts can reach: they see the names and traffic of all VMs
     #[arg(long)]
     allow_remote: bool,
-    /// Show at most so many VMs; vmlane_vms_left_out says how many are missing
+    /// Show at most so many VMs; vmlane_vms_left_out counts the others
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     max_vms: usize,
-    /// What is printed without --listen
+    /// Format without --listen
     #[arg(long, value_enum, default_value = "openmetrics", conflicts_with = "listen")]
     format: Format,
 }

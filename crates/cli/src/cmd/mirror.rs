@@ -17,8 +17,7 @@ const EXAMPLES: &str = "Examples:
   vmlane mirror list
   vmlane mirror remove heads
 
-Copies go to a NIC whose guest is in promiscuous mode, or to an uplink, also across isolation groups. They never wait: those
-for which the destination has no room at once are dropped and counted (`vmlane mirror list`). The originals are not concerned.
+Copies go to a NIC whose guest is in promiscuous mode, or to an uplink, even across isolation groups. They never wait: if the destination has no room, they are dropped and counted (`vmlane mirror list`). The originals are not affected.
 A mirror that is added here ends with the daemon; [[mirror]] in the configuration lasts. Adding needs the permission admin.";
 
 /// Copies what passes some ports of the switch to another one (SPAN)
@@ -31,7 +30,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Begin to copy, until the mirror is removed or the daemon ends
+    /// Start a mirror; it lasts until it is removed or the daemon ends
     Add(Add),
     /// End a mirror that was added
     Remove(Remove),
@@ -44,13 +43,13 @@ struct Add {
     /// What to copy: NICs (VM/nicN), uplinks, port groups
     #[arg(required = true, value_name = "FROM")]
     from: Vec<String>,
-    /// The NIC or uplink that gets the copies
+    /// The NIC or uplink that receives the copies
     #[arg(long, value_name = "PORT")]
     to: String,
-    /// What to call it; by default after its destination
+    /// Name of the mirror [default: made from its destination]
     #[arg(long)]
     name: Option<String>,
-    /// in: what a port sends into the switch; out: what it gets from the switch
+    /// in: what a port sends into the switch; out: what it receives from the switch
     #[arg(long, value_enum, default_value = "both")]
     direction: Direction,
     /// Tag all copies with this VLAN instead of their own

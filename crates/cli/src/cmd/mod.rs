@@ -59,13 +59,13 @@ pub enum Command {
     QemuArgs(qemu_args::Args),
     /// Print a libvirt domain for a VM of the configuration
     LibvirtXml(libvirt_xml::Args),
-    /// Judge a domain that libvirt is about to start (called by libvirt's hook)
+    /// Check a domain that libvirt is about to start (called by libvirt's hook)
     LibvirtHook(libvirt_hook::Args),
     /// Print the value of args for a VM of Proxmox VE
     ProxmoxArgs(proxmox_args::Args),
     /// Print Cloud Hypervisor's arguments for a VM of the configuration
     CloudHypervisorArgs(cloud_hypervisor_args::Args),
-    /// Print the part of Firecracker's configuration that attaches a VM of the configuration
+    /// Print the part of Firecracker's configuration that attaches a VM
     FirecrackerConfig(firecracker_config::Args),
     /// Convert another program's configuration into one for vmlane
     Import(import::ImportArgs),
@@ -75,7 +75,7 @@ pub enum Command {
     Top(top::Args),
     /// Show stream connections and the ports of the switch
     Ports(ports::Args),
-    /// Record frames at ports of the switch, and what sockets of VMs exchange, as pcapng
+    /// Record frames at ports of the switch and the traffic of VMs' sockets, as pcapng
     Capture(capture::Args),
     /// Show the counters of VMs and workers
     Stats(stats::Args),
@@ -83,25 +83,25 @@ pub enum Command {
     Metrics(metrics::Args),
     /// Make the daemon read its configuration again
     Reload(reload::Args),
-    /// Judge a configuration without applying it
+    /// Validate a configuration without applying it
     Check(check::Args),
     /// Add, remove and list VMs while the daemon runs
     Vm(vm::VmArgs),
-    /// Take a VM's devices back into service after a quarantine
+    /// Take a VM out of quarantine
     Release(release::Args),
-    /// Carry streams to other hosts, and say how it stands with them
+    /// Carry streams to other hosts, and show their state
     Route(route::Args),
-    /// Make NICs ports of OVN's integration bridge, and say how it stands with them
+    /// Make NICs ports of OVN's integration bridge, and show their state
     Ovn(ovn::Args),
     /// Set the link of a NIC up or down
     Link(link::Args),
-    /// Copy what passes some ports of the switch to another one
+    /// Copy the frames of some ports of the switch to another port
     Mirror(mirror::Args),
     /// Connect standard input and output to a port of a VM
     Connect(connect::Args),
     /// Accept a connection from a VM on a port of this host
     Listen(listen::Args),
-    /// Run an unmodified program whose AF_VSOCK sockets reach VMs
+    /// Run an unmodified program so that its AF_VSOCK sockets reach VMs
     Run(run::Args),
     /// Measure throughput and round trips over TCP, vsock and Unix sockets
     Bench(bench::BenchArgs),

@@ -23,11 +23,9 @@ const EXAMPLES: &str = "Examples:
 The helper is the only process of vmlane that opens Open vSwitch's database. It reads the configuration itself, and only if no other
 user than root (and its own) can have written it. Under systemd it is vmlane-ovn.service. docs/guide/ovn.md shows how to set it up.";
 
-const RUN: &str = "Needs to connect to the database, and CAP_NET_ADMIN, to set interfaces up. The configuration is read again when it
-changes, and by SIGHUP. SIGTERM ends the helper, and ports stay as they are: VMs go on. A daemon or a database that is not there, or has
-gone, is waited for; ports of a daemon that is gone for 10 s are given back to OVN.";
+const RUN: &str = "Needs access to the database, and CAP_NET_ADMIN to set interfaces up. It reads the configuration again when that changes and on SIGHUP. SIGTERM stops the helper; ports stay as they are, and VMs continue. While the daemon or the database is absent, the helper waits for it; when a daemon has been absent for 10 s, its ports are removed from OVN.";
 
-/// Makes NICs ports of OVN's integration bridge, and says how it stands with them
+/// Makes NICs ports of OVN's integration bridge, and shows their state
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -37,9 +35,9 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Serve Open vSwitch's database until stopped
+    /// Keep Open vSwitch's database up to date until stopped
     Run(Run),
-    /// Show NICs that are ports of OVN's, and what is wrong with them
+    /// Show NICs that are ports of OVN, and their problems
     Status(Show),
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How often a peer that sends no more is looked at, while there is input for it.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Copies to the end. By splice(), as `io::copy` does it, the kernel would hold the lock of a pipe while it
 /// waits for the socket, and keep the pipe's reader from what is there (ssh with this as its proxy command).
@@ -39,10 +39,10 @@ pub fn pipe(stream: &UnixStream) -> io::Result<()> {
     });
     copy(stream, &output)?;
     while !feeding.is_finished() {
-        let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        let interval = Timespec { tv_sec: 0, tv_nsec: CHECK_INTERVAL.subsec_nanos().into() };
         let mut fds = [PollFd::new(stream, PollFlags::empty())];
         // No reader is left for the rest.
-        if poll(&mut fds, Some(&look)).is_ok_and(|count| count > 0) {
+        if poll(&mut fds, Some(&interval)).is_ok_and(|count| count > 0) {
             return Ok(());
         }
     }

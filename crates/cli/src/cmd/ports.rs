@@ -15,15 +15,13 @@ const EXAMPLES: &str = "Examples:
   vmlane ports --json | jq -r '.connections[] | select(.server_port == 5000) | .client_vm'
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
-TX and RX are frames as the guest sees them; `vmlane stats` says why frames were dropped. MACS is how many addresses that are
-not the port's own were heard behind it; --macs lists them. WORKER, with several: whose port it is, switch-N in `vmlane top`. Mirrors and teams are listed below the
-ports. STATE says which uplinks of a team are in use, and why others are not; FAILOVERS counts links lost while in use.";
+TX and RX: frames in the guest's view; `vmlane stats` shows why frames were dropped. MACS: addresses learned on this port; --macs lists them. WORKER, if there are several: the one that serves the port (switch-N in `vmlane top`). Mirrors and teams are listed below the ports. STATE of a team: which uplinks are in use, and why others are not. FAILOVERS: links lost while in use.";
 
 /// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// List the addresses of each port: its own, and those heard behind it
+    /// List the addresses of each port: its own, and those learned on it
     #[arg(long)]
     macs: bool,
     #[command(flatten)]

@@ -24,8 +24,7 @@ The arguments are quoted for a shell, so a script must `eval` them; --words omit
 bare $(...), and works as long as no path has spaces. The output contains -m, which must match the size of the memory
 backend: do not pass your own -m. QEMU merges the -machine option with yours.
 
-The arguments depend on QEMU's version, so the QEMU in PATH is asked for it. For another one, name its version (--qemu) or the
-program (--emulator).
+The arguments depend on QEMU's version, which is that of the QEMU in PATH. For another one, name its version (--qemu) or the program (--emulator).
 
 VMCI and VMXNET3 devices are vfio-user devices: they need QEMU >= 10.1 and a machine with PCI. Virtio devices
 work with QEMU 7.2 and newer, and on microvm, too.
@@ -42,19 +41,19 @@ pub struct Args {
     /// The machine that QEMU is started with: q35, pc or microvm
     #[arg(long, value_name = "MACHINE", default_value = "q35")]
     machine: Machine,
-    /// The accelerator that QEMU is started with: kvm or tcg; before 10.1, virtio NICs need other interrupts
-    /// with tcg [default: kvm if this user may open /dev/kvm]
+    /// The accelerator that QEMU is started with: kvm or tcg; before QEMU 10.1, virtio NICs need other
+    /// interrupts under tcg [default: kvm if this user may open /dev/kvm]
     #[arg(long, value_name = "ACCEL")]
     accel: Option<Accel>,
-    /// The version of QEMU; before 9.2, another option makes it reconnect [default: that of
+    /// The version of QEMU, on which the options depend [default: that of
     /// qemu-system-x86_64 in PATH]
     #[arg(long, value_name = "VERSION")]
     qemu: Option<Version>,
-    /// The QEMU to ask for its version
+    /// The QEMU program, whose version is used
     #[arg(long, value_name = "PATH", conflicts_with = "qemu")]
     emulator: Option<PathBuf>,
-    /// For a QEMU that waits for the VM to come from another host (-incoming): without what is plugged in
-    /// afterwards
+    /// Print arguments for a QEMU that waits for a migration (-incoming), without devices that are
+    /// hot-plugged later
     #[arg(long)]
     incoming: bool,
     /// Print a JSON object; its key "args" is the list of arguments

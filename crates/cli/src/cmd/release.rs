@@ -11,8 +11,7 @@ const EXAMPLES: &str = "Examples:
   vmlane release web
 
 A VM is put in quarantine when its devices fail too often (fault_limit faults within fault_window_s seconds, table [daemon]
-of the configuration): its devices still answer the guest but do nothing. After the release the guest's drivers have to set
-the devices up again: by `ip link set DEV up`, a reload of the driver's module, or a reboot.";
+of the configuration): its devices still answer the guest but do nothing. After the release the guest's drivers must set the devices up again: by `ip link set DEV up`, a reload of the driver's module, or a reboot.";
 
 /// Takes a VM's devices back into service after a quarantine
 #[derive(Debug, clap::Args)]

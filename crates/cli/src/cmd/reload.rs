@@ -11,7 +11,7 @@ const EXAMPLES: &str = "Examples:
   vmlane reload
   vmlane reload --json | jq -r '.refused[]'
 
-If the file has a mistake, the running configuration stays in force. Changes that cannot be applied now (the removal of a VM
+If the file has an error, the running configuration stays in force. Changes that cannot be applied now (the removal of a VM
 that is attached, settings of the daemon itself) are listed, and the exit code is 1.";
 
 /// Makes the daemon read its configuration again and apply what differs

@@ -25,21 +25,15 @@ const EXAMPLES: &str = "Examples:
   vmlane route certificate alpha --directory /root/authority
   vmlane route revoke alpha --directory /root/authority
 
-The helper is a process without rights: it reads the configuration and its certificates, asks the daemon at route.sock, and speaks
-TLS with the helpers of other hosts. Under systemd it is vmlane-route.service. docs/guide/hosts.md shows how to set it up.";
+The helper is an unprivileged process: it reads the configuration and its certificates, connects to the daemon at route.sock, and speaks TLS with the helpers of other hosts. Under systemd it is vmlane-route.service. docs/guide/hosts.md shows how to set it up.";
 
-const RUN: &str = "SIGHUP has it read the configuration and the certificates again: streams that are open stay. SIGTERM ends it; streams between
-hosts are reset then, and no others. A daemon that is not there, or has gone, is waited for.";
+const RUN: &str = "SIGHUP makes it read the configuration and the certificates again; open streams stay. SIGTERM stops it and resets the streams between hosts, and no others. While no daemon runs, it waits for one.";
 
-const CERTIFICATE: &str = "Writes NAME.pem and NAME.key to the directory, and makes the authority there (authority.pem, authority.key) if there is none. The
-certificate is added to issued.pem there, from which vmlane route revoke knows all that a host has had. Each host needs its own two files and authority.pem; authority.key stays where certificates are made. Certificates of any other
-authority will do as well, if each has its host's name as a subject alternative name (DNS), and may serve servers and clients.";
+const CERTIFICATE: &str = "Writes NAME.pem and NAME.key to the directory, and creates the authority there (authority.pem, authority.key) if there is none. The certificate is also added to issued.pem there, where `vmlane route revoke` finds all certificates of a host. Each host needs its own two files and authority.pem; authority.key stays where certificates are created. Certificates of any other authority work as well, if each has its host's name as a subject alternative name (DNS) and is valid for servers and clients.";
 
-const REVOKE: &str = "Adds all certificates of the host NAME that this directory's authority has made to the list crl.pem there. Bring the list to all
-hosts, name it in [route] as crl, and have their helpers read it (systemctl reload vmlane-route): connections of that host end, and it gets no
-other one. A certificate that is made for NAME afterwards is not in the list. docs/guide/taken-over.md says what else there is to do.";
+const REVOKE: &str = "Adds all certificates that this directory's authority has created for the host NAME to the list crl.pem there. Copy the list to all hosts, name it in [route] as crl, and reload their helpers (systemctl reload vmlane-route): the connections of that host end, and new ones are refused. A certificate that is created for NAME afterwards is not in the list. docs/guide/taken-over.md describes what else to do.";
 
-/// Carries streams to other hosts, and says how it stands with them
+/// Carries streams to other hosts, and shows their state
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -51,9 +45,9 @@ pub struct Args {
 enum Command {
     /// Carry streams between this host and those of the configuration until stopped
     Run(Run),
-    /// Show other hosts, and what is wrong with them
+    /// Show other hosts and their problems
     Status(Show),
-    /// Make a certificate for a host
+    /// Create a certificate for a host
     Certificate(Certificate),
     /// Revoke all certificates of a host
     Revoke(Revoke),
@@ -69,9 +63,9 @@ struct Run {
 #[derive(Debug, clap::Args)]
 #[command(after_help = CERTIFICATE)]
 struct Certificate {
-    /// The host's name, as [route] and other hosts' [[peer]] have it
+    /// The host's name, as in [route] and in other hosts' [[peer]]
     name: String,
-    /// Where the authority is, and the certificate goes
+    /// Directory of the authority, to which the certificate is written
     #[arg(long, value_name = "DIR", default_value = ".")]
     directory: PathBuf,
     /// How long the certificate is valid
@@ -82,9 +76,9 @@ struct Certificate {
 #[derive(Debug, clap::Args)]
 #[command(after_help = REVOKE)]
 struct Revoke {
-    /// The host's name, as its certificates have it
+    /// The host's name, as in its certificates
     name: String,
-    /// Where the authority is, and the list goes
+    /// Directory of the authority, to which the list is written
     #[arg(long, value_name = "DIR", default_value = ".")]
     directory: PathBuf,
 }
@@ -145,8 +139,8 @@ impl Run {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
         let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
-        let (control, told) = UnixStream::pair().context("a socket for signals")?;
-        follow_signals(&told)?;
+        let (control, signalled) = UnixStream::pair().context("a socket for signals")?;
+        follow_signals(&signalled)?;
         let HelperArgs { config, runtime_dir, .. } = self.helper;
         let load = move || settings(&config, &runtime_dir).map_err(|error| format!("{error:#}"));
         Helper::start(first, Box::new(load), OwnedFd::from(control))?.run().context("waiting for peers")?;
@@ -155,16 +149,16 @@ impl Run {
 }
 
 /// A thread tells the helper of signals.
-fn follow_signals(told: &UnixStream) -> anyhow::Result<()> {
+fn follow_signals(signalled: &UnixStream) -> anyhow::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("signals")?;
-    let mut told = told.try_clone().context("signals")?;
+    let mut signalled = signalled.try_clone().context("signals")?;
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             for signal in signals.forever() {
                 let byte = if signal == SIGHUP { Helper::RELOAD } else { Helper::STOP };
-                if told.write_all(&[byte]).is_err() {
+                if signalled.write_all(&[byte]).is_err() {
                     return;
                 }
             }

@@ -20,9 +20,7 @@ const EXAMPLES: &str = "Examples:
   vmlane run -- ssh -o ProxyCommand='socat - VSOCK-CONNECT:3:22' root@vm
   vmlane run --write-library /usr/local/lib    for C programs: cc x.c -lvmlane_vsock
 
-Connects to a CID that is not a VM of the daemon go to the kernel's own AF_VSOCK, if it has one. Programs that
-are statically linked, or that run with another user's rights, cannot be served; neither can
-SOCK_SEQPACKET. Programs that read and write by io_uring or by direct system calls need --plain, and cannot use these to
+A connection to a CID that is no VM of the daemon goes to the kernel's own AF_VSOCK, if it has one. Programs that are statically linked or setuid do not work; neither does SOCK_SEQPACKET. Programs that read and write by io_uring or by direct system calls need --plain, and cannot use these to
 connect or accept.";
 
 /// Runs an unmodified program whose AF_VSOCK sockets reach the daemon's VMs
@@ -32,7 +30,7 @@ pub struct Args {
     /// The daemon's directory
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
     runtime_dir: PathBuf,
-    /// Use ordinary descriptors from the start: slower, but every operation works
+    /// Use ordinary file descriptors from the start: slower, but every operation works
     #[arg(long)]
     plain: bool,
     /// Write the shared library and its C header into a directory instead
@@ -189,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn static_programs_are_told_from_others() {
+    fn static_programs_are_distinguished_from_others() {
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(is_static(&own[..64 << 10]), "this one is");
         let shell = fs::read("/bin/sh").unwrap();

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_vm_is_told_the_known_ones() {
+    fn an_unknown_vm_is_refused_with_the_names_of_the_known_ones() {
         assert!(known("web", &stats(1.0, 1)).is_ok());
         let error = known("wbe", &stats(1.0, 1)).unwrap_err().to_string();
         assert_eq!(error, "VM \"wbe\" is not served; known are web");

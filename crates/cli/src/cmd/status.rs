@@ -12,18 +12,16 @@ const EXAMPLES: &str = "Examples:
   vmlane status --json | jq -r '.vms[] | select(.ready) | .name'
   vmlane status --interval 2
 
-ATTACHED: a VMM is connected. STATE, of the device for sockets (VSOCK says which the VM has) and of a NIC:
+ATTACHED: whether a VMM is connected. VSOCK: the kind of the VM's socket device. STATE of that device and of each NIC:
   ready      the guest's driver has set it up
-  booting    no driver has, since the VM was started or reset
-  stopped    a driver has used it, and does not now: the guest is paused or reboots, or the driver was unloaded
-  no driver  one of these two, of a VMCI device or a VMXNET3 card
+  booting    no driver has set it up since the VM was started or reset
+  stopped    a driver used it before and does not now: the guest is paused or reboots, or the driver was unloaded
+  no driver  booting or stopped, of a VMCI device or a VMXNET3 card, where these are not distinguished
   absent     no VMM is connected
   lost       a virtio-vsock device for which no daemon came in time (`hold` in [daemon]): restart its QEMU
 While no daemon runs, the error names the devices whose sessions the keeper holds for the next one.
 
-CONNECTIONS are those that its programs opened. QUEUE PAIRS are VMCI's. HOW says how the frames of an uplink pass, or
-why it is not attached. A LOGICAL PORT is OVN's, as `vmlane ovn
-status` has it. PEERs are other hosts, as `vmlane route status` has them.";
+CONNECTIONS: those that the VM's programs opened. QUEUE PAIRS: of VMCI. HOW: the way in which an uplink carries frames, or why it is not attached. LOGICAL PORT: of OVN, as in `vmlane ovn status`. PEER: another host, as in `vmlane route status`.";
 
 /// Shows the daemon and its VMs
 #[derive(Debug, clap::Args)]

@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use self::rates::{Rates, rates};
-use self::screen::look;
-use self::views::{Look, View, table};
+use self::screen::sample;
+use self::views::{Sample, View, table};
 use super::control::{Where, bytes, is_terminal, json, print, seconds};
 
 const EXAMPLES: &str = "Examples:
@@ -27,12 +27,10 @@ const EXAMPLES: &str = "Examples:
   vmlane top --json | jq -r '[.seconds, .bytes_per_second] | @tsv'
 
 On a terminal, keys choose what is shown: v VMs, n network (cards and uplinks), w workers. < and > choose the column to sort by, r
-reverses it, f or / filters rows, h shows all keys, q quits. `vmlane stats` counts queues of cards, `vmlane ports` lists
-connections, `vmlane route status` other hosts. Without a terminal, with --once and with --json, a table or an object follows the
-other.
+reverses it, f or / filters rows, h shows all keys, q quits. See `vmlane stats` for the queues of cards, `vmlane ports` for connections, `vmlane route status` for other hosts. Without a terminal, and with --json, one table or object is printed after the other.
 
 SENT and RECEIVED are bytes per second in the guest's sockets (VMCI's streams, virtio-vsock's packets). NOTICES are datagrams that announce bytes or room, in
-either direction. LOAD is the share of the time in which a worker had work.";
+either direction. LOAD is the share of time that a worker was busy.";
 
 /// Shows live traffic per VM, card and worker
 #[derive(Debug, clap::Args)]
@@ -67,11 +65,11 @@ impl Args {
 
     /// Prints one table or object after the other.
     fn follow(self) -> anyhow::Result<()> {
-        let mut before = look(&self.place)?;
+        let mut before = sample(&self.place)?;
         let mut left = if self.once { Some(1) } else { self.count };
         while left != Some(0) {
             std::thread::sleep(self.interval);
-            let now = look(&self.place)?;
+            let now = sample(&self.place)?;
             let rates = rates(&before, &now);
             let text = if self.json { json(&rates)? } else { plain(&before, &now, &rates) };
             if !print(&text)? {
@@ -85,7 +83,7 @@ impl Args {
 }
 
 /// The first view of the screen.
-fn plain(before: &Look, now: &Look, rates: &Rates) -> String {
+fn plain(before: &Sample, now: &Sample, rates: &Rates) -> String {
     let view = table(View::Vms, before, now);
     let head = view.columns.iter().map(|column| column.name.to_owned()).collect();
     let rows = view.rows.iter().map(|row| row.iter().map(ToString::to_string).collect());

@@ -20,8 +20,7 @@ const EXAMPLES: &str = "Examples:
   vmlane vm list
   vmlane vm remove app
 
-A VM that is added is served at once, and by every later daemon, also after kill -9: the daemon keeps it in its state
-directory (/var/lib/vmlane/vms.d). The configuration's files are neither written nor read again, and a reload of them leaves
+A VM that is added is served at once and by every later daemon, even after kill -9: the daemon keeps it in its state directory (/var/lib/vmlane/vms.d). The configuration's files are neither written nor read again, and a reload of them leaves
 such VMs alone. Only administrators may add and remove VMs.";
 
 const ADD_EXAMPLES: &str = "Examples:
@@ -30,9 +29,7 @@ const ADD_EXAMPLES: &str = "Examples:
   vmlane vm add --name app --cid 7 --group tenant-1 --owner libvirt-qemu
   vmlane vm add --name app --vsock none --nic 'model = \"vmxnet3\"' --nic 'model = \"virtio-net\", port_group = \"prod\"'
 
-The description is what stands in a configuration: one table [[vm]], with all its keys, 16 KiB at most. What it refers to
-(port groups, VMs of forwards) must be there already. A name, CID or MAC address that another VM has is refused, and the error
-says which VM that is, and where it is described.";
+The file has one table [[vm]] as in a configuration, with all its keys, 16 KiB at most. What it refers to (port groups, VMs of forwards) must exist already. A name, CID or MAC address that another VM has is refused; the error names that VM and the file that describes it.";
 
 /// Adds, removes and lists VMs while the daemon runs
 #[derive(Debug, clap::Args)]
@@ -49,7 +46,7 @@ enum What {
     List(ListArgs),
 }
 
-/// Serves a VM more, now and after every restart
+/// Add a VM; it is kept across restarts
 #[derive(Debug, clap::Args)]
 #[command(after_help = ADD_EXAMPLES)]
 struct AddArgs {
@@ -78,23 +75,23 @@ struct Keys {
     /// Its isolation group
     #[arg(long, requires = "name")]
     group: Option<String>,
-    /// The device for its sockets: vmci, virtio or none; hybrid: its VMM has one
+    /// Its socket device: vmci, virtio, hybrid (the VMM's own) or none
     #[arg(long, requires = "name", value_name = "KIND")]
     vsock: Option<String>,
     /// Who may open its sockets: USER, USER:GROUP or :GROUP
     #[arg(long, requires = "name")]
     owner: Option<String>,
-    /// A network card, by its keys as in the configuration; once for each card
+    /// A network card, by its keys as in the configuration (may be given several times)
     #[arg(long, requires = "name", value_name = "KEYS")]
     nic: Vec<String>,
 }
 
-/// Ends a VM that was added
+/// Remove a VM that was added
 #[derive(Debug, clap::Args)]
 struct RemoveArgs {
     /// Name of the VM
     name: String,
-    /// Also if a VMM is attached: its devices are gone for good, and its guest has to be ended
+    /// Remove it even if a VMM is attached: the VM loses its devices for good and must be shut down
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -104,7 +101,7 @@ struct RemoveArgs {
     place: Where,
 }
 
-/// Lists all VMs, with where each is described
+/// List all VMs, with the file that describes each
 #[derive(Debug, clap::Args)]
 struct ListArgs {
     #[command(flatten)]

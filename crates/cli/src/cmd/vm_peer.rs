@@ -123,12 +123,12 @@ mod tests {
             (Errno::TIMEDOUT, 3, "VM \"web\" did not answer in time"),
             (Errno::ACCESS, 3, "[[host]]"),
         ] {
-            let said = why(&errno.into(), cid, 80, Some(&status)).unwrap();
-            assert!(said.contains(words), "{said}");
+            let message = why(&errno.into(), cid, 80, Some(&status)).unwrap();
+            assert!(message.contains(words), "{message}");
         }
-        let said = why(&Errno::CONNRESET.into(), 3, 80, None).unwrap();
-        assert!(said.contains("no program listens at port 80 of CID 3"), "{said}");
-        let said = why(&Errno::NODEV.into(), 2, 80, Some(&status)).unwrap();
-        assert!(said.contains("CID 2 is this host"), "{said}");
+        let message = why(&Errno::CONNRESET.into(), 3, 80, None).unwrap();
+        assert!(message.contains("no program listens at port 80 of CID 3"), "{message}");
+        let message = why(&Errno::NODEV.into(), 2, 80, Some(&status)).unwrap();
+        assert!(message.contains("CID 2 is this host"), "{message}");
     }
 }

@@ -32,7 +32,7 @@ pub struct Point {
     pub recorded: [u64; 2],
     pub lost: [u64; 2],
     /// Of those lost, how many a packet has told of.
-    told: u64,
+    reported_lost: u64,
     /// Its last state.
     pub present: bool,
 }
@@ -45,7 +45,7 @@ impl Point {
             written: 0,
             recorded: [0; 2],
             lost: [0; 2],
-            told: 0,
+            reported_lost: 0,
             present: true,
         }
     }
@@ -107,7 +107,7 @@ pub fn add<W: Write>(
     };
     let bytes = writer.write_pcapng_block(block).map_err(plain)?;
     point.written += 1;
-    point.told += u64::from(record.lost);
+    point.reported_lost += u64::from(record.lost);
     Ok(bytes)
 }
 
@@ -145,8 +145,8 @@ pub fn end<W: Write>(writer: &mut PcapNgWriter<W>, points: &[Point], now: u64) -
             InterfaceStatisticsOption::IsbOsDrop(lost),
             InterfaceStatisticsOption::IsbUsrDeliv(point.written),
         ];
-        if let Some(untold @ 1..) = lost.checked_sub(point.told) {
-            let text = format!("{untold} lost after the last one");
+        if let Some(unreported @ 1..) = lost.checked_sub(point.reported_lost) {
+            let text = format!("{unreported} lost after the last one");
             options.push(InterfaceStatisticsOption::Comment(Cow::Owned(text)));
         }
         // The format has the upper half first, in either byte order; the library writes one word.

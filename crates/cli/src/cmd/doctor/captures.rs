@@ -10,7 +10,7 @@ use super::{Args, print};
 
 pub fn judge(args: &Args) -> ExitCode {
     let began = Instant::now();
-    let captures = match capture::read(&args.pcap, &args.say()) {
+    let captures = match capture::read(&args.pcap, &args.progress()) {
         Ok(captures) => captures,
         Err(why) => {
             eprintln!("vmlane: {why}");

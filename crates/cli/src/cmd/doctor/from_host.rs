@@ -34,7 +34,7 @@ pub fn examine(args: &Args) -> ExitCode {
 
 fn vms(args: &Args, runtime_dir: &Path, names: &[String], ask: bool) -> Result<Diagnosis, String> {
     let began = Instant::now();
-    let say = args.say();
+    let progress = args.progress();
     if let Err(error @ ClientError::NoDaemon { .. }) = Client::connect(runtime_dir) {
         return Err([waiting(runtime_dir), Some(error.to_string())]
             .into_iter()
@@ -42,18 +42,18 @@ fn vms(args: &Args, runtime_dir: &Path, names: &[String], ask: bool) -> Result<D
             .collect::<Vec<_>>()
             .join(": "));
     }
-    let host = host::read(runtime_dir, names, &say)?;
+    let host = host::read(runtime_dir, names, &progress)?;
     let options = args.reach.options().map_err(|error| error.to_string())?;
     // Sockets lead through the daemon that the environment names.
     let ask = ask && runtime_dir == vmlane_sock::runtime_dir();
-    let evidence = join(host, ask.then_some(&options), &say);
+    let evidence = join(host, ask.then_some(&options), &progress);
     Ok(Diagnosis::new(evidence, began.elapsed().as_secs_f64()))
 }
 
 /// The way from the first guest to the second one, as the doctor in the first one sees it, then what their
 /// host sees.
 fn lab(args: &Args, name: &str) -> Result<u8, String> {
-    let say = args.say();
+    let progress = args.progress();
     let failed = |error: anyhow::Error| format!("lab {name}: {error:#}");
     let lab = Lab::open(name).map_err(failed)?;
     let status = lab.status().map_err(failed)?;
@@ -68,12 +68,12 @@ fn lab(args: &Args, name: &str) -> Result<u8, String> {
     } else {
         return Err(format!("lab {name}: guest {} has neither a card nor a device for sockets", to.name));
     };
-    say(&format!("starting a server in guest {}", to.name));
+    progress(&format!("starting a server in guest {}", to.name));
     let server = ["vmlane", "bench", "server", "--doctor", "--listen", &listen];
     // It ends when this is dropped.
     let server = lab.guest(&to.name).spawn(server).map_err(failed)?;
     server.wait_for("listening on", TIMEOUT).map_err(failed)?;
-    say(&format!("examining the way from guest {} to guest {}", from.name, to.name));
+    progress(&format!("examining the way from guest {} to guest {}", from.name, to.name));
     let mut words = vec!["vmlane", "doctor", "--to", &target];
     words.extend(args.quick.then_some("--quick"));
     words.extend(args.json.then_some("--json"));
@@ -100,8 +100,8 @@ fn lab(args: &Args, name: &str) -> Result<u8, String> {
         let all = json!({ "version": vmlane_doctor::report::VERSION, "guests": guests, "host": host });
         print(&format!("{all}\n"));
     } else {
-        let said = printable_lines(&output.stdout());
-        print(&format!("Between guest {} and guest {}:\n\n{said}", from.name, to.name));
+        let printed = printable_lines(&output.stdout());
+        print(&format!("Between guest {} and guest {}:\n\n{printed}", from.name, to.name));
         if let Some(seen) = &on_host {
             print(&format!("\nThe host of both:\n\n{}", seen.text()));
         }

@@ -37,7 +37,7 @@ pub fn prove(args: &Args, diagnosis: &Diagnosis) -> Result<Option<Proven>, Error
         return Ok(None);
     }
     let (to, options) = (args.to()?, args.reach.options()?);
-    Ok(Some(proof::prove(&to.control, &options, diagnosis, &candidates, args.quick, &args.say())))
+    Ok(Some(proof::prove(&to.control, &options, diagnosis, &candidates, args.quick, &args.progress())))
 }
 
 fn asked(candidates: &[Candidate]) -> bool {
@@ -61,8 +61,8 @@ pub fn guard() -> ExitCode {
 
 pub fn undo() -> ExitCode {
     match proof::undo_earlier() {
-        Ok((said, is_well)) => {
-            println!("{said}");
+        Ok((report, is_well)) => {
+            println!("{report}");
             ExitCode::from(if is_well { 0 } else { 3 })
         }
         Err(error) => {

@@ -13,18 +13,17 @@ use vmlane_import::{Error, MOST_BYTES, Machine, Options, PortGroup};
 use super::images;
 use crate::cmd::control::{json, print};
 
-const HELP: &str = "The configuration goes to standard output; what does not come along, or comes along otherwise than it was, is said there in comments.
+const HELP: &str = "The configuration goes to standard output; comments in it name what is left out or changed.
 Network cards keep their MAC addresses, port groups and PCI slots (slot = 192: Linux calls the card ens192 again). VMs keep their CIDs.
 Networks that were apart stay apart: one whose VLAN is not known gets a VLAN of its own, and a comment names it. VMCI reaches other VMs
 only where it did before (vmci0.unrestricted); else the VM is restricted.
 
-The VLANs of port groups are in no description of a VM. On the ESXi host, one of these prints them:
+A VM's description does not contain the VLANs of its port groups. On the ESXi host, one of these prints them:
   esxcli network vswitch standard portgroup list > portgroups.txt
   esxcfg-vswitch -l > portgroups.txt
 
-With --qemu the output is QEMU's words for processors, firmware and disks, a line for each VM, and the comments go to standard error; vmlane
-qemu-args VM has those for its memory and vmlane's devices. Convert a disk first if it is to be QEMU's own: qemu-img convert -O qcow2 web.vmdk
-web.qcow2. Disks that are beside their description are examined: files that they name outside of its folder, which QEMU would open, are noted.
+With --qemu the output is QEMU's arguments for processors, firmware and disks, a line for each VM, and the comments go to standard error; `vmlane qemu-args VM` prints those for its memory and vmlane's devices. Convert a disk first if it shall be qcow2: qemu-img convert -O qcow2 web.vmdk
+web.qcow2. Disks in the folder of their description are examined: a note names files outside of it that they refer to, which QEMU would open.
 
 Examples:
   vmlane import vmx web.vmx db.vmx --port-groups portgroups.txt > /etc/vmlane/vmlane.toml
@@ -41,7 +40,7 @@ pub struct MachineArgs {
     /// The descriptions; - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The CID of the first VM with VMCI or vsock, the others get the next ones; else each keeps its own
+    /// The CID of the first VM with VMCI or vsock; the others get the next ones [default: each VM's own]
     #[arg(long, value_parser = clap::value_parser!(u32).range(3..=2147483647))]
     cid: Option<u32>,
     /// The isolation group of the VMs
@@ -50,10 +49,10 @@ pub struct MachineArgs {
     /// The port groups of the old host, with their VLANs, as esxcli or esxcfg-vswitch prints them
     #[arg(long, value_name = "FILE")]
     port_groups: Option<PathBuf>,
-    /// Print what QEMU needs beside vmlane's devices instead, quoted for a shell
+    /// Print QEMU's arguments for everything but vmlane's devices instead, quoted for a shell
     #[arg(long)]
     qemu: bool,
-    /// Print a JSON object: "toml", "vms" with QEMU's words, "notes"
+    /// Print a JSON object: "toml", "vms" with QEMU's arguments, "notes"
     #[arg(long, conflicts_with = "qemu")]
     json: bool,
 }
@@ -84,7 +83,7 @@ struct Note {
 pub struct Ovf {
     #[command(flatten)]
     args: MachineArgs,
-    /// The deployment configuration of the envelope; its own default unless given
+    /// The deployment configuration of the envelope [default: the envelope's]
     #[arg(long, value_name = "NAME")]
     configuration: Option<String>,
 }

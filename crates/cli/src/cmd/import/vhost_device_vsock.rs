@@ -20,9 +20,7 @@ const EXAMPLES: &str = "Examples:
   vmlane import vhost-device-vsock --guest-cid=4 --socket=/tmp/vhost4.socket --uds-path=/tmp/vm4.vsock
   vmlane import vhost-device-vsock --config vsock.yaml --json | jq -r .toml
 
-Give the arguments with which vhost-device-vsock was started. VMs are named vmCID. Comments in the output say which sockets
-have new paths: vmlane's are in the runtime directory, and `ln -s` keeps the old paths working. Sizes of buffers and queues
-have no meaning here and are left out. VMs in several groups are accepted if one group per VM can express who reaches
+Give the arguments with which vhost-device-vsock was started. VMs are named vmCID. Comments in the output name the sockets that have new paths: vmlane's are in the runtime directory, and `ln -s` keeps the old paths working. Sizes of buffers and queues are ignored: vmlane has no such settings. VMs in several groups are accepted if one group per VM can express who reaches
 whom.";
 
 const DEFAULT_CID: u64 = 3;
@@ -34,10 +32,10 @@ const PARENT: u64 = 3;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Its YAML
+    /// The YAML file of vhost-device-vsock
     #[arg(long, value_name = "FILE", conflicts_with_all = ["vm", "socket"])]
     config: Option<PathBuf>,
-    /// One VM: keys and values
+    /// A VM, as keys and values (may be given several times)
     #[arg(long, value_name = "KEY=VALUE,...", conflicts_with = "socket")]
     vm: Vec<String>,
     /// The CID of the VM
@@ -49,16 +47,16 @@ pub struct Args {
     /// The Unix socket through which programs of the host reach the VM
     #[arg(long, value_name = "PATH")]
     uds_path: Option<String>,
-    /// The CID to which connects of the VM to CID 2 go
+    /// The CID that the VM's connections to CID 2 are forwarded to
     #[arg(long, value_name = "CID")]
     forward_cid: Option<u64>,
-    /// The ports of CID 2 that are forwarded so
+    /// The ports of CID 2 that are forwarded to it
     #[arg(long, value_name = "PORT+PORT...")]
     forward_listen: Option<String>,
-    /// Bytes of its buffers; has no meaning for vmlane
+    /// Bytes of its buffers (ignored)
     #[arg(long, value_name = "BYTES")]
     tx_buffer_size: Option<u64>,
-    /// Descriptors of its queues; has no meaning for vmlane
+    /// Descriptors of its queues (ignored)
     #[arg(long, value_name = "DESCRIPTORS")]
     queue_size: Option<u64>,
     /// The groups of the VM

@@ -10,14 +10,14 @@ pub struct Seen {
     /// Of the daemon that answered last.
     pid: Option<u32>,
     /// The last scrape failed, and that was written to stderr.
-    told: bool,
+    reported: bool,
     pub scrapes: u64,
     pub failures: u64,
     pub restarts: u64,
 }
 
 /// To stderr, if it is still open.
-fn tell(what: &str) {
+fn report(what: &str) {
     let _ = writeln!(std::io::stderr(), "vmlane: {what}");
 }
 
@@ -32,14 +32,14 @@ impl Seen {
                     self.restarts += 1;
                 }
                 self.pid = Some(status.pid);
-                if std::mem::take(&mut self.told) {
-                    tell(&format!("the daemon answers (pid {})", status.pid));
+                if std::mem::take(&mut self.reported) {
+                    report(&format!("the daemon answers (pid {})", status.pid));
                 }
             }
             Err(error) => {
                 self.failures += 1;
-                if !std::mem::replace(&mut self.told, true) {
-                    tell(&error.to_string());
+                if !std::mem::replace(&mut self.reported, true) {
+                    report(&error.to_string());
                 }
             }
         }

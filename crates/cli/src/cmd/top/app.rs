@@ -3,7 +3,7 @@
 use ratatui::crossterm::event::KeyCode;
 
 use super::table::Table;
-use super::views::{Look, View, table};
+use super::views::{Sample, View, table};
 
 /// What the loop around it is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Next {
     /// Draw anew.
     Draw,
     /// Ask the daemon at once.
-    Look,
+    Sample,
     Quit,
 }
 
@@ -38,8 +38,8 @@ pub struct App {
     pub typing: bool,
     /// Whether help covers the table.
     pub help: bool,
-    before: Option<Look>,
-    now: Option<Look>,
+    before: Option<Sample>,
+    now: Option<Sample>,
     /// Why the last look failed; the one before stays.
     pub error: Option<String>,
     /// Rows that there is room for.
@@ -63,18 +63,18 @@ impl App {
     }
 
     /// Takes what the daemon answered, or why it did not.
-    pub fn looked(&mut self, look: Result<Look, String>) {
-        match look {
-            Ok(look) => {
+    pub fn note_sample(&mut self, sample: Result<Sample, String>) {
+        match sample {
+            Ok(sample) => {
                 self.error = None;
-                self.before = self.now.replace(look);
+                self.before = self.now.replace(sample);
             }
             Err(error) => self.error = Some(error),
         }
     }
 
     /// The last two looks; of one alone, twice the same.
-    pub fn looks(&self) -> Option<(&Look, &Look)> {
+    pub fn samples(&self) -> Option<(&Sample, &Sample)> {
         let now = self.now.as_ref()?;
         Some((self.before.as_ref().unwrap_or(now), now))
     }
@@ -88,7 +88,7 @@ impl App {
     /// The rows for a room of so many, and how many there are in all.
     pub fn visible(&mut self, room: usize) -> Option<(Table, usize)> {
         self.room = room;
-        let (before, now) = self.looks()?;
+        let (before, now) = self.samples()?;
         let mut table = table(self.view, before, now);
         table.filter(&self.filter);
         let (column, reverse) = self.sorting();
@@ -114,7 +114,7 @@ impl App {
         let last = self.view.columns().len() - 1;
         match key {
             KeyCode::Char('q') => return Next::Quit,
-            KeyCode::Char(' ') => return Next::Look,
+            KeyCode::Char(' ') => return Next::Sample,
             KeyCode::Char('h' | '?') => self.help = true,
             KeyCode::Char('f' | '/') => self.typing = true,
             KeyCode::Char('r') => shown.reverse = !shown.reverse,

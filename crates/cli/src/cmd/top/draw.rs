@@ -9,7 +9,7 @@ use ratatui::widgets::{Cell as Place, Clear, Paragraph, Row, Table as Grid};
 use super::app::App;
 use super::rates::{Rates, rates};
 use super::table::{Cell, Table};
-use super::views::{Look, View, load};
+use super::views::{Sample, View, load};
 use crate::cmd::control::bytes;
 
 const GAP: u16 = 2;
@@ -35,7 +35,7 @@ const HELP: [&str; 11] = [
 pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let parts = Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)]);
     let [top, middle, bottom] = parts.areas(frame.area());
-    let above = match app.looks() {
+    let above = match app.samples() {
         Some((before, now)) => vec![summary(before, now), workers(before, now)],
         None => vec![Line::from("vmlane: no answer yet")],
     };
@@ -67,7 +67,7 @@ fn empty(app: &App, all: usize) -> &'static str {
     }
 }
 
-fn summary(before: &Look, now: &Look) -> Line<'static> {
+fn summary(before: &Sample, now: &Sample) -> Line<'static> {
     let Rates { vms, bytes_per_second: streams, .. } = rates(before, now);
     let frames: f64 = vms.iter().map(|vm| vm.frame_bytes_per_second).sum();
     let drops: f64 = vms.iter().map(|vm| vm.drops_per_second).sum();
@@ -97,7 +97,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn workers(before: &Look, now: &Look) -> Line<'static> {
+fn workers(before: &Sample, now: &Sample) -> Line<'static> {
     let mut spans = vec![Span::raw("load")];
     for worker in &now.status.watched {
         let load = load(&worker.name, before, now).unwrap_or(0.0);

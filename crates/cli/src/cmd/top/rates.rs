@@ -3,7 +3,7 @@
 use serde::Serialize;
 use vmlane_api::{CounterList, Stats, VmStats};
 
-use super::views::Look;
+use super::views::Sample;
 
 /// What happened per second, between two looks.
 #[derive(Debug, PartialEq, Serialize)]
@@ -39,7 +39,7 @@ pub struct Elapsed(f64);
 impl Elapsed {
     /// By this process's clock: most counters continue when another daemon takes over, whose uptime begins
     /// again.
-    pub fn between(before: &Look, now: &Look) -> Elapsed {
+    pub fn between(before: &Sample, now: &Sample) -> Elapsed {
         Elapsed(now.at.duration_since(before.at).as_secs_f64().max(1e-3))
     }
 
@@ -72,7 +72,7 @@ pub const NOTICES: [&str; 5] = ["wrote_sent", "read_sent", "waiting_sent", "wrot
 pub const DATAGRAMS: [&str; 2] = ["datagrams_sent", "datagrams_received"];
 
 /// Of all VMs.
-pub fn rates(before: &Look, now: &Look) -> Rates {
+pub fn rates(before: &Sample, now: &Sample) -> Rates {
     let elapsed = Elapsed::between(before, now);
     let (before, status, now) = (&before.stats, &now.status, &now.stats);
     let vm_rates = |vm: &VmStats| {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     /// `seconds` after `begun`.
-    fn look(begun: Instant, seconds: u64, bytes: u64) -> Look {
+    fn sample(begun: Instant, seconds: u64, bytes: u64) -> Sample {
         let vmci =
             [("stream_bytes_sent", bytes), ("wrote_sent", bytes / 100), ("read_received", bytes / 100)];
         let vm = VmStats {
@@ -143,7 +143,7 @@ mod tests {
         };
         let workers = [("bytes", bytes)].into_iter().collect();
         let stats = Stats { workers, vms: vec![vm], ..Stats::default() };
-        Look { at: begun + Duration::from_secs(seconds), status: status(), stats }
+        Sample { at: begun + Duration::from_secs(seconds), status: status(), stats }
     }
 
     fn status() -> Status {
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn rates_are_differences_per_second() {
         let begun = Instant::now();
-        let rates = rates(&look(begun, 1, 1000), &look(begun, 3, 5000));
+        let rates = rates(&sample(begun, 1, 1000), &sample(begun, 3, 5000));
         assert_eq!((rates.seconds, rates.bytes_per_second), (2.0, 2000.0));
         let vm = &rates.vms[0];
         assert_eq!(
@@ -167,9 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_daemon_does_not_make_nonsense() {
+    fn a_restarted_daemon_gives_no_absurd_rates() {
         let begun = Instant::now();
-        let rates = rates(&look(begun, 0, 1 << 40), &look(begun, 2, 3000));
+        let rates = rates(&sample(begun, 0, 1 << 40), &sample(begun, 2, 3000));
         assert_eq!((rates.seconds, rates.bytes_per_second), (2.0, 1500.0));
     }
 }

@@ -7,24 +7,24 @@ use vmlane_api::call;
 
 use super::app::{App, Next};
 use super::draw::draw;
-use super::views::Look;
+use super::views::Sample;
 use crate::cmd::control::Where;
 
 /// Shows what moves until a key or `count` updates end it.
 pub fn run(place: &Where, interval: Duration, count: Option<u64>) -> anyhow::Result<()> {
     // Without a daemon the reason is not lost with the screen.
-    let first = look(place)?;
+    let first = sample(place)?;
     let mut terminal = ratatui::try_init()?;
     let mut app = App::new();
-    app.looked(Ok(first));
+    app.note_sample(Ok(first));
     let outcome = serve(&mut terminal, &mut app, place, interval, count);
     ratatui::restore();
     outcome
 }
 
-pub(super) fn look(place: &Where) -> anyhow::Result<Look> {
+pub(super) fn sample(place: &Where) -> anyhow::Result<Sample> {
     let mut client = place.connect()?;
-    Ok(Look {
+    Ok(Sample {
         at: Instant::now(),
         status: client.call(&call::Status {})?,
         stats: client.call(&call::Stats {})?,
@@ -38,10 +38,10 @@ fn serve(
     interval: Duration,
     mut left: Option<u64>,
 ) -> anyhow::Result<()> {
-    let mut looked = Instant::now();
+    let mut note_sample = Instant::now();
     while left != Some(0) {
         terminal.draw(|frame| draw(frame, app))?;
-        let wait = interval.saturating_sub(looked.elapsed());
+        let wait = interval.saturating_sub(note_sample.elapsed());
         let key = if event::poll(wait)? { pressed(&event::read()?) } else { None };
         let next = match key {
             Some(KeyEvent { code: KeyCode::Char('c'), modifiers: KeyModifiers::CONTROL, .. }) => Next::Quit,
@@ -51,9 +51,9 @@ fn serve(
         if next == Next::Quit {
             return Ok(());
         }
-        if next == Next::Look || looked.elapsed() >= interval {
-            app.looked(look(place).map_err(|error| format!("{error:#}")));
-            looked = Instant::now();
+        if next == Next::Sample || note_sample.elapsed() >= interval {
+            app.note_sample(sample(place).map_err(|error| format!("{error:#}")));
+            note_sample = Instant::now();
             left = left.map(|left| left - 1);
         }
     }

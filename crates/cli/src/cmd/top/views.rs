@@ -92,7 +92,7 @@ const WORKERS: [Column; 8] = [
 
 /// One look at the daemon.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct Sample {
     /// When the daemon was asked.
     pub at: Instant,
     pub status: Status,
@@ -100,7 +100,7 @@ pub struct Look {
 }
 
 /// The table of a view, unsorted.
-pub fn table(view: View, before: &Look, now: &Look) -> Table {
+pub fn table(view: View, before: &Sample, now: &Sample) -> Table {
     let rows = match view {
         View::Vms => vms(before, now),
         View::Network => network(before, now),
@@ -113,7 +113,7 @@ fn word(text: &str) -> Cell {
     Cell::Text(text.to_owned())
 }
 
-fn vms(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+fn vms(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
     let rates = rates(before, now);
     let row = |vm: &super::rates::VmRates| {
         let view = now.status.vms.iter().find(|view| view.name == vm.name);
@@ -162,7 +162,7 @@ fn port(elapsed: Elapsed, then: Option<&CounterList>, now: &CounterList) -> Vec<
     ]
 }
 
-fn network(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+fn network(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
     let elapsed = Elapsed::between(before, now);
     let mut rows = Vec::new();
     for vm in &now.stats.vms {
@@ -198,14 +198,14 @@ fn network(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
 }
 
 /// The load of a worker between two looks.
-pub fn load(name: &str, before: &Look, now: &Look) -> Option<f64> {
+pub fn load(name: &str, before: &Sample, now: &Sample) -> Option<f64> {
     shares(name, before, now).map(|[load, ..]| load)
 }
 
 /// The shares of that time in which it had work, span, yielded, napped and slept.
-fn shares(name: &str, before: &Look, now: &Look) -> Option<[f64; 5]> {
-    let times = |look: &Look| {
-        let worker = look.status.watched.iter().find(|worker| worker.name == name)?;
+fn shares(name: &str, before: &Sample, now: &Sample) -> Option<[f64; 5]> {
+    let times = |sample: &Sample| {
+        let worker = sample.status.watched.iter().find(|worker| worker.name == name)?;
         Some([worker.busy_seconds, worker.spin_seconds, worker.yield_seconds, worker.nap_seconds])
     };
     let elapsed = now.status.uptime_seconds - before.status.uptime_seconds;
@@ -217,7 +217,7 @@ fn shares(name: &str, before: &Look, now: &Look) -> Option<[f64; 5]> {
     grows.then_some([busy, spin, yields, nap, sleep])
 }
 
-fn workers(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+fn workers(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
     let row = |worker: &vmlane_api::WorkerStatus| {
         let state = match worker.stuck_seconds {
             Some(seconds) => format!("stuck for {seconds:.0} s"),

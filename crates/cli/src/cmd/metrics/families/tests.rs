@@ -65,7 +65,7 @@ fn answers(names: &[&str]) -> (Status, Stats) {
 }
 
 #[test]
-fn everything_that_the_daemon_tells_has_its_name_its_unit_and_its_labels() {
+fn every_figure_of_the_daemon_has_its_name_its_unit_and_its_labels() {
     let families = read(Some(answers(&["web"])), 10);
     for (name, labels, expected) in [
         ("vmlane_up", &[][..], 1.0),

@@ -76,7 +76,7 @@ fn requests_are_not_longer_than_they_may_be() {
 }
 
 #[test]
-fn who_says_nothing_is_told_so_and_gone_after_a_while() {
+fn a_silent_client_gets_an_error_and_is_closed_after_a_while() {
     let address = server(Bounds { time: Duration::from_millis(50), ..Bounds::default() });
     let answer = ask(address, b"GET /metrics HTT");
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");

@@ -3,12 +3,12 @@ use std::time::Instant;
 use vmlane_api::Stats;
 
 use super::*;
-use crate::cmd::top::views::tests::{daemon, look};
+use crate::cmd::top::views::tests::{daemon, sample};
 
 fn app() -> App {
     let mut app = App::new();
-    app.looked(Ok(look(10.0, 0)));
-    app.looked(Ok(look(12.0, 1000)));
+    app.note_sample(Ok(sample(10.0, 0)));
+    app.note_sample(Ok(sample(12.0, 1000)));
     app
 }
 
@@ -89,21 +89,21 @@ fn help_ends_with_any_key_and_q_quits() {
     assert!(app.help);
     assert_eq!(press(&mut app, "q"), Next::Draw);
     assert!(!app.help);
-    assert_eq!(press(&mut app, " "), Next::Look);
+    assert_eq!(press(&mut app, " "), Next::Sample);
     assert_eq!(press(&mut app, "q"), Next::Quit);
 }
 
 #[test]
 fn an_error_is_shown_until_the_daemon_answers_and_the_rows_stay() {
     let mut app = app();
-    app.looked(Err("no daemon answers".into()));
+    app.note_sample(Err("no daemon answers".into()));
     assert_eq!(app.error.as_deref(), Some("no daemon answers"));
     assert_eq!(first_column(&mut app, 10).len(), 3);
-    app.looked(Ok(look(1.0, 5)));
+    app.note_sample(Ok(sample(1.0, 5)));
     assert_eq!(app.error, None);
     let mut empty = App::new();
-    assert!(empty.visible(10).is_none() && empty.looks().is_none());
+    assert!(empty.visible(10).is_none() && empty.samples().is_none());
     let (status, _) = daemon(1.0, 0);
-    empty.looked(Ok(Look { at: Instant::now(), status, stats: Stats::default() }));
+    empty.note_sample(Ok(Sample { at: Instant::now(), status, stats: Stats::default() }));
     assert_eq!(first_column(&mut empty, 10).len(), 0);
 }

@@ -2,13 +2,13 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::KeyCode;
 
-use super::super::views::tests::look;
+use super::super::views::tests::sample;
 use super::*;
 
 fn app() -> App {
     let mut app = App::new();
-    app.looked(Ok(look(90_000.0, 0)));
-    app.looked(Ok(look(90_002.0, 1000)));
+    app.note_sample(Ok(sample(90_000.0, 0)));
+    app.note_sample(Ok(sample(90_002.0, 1000)));
     app
 }
 
@@ -70,7 +70,7 @@ fn the_last_line_has_what_is_typed_and_what_is_wrong() {
     app.key(KeyCode::Enter);
     assert!(last(&mut app).ends_with("filter: dx"));
     assert_eq!(lines(&mut app, 160, 9)[3], "no row has these letters");
-    app.looked(Err("no daemon\nanswers".into()));
+    app.note_sample(Err("no daemon\nanswers".into()));
     assert_eq!(last(&mut app), "no daemon answers");
 }
 

@@ -43,14 +43,14 @@ pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
 }
 
 /// `uptime_seconds` after the first one that was asked for.
-pub fn look(uptime_seconds: f64, bytes: u64) -> Look {
+pub fn sample(uptime_seconds: f64, bytes: u64) -> Sample {
     static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
     let (status, stats) = daemon(uptime_seconds, bytes);
-    Look { at: *BEGUN + Duration::from_secs_f64(uptime_seconds), status, stats }
+    Sample { at: *BEGUN + Duration::from_secs_f64(uptime_seconds), status, stats }
 }
 
 fn shown(view: View) -> Vec<String> {
-    let table = table(view, &look(10.0, 0), &look(12.0, 1000));
+    let table = table(view, &sample(10.0, 0), &sample(12.0, 1000));
     assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{view:?}");
     let row = |row: &Vec<Cell>| row.iter().map(ToString::to_string).collect::<Vec<_>>().join("|");
     table.rows.iter().map(row).collect()
@@ -82,7 +82,7 @@ fn each_view_shows_rates_and_states() {
 
 #[test]
 fn a_daemon_that_was_restarted_has_no_load_yet() {
-    let (before, mut now) = (look(100.0, 1 << 40), look(2.0, 1000));
+    let (before, mut now) = (sample(100.0, 1 << 40), sample(2.0, 1000));
     now.at = before.at + Duration::from_secs(2);
     assert_eq!(load("worker-0", &before, &now), None);
     assert_eq!(load("nobody", &before, &now), None);
@@ -92,7 +92,7 @@ fn a_daemon_that_was_restarted_has_no_load_yet() {
 
 #[test]
 fn the_device_of_a_vm_that_is_not_ready_has_the_state_that_status_shows() {
-    let (before, mut now) = (look(10.0, 0), look(12.0, 0));
+    let (before, mut now) = (sample(10.0, 0), sample(12.0, 0));
     for (state, shown) in
         [("ready", "ready"), ("booting", "booting"), ("lost", "lost"), ("none", "connected")]
     {
