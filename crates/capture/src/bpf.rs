@@ -15,7 +15,7 @@ const SCRATCH: usize = 16;
 /// Offsets from here on mean something else than bytes of the packet (Linux: `SKF_AD_OFF`).
 const NEGATIVE: u32 = 0x8000_0000;
 
-/// What a program looks at.
+/// What a program reads.
 pub trait Packet {
     /// Bytes, all of them, whatever is recorded.
     fn len(&self) -> usize;
@@ -49,7 +49,7 @@ pub enum BpfError {
          {line} is {text:?}"
     )]
     Syntax { line: usize, text: String },
-    #[error("the program says that it has {announced} instructions and has {has}")]
+    #[error("the program announces {announced} instructions and has {has}")]
     Count { announced: usize, has: usize },
     #[error(
         "a program has 1 to {MAX_INSTRUCTIONS} instructions, and this one has {0}; use a shorter expression"

@@ -30,7 +30,7 @@ fn tag_bytes(tag: Tci) -> [u8; TAG] {
 }
 
 impl<'a> Seen<'a> {
-    /// As its sender lent it.
+    /// As its sender described it.
     pub fn sent(frame: &'a TxFrame<'a>) -> Seen<'a> {
         let (gso, partial_checksum) = match frame.offload {
             Offload::None => (0, false),

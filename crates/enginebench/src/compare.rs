@@ -67,7 +67,7 @@ impl Comparison {
         if self.pairs == 0 {
             bail!("--pairs 0: at least one pair is needed");
         }
-        let this = std::env::current_exe().context("cannot tell this program's own path")?;
+        let this = std::env::current_exe().context("cannot find this program's own path")?;
         let mut ratios: BTreeMap<String, (String, Vec<f64>)> = BTreeMap::new();
         for pair in 0..self.pairs {
             for only in &self.only {

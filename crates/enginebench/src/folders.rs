@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// One of its own, which the user of a daemon gets through. Whoever made it removes it.
+/// One of its own, which the user of a daemon gets through. Its creator removes it.
 pub fn temporary() -> io::Result<PathBuf> {
     let mut folder = tempfile::Builder::new();
     folder.prefix("vmlane-enginebench-").permissions(Permissions::from_mode(0o755));

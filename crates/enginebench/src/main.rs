@@ -50,7 +50,7 @@ struct Args {
 fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(code) => code,
-        // Without a stack backtrace, whatever RUST_BACKTRACE says: most are mistakes of the command line.
+        // Without a stack backtrace, also with RUST_BACKTRACE: most are mistakes of the command line.
         Err(error) => {
             eprintln!("vmlane-enginebench: {error:#}");
             ExitCode::FAILURE

@@ -12,7 +12,7 @@ use vmlane_vsock::Router;
 /// Ring size of every stream here: what a socket has by default.
 pub const RING: u64 = 256 << 10;
 
-/// How long a guest's thread looks again before it sleeps.
+/// How long a guest's thread polls before it sleeps.
 pub const SPIN: Duration = Duration::from_micros(200);
 
 /// Two guests with loaded drivers.

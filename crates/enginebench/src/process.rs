@@ -55,7 +55,7 @@ pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
     let _ = std::fs::remove_dir_all(&folder);
     let mut numbers = result.split_whitespace().map(str::parse::<u64>);
     let (Some(Ok(bytes)), Some(Ok(nanos))) = (numbers.next(), numbers.next()) else {
-        bail!("the receiving guest said {result:?}");
+        bail!("the receiving guest reported {result:?}");
     };
     Ok(Sample::gbits(bytes, Duration::from_nanos(nanos)))
 }
@@ -66,7 +66,7 @@ pub fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread may end meanwhile.
         let Ok(line) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
-        let Some(ran) = line.split(' ').next() else { bail!("schedstat says {line:?}") };
+        let Some(ran) = line.split(' ').next() else { bail!("schedstat contains {line:?}") };
         total += Duration::from_nanos(ran.parse()?);
     }
     Ok(total)

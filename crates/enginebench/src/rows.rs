@@ -57,7 +57,7 @@ fn engine(block: u64, length: Duration) -> anyhow::Result<Sample> {
             worker.step();
         }
         let (client, server) = connecting.join().expect("no panic")?;
-        // The guests' own threads do not run; what they would be told waits in their inboxes.
+        // The guests' own threads do not run; their events wait in their inboxes.
         let sample = client.queues(|from| server.queues(|to| drive(worker, from, to, block, length)));
         let closing = scope.spawn(move || drop((client, server)));
         while !closing.is_finished() {
@@ -68,7 +68,7 @@ fn engine(block: u64, length: Duration) -> anyhow::Result<Sample> {
 }
 
 fn drive(worker: &mut Worker, from: &Queues, to: &Queues, block: u64, length: Duration) -> Sample {
-    // Each guest is the only writer of its indices and knows them; it looks at the device's.
+    // Each guest is the only writer of its indices and knows them; it reads the device's.
     let (mut tail, mut head) = (from.own_indices().0, to.own_indices().1);
     let device_head = from.consume.word(queue_header::CONSUMER_HEAD);
     let device_tail = to.consume.word(queue_header::PRODUCER_TAIL);

@@ -16,7 +16,7 @@ use networks::Networks;
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=32;
 const MTUS: std::ops::RangeInclusive<u16> = 1280..=9190;
 
-/// What the description does not say.
+/// What the description does not contain.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The isolation group of all.

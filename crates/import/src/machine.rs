@@ -179,7 +179,7 @@ impl Machine {
         self.notes.push(Note { what: what.into(), then: then.into() });
     }
 
-    /// A number of the description; if it is none that is wanted, a note says so.
+    /// A number of the description; if it is none that is wanted, there is a note.
     pub(crate) fn number<T: std::str::FromStr>(&mut self, what: &str, text: Option<&str>) -> Option<T> {
         let text = text?;
         let number = text.trim().parse().ok();
@@ -189,7 +189,7 @@ impl Machine {
         number
     }
 
-    /// A UUID of the description; if it is none, a note says so.
+    /// A UUID of the description; if it is none, there is a note.
     pub(crate) fn uuid_of(&mut self, what: &str, text: Option<&str>) -> Option<Uuid> {
         let text = text?;
         let uuid = Uuid::parse(text);
@@ -270,7 +270,7 @@ impl Machine {
             _ => {
                 self.note(
                     what,
-                    "is left out: vmlane has no such card, and nothing tells what its guest has a driver for",
+                    "is left out: vmlane has no such card, and what its guest has a driver for is not known",
                 );
                 None
             }
@@ -283,7 +283,7 @@ fn is_datastore(file: &str) -> bool {
     file.starts_with('[') && file.contains("] ")
 }
 
-/// A MAC address that a card may have; else a note says why it gets another one.
+/// A MAC address that a card may have; else a note explains why it gets another one.
 pub(crate) fn mac(machine: &mut Machine, place: &str, text: &str) -> Option<Mac> {
     let hex = text.replace('-', ":");
     match hex.parse::<Mac>() {

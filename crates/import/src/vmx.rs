@@ -104,7 +104,7 @@ fn cards(keys: &Keys, machine: &mut Machine) {
     }
 }
 
-/// The address in use: `addressType` says which of the two it is. A note names the other one.
+/// The address in use: `addressType` names which of the two it is. A note names the other one.
 fn address<'k>(card: Device<'k>, machine: &mut Machine) -> Option<&'k str> {
     let (fixed, generated) = (card.get("address"), card.get("generatedAddress"));
     let kind = card.get("addressType").map(str::to_ascii_lowercase);
@@ -124,7 +124,7 @@ fn address<'k>(card: Device<'k>, machine: &mut Machine) -> Option<&'k str> {
     {
         machine.note(
             format!("{} = {address:?}", card.key(name)),
-            "is not the address in use, as addressType says; it is left out",
+            "is not the address in use, by addressType; it is left out",
         );
     }
     used
@@ -231,7 +231,7 @@ fn snapshots(machine: &mut Machine) {
     for file in snapshots {
         machine.note(
             format!("disk {file:?}"),
-            "looks like a snapshot's difference; consolidate the VM's snapshots in VMware before its disks are copied",
+            "has the name of a snapshot's difference; consolidate the VM's snapshots in VMware before its disks are copied",
         );
     }
 }

@@ -114,7 +114,7 @@ impl Handle {
         }
     }
 
-    /// A signal, some patience, then SIGKILL.
+    /// A signal, a timeout, then SIGKILL.
     pub fn end(&self, signal: Signal, timeout: Duration) {
         self.signal(signal);
         if !self.wait(timeout) {

@@ -24,7 +24,7 @@ pub fn with_loader(mut elf: Vec<u8>, loader: &str) -> Result<Vec<u8>> {
     Ok(elf)
 }
 
-/// Where PT_INTERP says that the loader's name is.
+/// Where the loader's name is, by PT_INTERP.
 fn interpreter(elf: &[u8]) -> Option<std::ops::Range<usize>> {
     const PT_INTERP: u64 = 3;
     let word = |at: usize, bytes: usize| -> Option<u64> {

@@ -318,7 +318,7 @@ impl Guest {
         Ok(output)
     }
 
-    /// Runs a shell line; an exit code other than 0 is an error that shows what it said.
+    /// Runs a shell line; an exit code other than 0 is an error that shows its output.
     pub fn sh(&self, script: &str) -> Result<String> {
         let output = self.exec(["sh", "-c", script])?;
         if !output.success() {
@@ -464,7 +464,7 @@ impl Running {
     pub fn wait_for(&self, needle: &str, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         loop {
-            // Asked first: what it said last is there once it has ended.
+            // Asked first: its last output is there once it has ended.
             let over = Instant::now() > deadline || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
             if self.stdout().contains(needle) || self.stderr().contains(needle) {
                 return Ok(());

@@ -16,7 +16,7 @@ pub enum Machine {
     /// A PC with PCI Express.
     #[default]
     Q35,
-    /// virtio-mmio devices, told by ACPI, and no PCI.
+    /// virtio-mmio devices, described by ACPI, and no PCI.
     Microvm,
     /// User Mode Linux: no QEMU, one processor, vmlane's own devices over vhost-user and its own network
     /// card.

@@ -29,7 +29,7 @@ impl Plan {
         self.guest_dir(guest).join("console.log")
     }
 
-    /// What the QEMU process itself says.
+    /// The output of the QEMU process itself.
     pub fn qemu_log(&self, guest: &str) -> PathBuf {
         self.guest_dir(guest).join("qemu.log")
     }

@@ -8,7 +8,7 @@
 //!
 //! A serial port has no connections: a guest may reset in the middle of a frame. The side that starts
 //! anew sends [`opening`]: a frame's length of zeros, which ends any frame the other side may be in
-//! and cannot be taken for a header, then a preamble to look for, then a first frame.
+//! and cannot be taken for a header, then a preamble to search for, then a first frame.
 
 use std::io::{self, Read};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -27,8 +27,8 @@ pub const PORT: &str = "vmlane.agent";
 pub const PORT_WORD: &str = "vmlane.port=";
 
 /// The bytes under way to an agent on a serial line. Linux' line discipline holds 4096, and User Mode Linux
-/// never hears again of a line that it once throttled because 128 were left (arch/um/drivers/line.c: nothing
-/// puts the descriptor back). What was meant for an agent before this one may be there as well.
+/// never gets data again from a line that it once throttled because 128 were left (arch/um/drivers/line.c:
+/// nothing puts the descriptor back). What was meant for an agent before this one may be there as well.
 pub const LINE_WINDOW: u32 = 1536;
 
 /// An agent on a serial line acknowledges this many bytes that it has read from it.
@@ -36,7 +36,7 @@ pub const LINE_TAKEN: u32 = 512;
 
 const MAGIC: u16 = 0x4c56;
 const HEADER: usize = 12;
-/// Its first byte occurs once, so looking for it needs no backtracking.
+/// Its first byte occurs once, so the search for it needs no backtracking.
 const PREAMBLE: &[u8; 16] = b"\xe5vmlane lab sync";
 
 /// What a frame is. The number is on the wire.
@@ -92,7 +92,7 @@ pub struct Frame {
 /// The agent introduces itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Hello {
-    /// Tells this start of the agent from the one before.
+    /// Distinguishes this start of the agent from the one before.
     pub nonce: u64,
     pub release: String,
 }
@@ -161,7 +161,7 @@ impl Frame {
         serde_json::from_slice(&self.data).map_err(io::Error::other)
     }
 
-    /// The bytes granted by a credit frame, or told by one of a line.
+    /// The bytes that a credit frame grants or a line's frame reports.
     pub fn granted(&self) -> u32 {
         self.data.as_slice().try_into().map_or(0, u32::from_le_bytes)
     }

@@ -139,7 +139,7 @@ fn disks(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
 }
 
 /// A cached image is complete before it has its name and is never written again, so it needs no lock. QEMU
-/// would take a read lock on some bytes and then look whether others hold any of them: a User Mode Linux,
+/// would take a read lock on some bytes and then check whether others hold any of them: a User Mode Linux,
 /// which locks the whole file, does, and QEMU would not start ("Failed to get consistent read lock").
 fn root_drive(image: &Path) -> String {
     format!("if=none,id=root,format=raw,snapshot=on,cache=unsafe,file.locking=off,file={}", comma(image))

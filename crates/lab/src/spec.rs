@@ -206,7 +206,7 @@ impl LabSpec {
             );
             if let Some(other) = cards.find(|card| !card.is_on_switch() || card.vlan().is_some()) {
                 bail!(
-                    "device {other} in a lab with {uplinks} uplinks: each uplink is a network of vmlane's switch, told apart by \
+                    "device {other} in a lab with {uplinks} uplinks: each uplink is a network of vmlane's switch, distinguished by \
                      VLANs of the lab's own; use vmxnet3 or virtio-net without a VLAN"
                 );
             }

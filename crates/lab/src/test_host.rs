@@ -48,7 +48,7 @@ pub fn uplinks_of(host: u32, uplinks: u32) -> Vec<u32> {
     (0..uplinks).filter(|&uplink| of_uplink(uplink, uplinks) == host).collect()
 }
 
-/// Interface names hold 15 characters, so labs are told apart by a digest.
+/// Interface names hold 15 characters, so labs are distinguished by a digest.
 pub(crate) fn tag(lab: &str) -> String {
     let hash = lab.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
     format!("{:06x}", hash & 0xff_ffff)

@@ -1,4 +1,4 @@
-//! Jobs: what runs in one process, several of them at a time, and what their output says.
+//! Jobs: what runs in one process, several of them at a time, and what their output means.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,7 +11,8 @@ use crate::Result;
 use crate::built::{Binary, WITH_EXAMPLES};
 use crate::report::{Counts, Ended, Report};
 
-/// Of the tests in `tests/promises`: `VMLANE_TESTS`, and what the harness says of a test that has this form.
+/// Of the tests in `tests/promises`: `VMLANE_TESTS`, and what the harness prints of a test that has this
+/// form.
 pub type Form = &'static str;
 pub const PLAIN: Form = "plain";
 pub const GUESTS: Form = "guests";
@@ -158,7 +159,7 @@ pub fn chosen(jobs: Vec<Job>, names: &[String]) -> Result<Vec<Job>> {
     Ok(jobs.into_iter().filter(|job| names.contains(&job.name)).collect())
 }
 
-/// What the output of a test binary says, with the lines of `testkit::skipped`, and the names of failed
+/// The results in the output of a test binary, with the lines of `testkit::skipped`, and the names of failed
 /// tests.
 fn read(output: &str, missing: &str) -> (Counts, Vec<String>) {
     let mut counts = Counts::default();
@@ -184,7 +185,7 @@ fn read(output: &str, missing: &str) -> (Counts, Vec<String>) {
             counts.skipped.push(format!("{}: {}", name.trim(), reason.trim_start_matches([',', ' '])));
         }
     }
-    // A test that has parts says of each why it does not run.
+    // A test that has parts reports of each why it does not run.
     let mut tests: BTreeMap<&str, &str> = BTreeMap::new();
     tests.extend(missing.lines().filter_map(|line| line.split_once(": ")));
     counts.passed = counts.passed.saturating_sub(tests.len());

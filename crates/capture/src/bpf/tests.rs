@@ -161,7 +161,7 @@ fn what_tcpdump_did_not_print_is_refused_with_its_line() {
         ("1\n6 0 0 0 7", "line 2"),
         ("1\n6 0 0 -1", "line 2"),
         ("1\n6 0 300 1", "line 2"),
-        ("2\n6 0 0 0\n", "says that it has 2 instructions and has 1"),
+        ("2\n6 0 0 0\n", "announces 2 instructions and has 1"),
         ("0\n", "1 to 1024 instructions, and this one has 0"),
         ("99999999\n", "shorter expression"),
     ] {

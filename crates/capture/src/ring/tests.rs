@@ -121,7 +121,7 @@ fn a_client_that_lies_about_its_position_loses_records_and_nothing_else() {
 #[test]
 fn bytes_of_a_guest_are_never_taken_for_the_begin_of_a_record() {
     let (ring, mut reader) = pair(0, 1);
-    // Data that looks like any mark, all over the ring.
+    // Data that resembles any mark, all over the ring.
     for round in 0..200u64 {
         let data: Vec<u8> =
             (0..1000u64).flat_map(|at| (round * 20 + at / 8 + 1).to_le_bytes()).take(1000).collect();
@@ -181,7 +181,7 @@ fn many_threads_write_and_every_record_is_there_or_counted() {
         let counts = reader.counts(point as u16);
         assert_eq!((counts.recorded, counts.lost), (written[point], EACH - written[point]));
         assert_eq!(seen[point], written[point]);
-        assert!(lost[point] <= counts.lost, "those after the last record are told by the count only");
+        assert!(lost[point] <= counts.lost, "those after the last record are in the count only");
     }
 }
 

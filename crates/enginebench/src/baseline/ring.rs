@@ -10,7 +10,7 @@ use super::one_way::{RING, one_way};
 use super::place::Cpus;
 use crate::report::Sample;
 
-/// How many round trips between two looks at the clock.
+/// How many round trips between two readings of the clock.
 const BATCH: u64 = 256;
 
 /// How to wait. Yielding helps only where the other thread needs this very CPU: elsewhere it gives the

@@ -9,7 +9,7 @@ use super::one_way::{RING, one_way};
 use super::place::Cpus;
 use crate::report::Sample;
 
-/// Before each round trip of rows that begin with everything asleep: longer than a worker looks at ports
+/// Before each round trip of rows that begin with everything asleep: longer than a worker polls ports
 /// after the last frame.
 pub const PAUSE: Duration = Duration::from_millis(30);
 

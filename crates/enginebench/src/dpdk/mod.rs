@@ -36,7 +36,7 @@ const ROWS: [(&str, Load); 3] = [
 /// The addresses of testpmd's ports.
 const MACS: [[u8; 6]; 2] = [[0x52, 0x54, 0, 0, 1, 0], [0x52, 0x54, 0, 0, 1, 1]];
 
-/// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
+/// Adds the rows that begin with `only`, if their programs are available; else returns the reason.
 pub fn register(registry: &mut Registry, only: &Only) {
     let names =
         ROWS.iter().flat_map(|(row, _)| ["virtio.frames", "ovs.frames"].map(|by| format!("{by}.{row}")));

@@ -1,4 +1,4 @@
-//! testpmd, told what to do over its standard input.
+//! testpmd, controlled over its standard input.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -91,7 +91,7 @@ impl Testpmd {
     }
 
     fn write_command(&mut self, command: &str) -> anyhow::Result<()> {
-        writeln!(self.input, "{command}").with_context(|| format!("telling testpmd to {command}"))
+        writeln!(self.input, "{command}").with_context(|| format!("sending testpmd the command {command}"))
     }
 
     fn received(&mut self) -> anyhow::Result<Count> {
@@ -105,7 +105,7 @@ impl Testpmd {
     fn number(&mut self, label: &str) -> anyhow::Result<u64> {
         let line = self.expect(label, label)?;
         let after = line.split(label).nth(1).and_then(|rest| rest.split_whitespace().next());
-        after.and_then(|word| word.parse().ok()).with_context(|| format!("testpmd said {line:?}"))
+        after.and_then(|word| word.parse().ok()).with_context(|| format!("testpmd printed {line:?}"))
     }
 
     /// The next line with one of these.
@@ -116,7 +116,7 @@ impl Testpmd {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.contains(one) || line.contains(other) => return Ok(line),
                 Ok(line) => last = line,
-                Err(RecvTimeoutError::Timeout) => bail!("testpmd did not say {one:?}; last {last:?}"),
+                Err(RecvTimeoutError::Timeout) => bail!("testpmd did not print {one:?}; last {last:?}"),
                 Err(RecvTimeoutError::Disconnected) => bail!("testpmd ended; its last line: {last:?}"),
             }
         }

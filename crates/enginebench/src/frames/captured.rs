@@ -31,7 +31,7 @@ pub fn captured(length: Duration) -> io::Result<Sample> {
         let client = scope.spawn(|| {
             let mut taken = 0u64;
             loop {
-                // Looked at first: what was written before is taken.
+                // Checked first: what was written before is taken.
                 let over = over.load(Ordering::Acquire);
                 while let Ok(Some(_)) = reader.take() {
                     taken += 1;

@@ -67,7 +67,7 @@ pub fn flood(guests: &mut [Guest], senders: usize, length: Duration, step: impl 
     flood_from(guests, |number| number < senders, length, step)
 }
 
-/// The same; `sends` says who.
+/// The same, from the port `sends`.
 pub fn flood_from(
     guests: &mut [Guest],
     sends: impl Fn(usize) -> bool + Sync,

@@ -90,7 +90,7 @@ fn segment_rows(registry: &mut Registry) {
             let counts = bursts(&mut guests, length, || {
                 worker.step();
             });
-            // What is measured is what the row's name says.
+            // What is measured is what the row is named after.
             let merged = switch.ports().iter().any(|port| port.stats.rx_coalesced.get() > 0);
             if merged != lro {
                 return Err(io::Error::other(format!(

@@ -1,4 +1,4 @@
-//! A NIC's port that says of its frames what an uplink says of those whose checksums the host's kernel has
+//! A NIC's port that marks its frames as an uplink marks those whose checksums the host's kernel has
 //! verified (`VIRTIO_NET_HDR_F_DATA_VALID` of a TAP interface).
 
 use vmlane_device::vmxnet3::port::NicPort;

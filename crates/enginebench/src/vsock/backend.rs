@@ -92,7 +92,7 @@ impl Backend {
             None => Ok(()),
             Some(status) => {
                 let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
-                bail!("the back end ended ({status}): {}", log.lines().last().unwrap_or("it said nothing"))
+                bail!("the back end ended ({status}): {}", log.lines().last().unwrap_or("no output"))
             }
         })
     }

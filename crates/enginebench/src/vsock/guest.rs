@@ -34,7 +34,7 @@ const PAUSES: u32 = 32;
 /// A core that comes back so late was wanted; for so long nothing is polled then.
 const WANTED: Duration = Duration::from_micros(50);
 const YIELD_TIME: Duration = Duration::from_millis(50);
-/// A peer that says nothing for so long hangs.
+/// A peer that is silent for so long hangs.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the device takes a packet from: header and payload, a descriptor each.

@@ -27,7 +27,7 @@ const MANY: u32 = 512;
 const FIRST: u32 = 3;
 /// What the daemon does about an attached VM is done after so long.
 const AFTER_ATTACH: Duration = Duration::from_secs(2);
-/// The least time in which a small part of a core can be told from nothing.
+/// The least time in which a small part of a core can be distinguished from nothing.
 const WATCHED: Duration = Duration::from_secs(2);
 
 /// A daemon with idle VMs.

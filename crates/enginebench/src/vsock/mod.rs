@@ -29,7 +29,7 @@ use guest::Guest;
 const FITS: usize = 3720;
 const THEIRS: &str = "vhost-device-vsock";
 
-/// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
+/// Adds the rows that begin with `only`, if their programs are available; else returns the reason.
 pub fn register(registry: &mut Registry, only: &Only) {
     mixed::register(registry);
     if let Err(error) = many::register(registry) {

@@ -1,4 +1,4 @@
-//! A split ring with event index from its driver's side: who tells whom is decided as Linux decides it.
+//! A split ring with event index from its driver's side: who notifies whom is decided as Linux decides it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
@@ -30,7 +30,7 @@ impl Ring {
         self.ring.post(pieces)
     }
 
-    /// Kicks, if the device asked to be told of one of the chains posted since the last call.
+    /// Kicks, if the device asked to be notified of one of the chains posted since the last call.
     pub fn kick(&mut self) {
         fence(Ordering::SeqCst);
         // avail_event, behind the used ring (virtio 1.2, 2.7.10).
@@ -53,7 +53,7 @@ impl Ring {
         self.ring.device.load_u16(2) != self.taken
     }
 
-    /// Asks to be told of the next completion. A full fence and a fresh look must follow.
+    /// Asks to be notified of the next completion. A full fence and a fresh check must follow.
     pub fn listen(&self) {
         // used_event, behind the available ring.
         self.ring.driver.store_u16(4 + 2 * usize::from(self.ring.size), self.taken);

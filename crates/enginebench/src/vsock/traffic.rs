@@ -100,7 +100,8 @@ pub fn round_trips(guests: [Guest; 2], length: Duration) -> anyhow::Result<Sampl
     })
 }
 
-/// Attaches both guests to their sockets as soon as a back end listens there. `alive` says why it never will.
+/// Attaches both guests to their sockets as soon as a back end listens there. `alive` returns why it never
+/// will.
 pub fn attach(
     sockets: &[PathBuf; 2],
     mut alive: impl FnMut() -> anyhow::Result<()>,

@@ -1,5 +1,5 @@
 //! Networks as port groups. Those that were apart stay apart: each has a VLAN of its own unless its
-//! VLAN is known, and where two whose VLANs are known meet, a note says so.
+//! VLAN is known, and where two whose VLANs are known meet, there is a note.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -110,7 +110,7 @@ pub fn read(disk: Node<'_, '_>, controllers: &Controllers<'_>, of: Of, machine: 
     machine.disks.push(Disk { bus, image, cdrom, readonly });
 }
 
-/// The format that libvirt gives to QEMU. None: the disk is left out, and a note says why.
+/// The format that libvirt gives to QEMU. None: the disk is left out, with the reason in a note.
 fn format(disk: Node<'_, '_>, place: &str, cdrom: bool, of: Of, machine: &mut Machine) -> Option<Format> {
     let Some(named) = of_first(disk, "driver", "type") else {
         // Without one, libvirt takes disks for raw, and those of VMware's are VMware's.

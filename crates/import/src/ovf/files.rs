@@ -55,7 +55,7 @@ impl<'a> Files<'a> {
     }
 
     /// The image of `ovf:/disk/vmdisk1`, or of `ovf:/file/file1`. None: there is none, and a note
-    /// says why if there is something.
+    /// explains why if there is something.
     pub fn image(&self, place: &str, resource: &str, cdrom: bool, machine: &mut Machine) -> Option<Image> {
         let path = resource.strip_prefix("ovf:").unwrap_or(resource).trim_start_matches('/');
         let (disk, file) = match path.strip_prefix("disk/") {
@@ -83,7 +83,7 @@ impl<'a> Files<'a> {
 }
 
 impl File<'_> {
-    /// Its name once it is unpacked; notes say what is to be done for that.
+    /// Its name once it is unpacked; notes describe what to do for that.
     fn on_disk(&self, place: &str, machine: &mut Machine) -> String {
         let mut name = self.href.to_owned();
         if let Some(size) = self.chunk {
@@ -146,7 +146,7 @@ fn of_ending(place: &str, file: &str, machine: &mut Machine) -> Option<Format> {
     let format = Format::of_ending(file);
     let then = match format {
         Some(format) => format!("is taken for {} by its name; see that it is", format.name()),
-        None => "is left out: nothing says what format it has; add it to QEMU's words with its format".into(),
+        None => "is left out: its format is not known; add it to QEMU's words with its format".into(),
     };
     machine.note(format!("{place}: file {file:?}"), then);
     format

@@ -79,7 +79,7 @@ impl<'a> Deployment<'a> {
         if bounds > 0 {
             machine.note(
                 format!("items with a bound ({bounds})"),
-                "are not carried over: they say what range the VM may be given",
+                "are not carried over: they limit the range that the VM may be given",
             );
         }
         unknown.sort_unstable();

@@ -265,7 +265,7 @@ pub fn note(keys: &Keys, machine: &mut Machine) {
     }
 }
 
-/// Devices that are there only if the file says so.
+/// Devices that are there only if the file enables them.
 fn is_device(device: &str) -> bool {
     let families = [
         "ethernet#",

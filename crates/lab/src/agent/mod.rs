@@ -60,7 +60,7 @@ fn serve(port: &mut impl Read, out: &Sender<Vec<u8>>) -> Result<()> {
 /// A port whose host side is away reads as an end of file; the host side comes back.
 struct Patient {
     file: File,
-    /// Of a serial line: who tells the lab what was taken from it.
+    /// Of a serial line: reports to the lab what was taken from it.
     line: Option<Sender<Vec<u8>>>,
     taken: u32,
 }

@@ -1,4 +1,4 @@
-//! Makes the guest what the lab says: name, network cards, modules.
+//! Configures the guest as the lab requests: name, network cards, modules.
 
 use std::fs;
 use std::process::Command;

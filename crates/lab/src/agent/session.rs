@@ -50,7 +50,7 @@ impl Session {
         }
     }
 
-    /// The client is gone: the command gets a polite signal, then the other one.
+    /// The client is gone: the command gets a signal that it can handle, then SIGKILL.
     fn close(&mut self) {
         self.stdin = None;
         self.credit.close();
@@ -123,7 +123,7 @@ fn feed(id: u32, pipe: ChildStdin, from_client: &Receiver<Vec<u8>>, out: &Sender
 
 /// Waits for the command, lets its output run dry, reports how it ended.
 fn finish(id: u32, mut child: Child, credit: &Credit, out: &Sender<Vec<u8>>, sessions: &Sessions) {
-    // Both ends of this pipe say one thing: when the writer is gone, the command has ended.
+    // This pipe carries one event: when the writer is gone, the command has ended.
     let (ended, alive) = match std::io::pipe() {
         Ok(pipe) => pipe,
         Err(error) => {

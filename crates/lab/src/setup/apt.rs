@@ -40,7 +40,7 @@ pub struct Fetch<'a> {
 
 impl Mirrors {
     /// The one that `VMLANE_DEBIAN_MIRROR` names; else what `/etc/apt/sources.list` and
-    /// `/etc/apt/sources.list.d` say.
+    /// `/etc/apt/sources.list.d` name.
     pub fn of_host() -> Result<Self> {
         if let Some(named) = std::env::var(NAMED).ok().filter(|named| !named.is_empty()) {
             return Self::named(&named);
@@ -111,7 +111,7 @@ impl Mirrors {
 
     fn sources(&self, what: &Fetch<'_>) -> String {
         // The lists of a release under development are valid for a week. A mirror that is behind does for a
-        // package that is wanted in one version; whose packages these are the signature says.
+        // package that is wanted in one version; the signature shows whose packages these are.
         let lasting = if MAKING.contains(&what.suite) { " check-valid-until=no" } else { "" };
         let line =
             |uri: &str, suite: &str| format!("deb [signed-by={KEYRING}{lasting}] {uri} {suite} main\n");

@@ -81,7 +81,7 @@ impl Assets {
     }
 }
 
-/// Progress lines of the set-up; work that was cached says nothing.
+/// Progress lines of the set-up; none for work that was cached.
 pub struct Progress<'a>(pub &'a dyn Fn(&str));
 
 impl Progress<'_> {
@@ -165,7 +165,7 @@ impl Cache {
             return Ok(path); // another set-up made it while this one waited
         }
         let temp = self.dir.join(format!(".part-{name}"));
-        remove_tree(&temp)?; // left by a set-up that was killed: the lock says that no process uses it
+        remove_tree(&temp)?; // left by a set-up that was killed: by the lock, no process uses it
         Trust::default().make(&temp, 0o755)?;
         let done = make(&temp).and_then(|()| {
             fs::rename(&temp, &path).with_context(|| format!("cannot name {}", path.display()))

@@ -71,7 +71,7 @@ impl Tool {
     }
 }
 
-/// Installs what is missing on Debian and its like when root, else says how to.
+/// Installs what is missing on Debian and its like when root, else returns an error that names the commands.
 pub fn ensure(progress: &Progress<'_>) -> Result<()> {
     ensure_tools(&TOOLS, progress)
 }

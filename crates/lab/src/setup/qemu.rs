@@ -78,7 +78,7 @@ impl Qemu {
         let output = output.with_context(|| format!("cannot run {}", self.command[0]))?;
         let text = String::from_utf8_lossy(&output.stdout);
         self.version = parse_version(&text)
-            .with_context(|| format!("{} --version says {text:?}", self.command.join(" ")))?
+            .with_context(|| format!("{} --version printed {text:?}", self.command.join(" ")))?
             .to_owned();
         Ok(self)
     }

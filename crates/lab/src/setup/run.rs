@@ -27,7 +27,7 @@ pub fn tool(step: &str, command: &mut Command, input: &str) -> Result<String> {
     bail!("{step}: {name} failed ({}): {}\n{}", output.status, cause(&stderr), way_out(&stderr));
 }
 
-/// The lines of a tool's standard error that say why.
+/// The lines of a tool's standard error that give the reason.
 fn cause(stderr: &str) -> String {
     let errors: Vec<&str> = stderr
         .lines()

@@ -1,13 +1,13 @@
 //! The host's time-stamp counter, which guests under TCG read as their own.
 //!
 //! A guest that calibrates it while the host is busy can be wrong by a factor of ten, and its clock
-//! with it; so it is told. Within 1 % is enough: the guest's kernel refines it later.
+//! with it; so it is given. Within 1 % is enough: the guest's kernel refines it later.
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
-/// The counter's frequency in kHz, if this host says so somewhere.
+/// The counter's frequency in kHz, if this host reports it somewhere.
 pub fn khz() -> Option<u32> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     from_log(&kernel_log()).or_else(|| from_cpuinfo(&cpuinfo)).or_else(|| {

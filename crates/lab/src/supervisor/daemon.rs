@@ -111,7 +111,7 @@ fn uplink_table(uplink: u32, spec: &LabSpec) -> Table {
     table
 }
 
-/// Each network is a segment of its own: the first untagged, the others told apart by VLANs that
+/// Each network is a segment of its own: the first untagged, the others distinguished by VLANs that
 /// guests and hosts do not see.
 fn segment(net: usize) -> i64 {
     if net == 0 { 0 } else { 3000 + net as i64 }

@@ -1,4 +1,4 @@
-//! What the threads of a supervisor tell its main thread.
+//! Events that the threads of a supervisor send to its main thread.
 
 use std::process::ExitStatus;
 use std::sync::mpsc::Sender;

@@ -108,7 +108,7 @@ impl Link {
         }
     }
 
-    /// Says why the guest is off; also right before it is killed, so that no new command starts in it.
+    /// Records why the guest is off; also right before it is killed, so that no new command starts in it.
     pub fn set_off(&self, why: &str) {
         let mut state = self.state();
         self.end_sessions(&mut state, why);
@@ -138,7 +138,7 @@ impl Link {
                 }
                 Ok(Some(frame)) => self.deliver(run, frame),
                 Err(e) if e.kind() == ErrorKind::InvalidData => {
-                    // Not a frame: a guest that starts anew says so with an opening.
+                    // Not a frame: a guest that starts anew sends an opening.
                     if !matches!(proto::hunt(&mut port), Ok(true)) {
                         return;
                     }
@@ -242,7 +242,7 @@ impl Link {
         if ask && !matches!(state.phase, Phase::Up(_)) {
             bail!("guest {} is still booting; a hard reboot works at any time", self.guest);
         }
-        self.end_sessions(&mut state, "it was told to restart");
+        self.end_sessions(&mut state, "it was restarted on request");
         state.started = Instant::now();
         state.phase = Phase::Booting;
         if ask {

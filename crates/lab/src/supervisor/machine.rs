@@ -67,7 +67,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// Starts its process; `events` hears when the guest answers, and when the process ends.
+    /// Starts its process; `events` is notified when the guest answers, and when the process ends.
     pub fn start(&mut self, plan: &Plan, events: &Sender<Event>, boot: Boot) -> Result<()> {
         let name = &self.spec.name;
         let is_qemu = self.spec.machine.is_qemu();

@@ -1,7 +1,7 @@
 //! The supervisor: one process a lab, `vmlane lab supervise`, that owns everything the lab runs.
 //!
 //! Its main thread starts every child (see `child`) and takes every decision, one event at a time;
-//! other threads only carry bytes and post events. It ends when told to, when a signal says so,
+//! other threads only carry bytes and post events. It ends on request, by a signal,
 //! when its lab fails to come up, or when the one who started it is gone before letting go of it;
 //! and with it ends all that it started, even when it is killed.
 
@@ -57,7 +57,7 @@ struct Supervisor {
 /// What `vmlane lab supervise` runs: the plan comes on standard input, reports leave on standard
 /// output.
 pub fn run() -> Result<()> {
-    // A session of its own: Ctrl-C is for the starter, who tells by closing its end of our stdin.
+    // A session of its own: Ctrl-C is for the starter, which ends us by closing its end of our stdin.
     let _ = rustix::process::setsid();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("cannot become a subreaper")?;
@@ -106,7 +106,7 @@ fn watch_starter(sender: &Sender<Event>) {
     });
 }
 
-/// Says something to the starter, who may be gone.
+/// Reports something to the starter, which may be gone.
 fn report(report: &Report) {
     if let Ok(line) = serde_json::to_string(report) {
         let _ = writeln!(std::io::stdout(), "{line}");

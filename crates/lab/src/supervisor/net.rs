@@ -33,7 +33,7 @@ pub fn hub_socket(plan: &Plan, net: usize, guest: &GuestSpec) -> PathBuf {
     plan.guest_dir(&guest.name).join(format!("net{net}.sock"))
 }
 
-/// Interface names hold 15 characters, so labs are told apart by a digest.
+/// Interface names hold 15 characters, so labs are distinguished by a digest.
 pub fn tap_name(lab: &str, guest: u32, net: usize) -> String {
     format!("vl{}g{guest}n{net}", tag(lab))
 }

@@ -217,7 +217,7 @@ fn nothing_outlives_its_owner() {
     assert!(cli().args(["lab", "down", &name]).status().unwrap().success());
     assert!(!dir.exists());
 
-    // A guest that cannot boot fails the lab, says why, and leaves nothing.
+    // A guest that cannot boot fails the lab with the reason, and leaves nothing.
     let spec = LabSpec { guests: 1, boot_seconds: 300, append: "rdinit=/none".into(), ..LabSpec::new(&name) };
     let error = Lab::up(&spec).err().expect("a lab without an init").to_string();
     assert!(error.contains("panic"), "{error}");
