@@ -41,7 +41,7 @@ pub struct Bench {
     hosts: BTreeMap<u32, HostServer>,
     /// Guests that were seen dead.
     dead: Vec<String>,
-    /// What the cards were last told.
+    /// The cards' last setting.
     moderated: Option<Moderation>,
 }
 
@@ -105,7 +105,7 @@ impl Bench {
             Some(Moderation::Rate(rate)) => format!("adaptive-rx off rx-usecs {}", 1_000_000 / rate),
         };
         for (card, _) in (0..).zip(&guest.nics).filter(|(_, nic)| nic.device.starts_with("vmxnet3")) {
-            // The driver of an older revision says that it cannot; the card stays as it is.
+            // The driver of an older revision refuses; the card stays as it is.
             let line = format!("ethtool -C eth{card} {words} || ethtool -i eth{card}");
             self.lab.guest(&guest.name).sh(&line).context("the moderation of interrupts")?;
         }
@@ -179,7 +179,7 @@ impl Bench {
         let timeout = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + TIMEOUT + more;
         let processes = self.processes();
         let method = if factors.tool == Tool::Vmlane { StartMethod::Barrier } else { StartMethod::Script };
-        // The log of the guest that died says more than that of its peer.
+        // The log of the guest that died is of more use than that of its peer.
         let group = StartGroup::gather(method, commands, TIMEOUT + more, stop)
             .or_else(|error| self.check_alive().and(Err(error)))?;
         let counted = self.counters(&factors.device)?;
@@ -295,7 +295,7 @@ impl Bench {
             let line = lines.next().transpose()?;
             let line =
                 line.with_context(|| format!("the server on a test host ended before it had {address}"))?;
-            ensure!(line.contains("listening"), "the server on a test host said {line:?}");
+            ensure!(line.contains("listening"), "the server on a test host printed {line:?}");
         }
         Ok(())
     }

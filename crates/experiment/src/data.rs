@@ -16,7 +16,7 @@ pub use base::Data;
 use base::{Unit, over};
 use picked::Picked;
 
-/// The charts of one figure, and what must be said about them.
+/// The charts of one figure, and the remarks that they need.
 pub struct Drawn {
     pub charts: Vec<Chart>,
     /// Rows of several combinations fell into one mark.

@@ -54,7 +54,7 @@ macro_rules! factors {
         /// Names of factors, as plans and rows write them.
         pub const NAMES: &[&str] = &["device", "profile", "queues", $(stringify!($name)),*];
 
-        /// One value of every factor, so a field for each; the defaults are what a plan need not say.
+        /// One value of every factor, so a field for each; the defaults are what a plan may omit.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Factors {
             /// With its profile and its queues.
@@ -99,8 +99,8 @@ factors! {
     cpus: u32 = 1, |text| whole(text, 1, 64)?, |it| it.to_string();
     /// MiB a guest.
     memory: u32 = 512, |text| whole(text, 256, 1 << 20)?, |it| it.to_string();
-    /// Only tells labs apart: what is measured in a lab of its own for each number shows what a boot does to
-    /// it.
+    /// Only distinguishes labs: what is measured in a lab of its own for each number shows what a boot does
+    /// to it.
     boot: u32 = 1, |text| whole(text, 1, 1000)?, |it| it.to_string();
     /// Threads that move streams and frames; None leaves that to the daemon.
     workers: Option<u32> = None, |text| optional(text, |text| whole(text, 1, MOST_WORKERS))?, |it| shown(it.as_ref());
@@ -252,12 +252,12 @@ fn offloads_name(offloads: &[(String, String)]) -> String {
     if pairs.is_empty() { "default".into() } else { pairs.join(",") }
 }
 
-/// Whether the driver may say when interrupts are held back: from revision 3 of VMXNET3 on.
+/// Whether the driver can set the moderation of interrupts: from revision 3 of VMXNET3 on.
 fn is_moderated(device: &Device) -> bool {
     matches!(device, Device::Vmxnet3(nic) if nic.profile.as_deref() != Some("vmxnet2-class"))
 }
 
-/// `default` says that nothing is set.
+/// `default`: nothing is set.
 fn optional<T>(text: &str, parse: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
     if text == "default" { Ok(None) } else { parse(text).map(Some) }
 }
@@ -300,7 +300,7 @@ impl Factors {
         }
     }
 
-    /// What tells this combination from all others: every factor that is not at its default.
+    /// What distinguishes this combination from all others: every factor that is not at its default.
     pub fn id(&self) -> String {
         let default = Factors::default();
         let differs = |name: &&&str| **name == "device" || self.text(name) != default.text(name);

@@ -1,8 +1,8 @@
 //! Charts as SVG, written by hand: the same data always gives the same bytes, and nothing is loaded.
 //!
 //! Ink is `currentColor`, so that a chart follows the page into dark mode and is black on paper. A device has
-//! one colour in every chart; markers, patterns and dashes say the same without colours. Bars stand on zero;
-//! a logarithmic axis has dots. Each picture says at its foot where and how its numbers were measured.
+//! one colour in every chart; markers, patterns and dashes show the same without colours. Bars stand on zero;
+//! a logarithmic axis has dots. Each picture's foot states where and how its numbers were measured.
 
 mod axis;
 mod chart;

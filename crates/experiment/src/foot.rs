@@ -1,5 +1,5 @@
 //! What stands at the foot of every picture: the machine, the runs, what a mark and its whisker are, when,
-//! and by which version. A picture that was cut out of its page still says it.
+//! and by which version. A picture that was cut out of its page still shows it.
 
 use crate::figure::{Series, Value};
 use crate::plan::Statistic;

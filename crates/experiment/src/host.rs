@@ -30,7 +30,7 @@ impl Used {
 
 impl Cpu {
     /// Their children count as they do: a guest's programs are processes of their own under User Mode Linux.
-    /// None when one of them is gone, or /proc does not say.
+    /// None when one of them is gone, or /proc does not show it.
     pub fn sample(processes: &[(String, u32)]) -> Option<Cpu> {
         let seconds = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
         let all = Processes::read()?;
@@ -60,7 +60,7 @@ fn round(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 
-/// What a `/proc/PID/stat` says.
+/// The fields of a `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     parent: u32,
@@ -114,7 +114,7 @@ pub fn cpu_model() -> String {
 
 /// The processor's name of a `/proc/cpuinfo`. Hypervisors give names that are those of all of a maker's
 /// processors ("AMD EPYC"): one without a number gets family and model, by which results of two machines can
-/// be told apart.
+/// be distinguished.
 fn cpu_name(cpuinfo: &str) -> Option<String> {
     let name = value_of(cpuinfo, "model name")?;
     let numbers = value_of(cpuinfo, "cpu family").zip(value_of(cpuinfo, "model"));

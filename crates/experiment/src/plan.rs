@@ -1,6 +1,6 @@
 //! A plan: what an experiment varies, how often it measures, and what is drawn of it.
 //!
-//! `[matrix]` is crossed; each `[[case]]` is crossed for itself, on top of what `[fixed]` says. The
+//! `[matrix]` is crossed; each `[[case]]` is crossed for itself, on top of `[fixed]`. The
 //! text of the plan travels in the rows, so that drawing needs nothing else.
 
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ pub enum Measure {
     Cpu,
 }
 
-/// What a paper says, or what is expected, and what here speaks for or against it.
+/// What a paper claims, or what is expected, and which rows test it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
@@ -331,7 +331,7 @@ impl Plan {
         match shown.find(|test| test.is_transactional() != first.is_transactional()) {
             None => Ok(()),
             Some(other) => bail!(
-                "figure {:?} has bit/s ({}) and transactions ({}) on one axis; say which test it shows: only = {{ test = ... }}",
+                "figure {:?} has bit/s ({}) and transactions ({}) on one axis; name the test it shows: only = {{ test = ... }}",
                 figure.title,
                 if first.is_transactional() { other.name() } else { first.name() },
                 if first.is_transactional() { first.name() } else { other.name() }
@@ -400,10 +400,16 @@ impl Reader<'_> {
             (None, None) => return Ok(None),
             (Some(within), Some(most)) => (within, most),
             (Some(value), None) => {
-                bail!("line {}: within needs most_runs, which says when to stop", self.line(value))
+                bail!(
+                    "line {}: within needs most_runs, the number of runs after which it stops",
+                    self.line(value)
+                )
             }
             (None, Some(value)) => {
-                bail!("line {}: most_runs needs within, which says when there are enough", self.line(value))
+                bail!(
+                    "line {}: most_runs needs within, the precision at which runs are enough",
+                    self.line(value)
+                )
             }
         };
         let (percent, most_runs) = (*within.get_ref(), self.runs(most)?);

@@ -1,5 +1,5 @@
-//! An experiment as one page that needs nothing else: what the paper says, what was measured, where; charts,
-//! numbers, what failed and what is missing.
+//! An experiment as one page that needs nothing else: what the paper claims, what was measured, where;
+//! charts, numbers, what failed and what is missing.
 //!
 //! Drawn from the raw rows alone (the plan is in them, unless a later one lies beside them), so the same rows
 //! always give the same bytes, and an old result can be drawn again.
@@ -72,7 +72,7 @@ fn draw_readme(path: &Path, charts: &[(String, Chart, String)]) -> Result<()> {
     if drawn == text { Ok(()) } else { write(path, drawn.as_bytes()) }
 }
 
-/// A picture as a file: alone, ink has to say what it is.
+/// A picture as a file: alone, it needs colours of its own.
 pub(crate) fn alone(svg: &str) -> String {
     svg.replacen("<svg ", "<svg color=\"#1b1f24\" style=\"background:#fff\" ", 1)
 }
@@ -232,10 +232,10 @@ fn lead(rows: &[Row], plan: Option<&Plan>, missing: usize) -> String {
             write!(html, "; <strong>{missing} combinations lack rows</strong>, and are listed at the end");
     }
     if plan.is_none() {
-        html += "; the rows carry no plan that this program reads, so nothing is drawn and nothing can be said to be missing";
+        html += "; the rows carry no plan that this program reads, so nothing is drawn, and what is missing is not known";
     }
     if plan.is_some_and(|plan| plan.quick) {
-        html += "; this is the plan's thin slice, good for a look and for nothing else";
+        html += "; this is the plan's quick part, a preview and no result";
     }
     html + ".</p>\n"
 }
@@ -289,7 +289,7 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
         let labs = match &labs[..] {
             [] => String::new(),
             labs => format!(
-                " {} A lab's boot alone moves its results, by how much the experiment boots says.",
+                " {} Results differ between boots of the same lab; see experiments/boots.",
                 escape(&labs.join(" "))
             ),
         };
@@ -374,7 +374,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
         let _ = writeln!(
             html,
             "<li>A mark is the {middle} of the runs, and its whisker reaches from the least to the most. Words in place of a \
-             mark say why there is none.</li>"
+             mark explain why there is none.</li>"
         );
     }
     if has(Kind::Ratio) {
@@ -391,7 +391,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     };
     if figures().any(|figure| figure.kind == Kind::Lines && sizes(figure)) {
         html += "<li>Along the x axis, values stand at equal steps, whatever lies between them: where the steps between \
-                 sizes differ, the slope of a line says nothing.</li>\n";
+                 sizes differ, the slope of a line means nothing.</li>\n";
     }
     html += "<li>A <b>message</b> is what one send passes to the kernel; <b>sessions</b> are connections at the same time. \
              <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
@@ -419,7 +419,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     if rows.iter().any(|row| row.accelerator == "tcg") {
         html += "<p class=\"note\">The accelerator was tcg: guests' instructions were emulated. Work inside a \
                  guest costs many times what it costs on hardware virtualization, so neither the numbers nor the \
-                 ratios say what KVM would show.</p>\n";
+                 ratios predict what KVM would show.</p>\n";
     }
     let busy: Vec<f64> = rows
         .iter()

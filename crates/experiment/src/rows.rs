@@ -1,6 +1,6 @@
 //! The raw rows: a line of JSON for every run, each complete in itself.
 //!
-//! Whatever is drawn or computed later comes from these lines alone, so each also says where and how
+//! Whatever is drawn or computed later comes from these lines alone, so each also states where and how
 //! it was measured. Readers must expect keys that they do not know.
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub struct Row {
     pub sessions: u32,
     /// From 1.
     pub run: u32,
-    /// What tells the combination from all others of its plan.
+    /// What distinguishes the combination from all others of its plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,7 @@ pub struct Row {
     pub log: Option<String>,
     #[serde(default, skip_serializing_if = "Counters::is_empty")]
     pub counters: Counters,
-    /// Everything that the measuring tool said.
+    /// The whole report of the measuring tool.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub report: serde_json::Value,
     #[serde(default)]
@@ -131,7 +131,7 @@ pub struct Setup {
 }
 
 impl Row {
-    /// Says which combination the row is of; `named` are the factors that its plan names.
+    /// Records which combination the row is of; `named` are the factors that its plan names.
     pub fn describe(&mut self, factors: &Factors, named: &[&str]) {
         let typed =
             ["device", "kernel", "accelerator", "guests", "tool", "test", "message", "buffer", "sessions"];

@@ -1,6 +1,6 @@
 //! Makes the runs of a plan: a lab for those that can share one, a row for each.
 //!
-//! A run that fails is a row that says so and why, and the others continue: guests that died are started
+//! A run that fails is a row with the reason, and the others continue: guests that died are started
 //! again, a lab that broke is brought up anew. A combination that only fails is given up, because every
 //! failure may cost its whole deadline.
 

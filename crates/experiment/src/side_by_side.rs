@@ -19,12 +19,12 @@ use crate::summary::Spread;
 use crate::units::{number, unit};
 use crate::words::{tick, title};
 
-/// More series than these cannot be told apart.
+/// More series than these cannot be distinguished.
 pub const MOST: usize = 6;
-/// The factor that tells the machines' rows apart.
+/// The factor that distinguishes the machines' rows.
 const HOST: &str = "host";
 
-/// What the table of machines says of each.
+/// What the table of machines shows of each.
 type Fact<'f> = (&'f str, &'f dyn Fn(&Side) -> String);
 
 /// What one machine measured.
@@ -116,7 +116,7 @@ fn letter(number: usize) -> char {
     char::from(b'A' + number as u8)
 }
 
-/// The plans that any machine has rows of, with figures that tell the machines apart.
+/// The plans that any machine has rows of, with figures that distinguish the machines.
 fn experiments(sides: &[Side]) -> Result<Vec<Experiment>> {
     let names: BTreeSet<&String> = sides.iter().flat_map(|side| side.results.keys()).collect();
     let of = |name: &String| {

@@ -267,7 +267,7 @@ mod tests {
             ("nodelay", "true"),
             ("ip", "6"),
         ];
-        // Devices are told by the order of their runs.
+        // Devices are recognized by the order of their runs.
         let named: Vec<&str> =
             values.iter().map(|(name, _)| *name).chain(["device", "profile", "queues"]).collect();
         assert!(NAMES.iter().all(|name| named.contains(name)), "every factor is tried");

@@ -31,7 +31,7 @@ impl Stop {
         &self.flag
     }
 
-    /// What to end with when a signal came, as a shell would say it.
+    /// The exit code after a signal, as a shell has it.
     pub fn exit_code(&self) -> Option<u8> {
         let signal = self.signal.load(Ordering::Relaxed);
         (signal > 0).then_some(128 + signal as u8)

@@ -1,8 +1,8 @@
 //! Commands in many guests that start at the same moment, and their outputs.
 //!
-//! `vmlane bench --barrier` connects first, then waits, tells its clock when asked, and starts at the time
-//! that it is given: every client gets the same moment, each on its own clock. Its report says when it
-//! started.
+//! `vmlane bench --barrier` connects first, then waits, prints its clock when asked, and starts at the time
+//! that it is given: every client gets the same moment, each on its own clock. Its report has the time when
+//! it started.
 //!
 //! Other tools are started by a shell script: it prints that it is ready, waits for a line, prints that it
 //! continues, and executes the command. All scripts get that line at once; when each continued is measured by
@@ -22,7 +22,7 @@ use vmlane_lab::{Guest, Output};
 const WAIT_SCRIPT: &str = r#"echo vmlane-ready; read -r word || exit 1; echo vmlane-goes; exec "$@""#;
 /// How often a client's clock is asked for: the quickest answer counts.
 const SAMPLES: usize = 8;
-/// How long a client may take to tell it.
+/// How long a client may take to print it.
 const ANSWER: Duration = Duration::from_secs(10);
 /// From the command to the moment that it gives; more for every client, because each has to receive it.
 const LEAD: Duration = Duration::from_millis(50);
@@ -71,7 +71,7 @@ pub enum Starts {
 
 impl Starts {
     /// Milliseconds between the first and the last start, and how far that may be off; `started` is when the
-    /// members say that they started, in nanoseconds since 1970. None if one did not say.
+    /// members report that they started, in nanoseconds since 1970. None if one did not.
     pub fn skew_ms(&self, started: &[Option<u64>]) -> Option<(f64, f64)> {
         match self {
             Starts::Measured(skew) => Some((skew.as_secs_f64() * 1e3, 0.0)),
@@ -114,9 +114,9 @@ impl Member {
             let (line, at) = self
                 .words
                 .line(1 + number, ANSWER)
-                .with_context(|| format!("guest {}: the client does not tell its clock", self.name))?;
+                .with_context(|| format!("guest {}: the client does not print its clock", self.name))?;
             let shown = line.strip_prefix("clock ").and_then(|text| text.parse().ok());
-            let shown = shown.with_context(|| format!("guest {}: the client said {line:?}", self.name))?;
+            let shown = shown.with_context(|| format!("guest {}: the client printed {line:?}", self.name))?;
             let took = at.duration_since(asked);
             if best.is_none_or(|best| took < best.took) {
                 best = Some(ClockSample { asked, took, shown });
@@ -210,7 +210,7 @@ impl StartGroup {
         Ok(moments.zip(uncertainty))
     }
 
-    /// Lets all go and waits for every command's end. `alive` is asked now and then; what it says ends the
+    /// Lets all go and waits for every command's end. `alive` is called now and then; its error ends the
     /// wait.
     pub fn go(
         self,
@@ -297,7 +297,7 @@ struct Received {
     text: Vec<u8>,
 }
 
-/// A client that shouts does not make this process grow.
+/// A client that prints without end does not make this process grow.
 const MOST: usize = 64 << 20;
 
 impl Words {

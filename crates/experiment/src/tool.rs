@@ -17,12 +17,12 @@ pub struct Measured {
     pub throughput_bps: Option<f64>,
     pub transactions_per_second: Option<f64>,
     pub rtt_us: Option<RoundTrips>,
-    /// Everything that the tool said.
+    /// The whole report of the tool.
     pub report: Value,
 }
 
 /// The commands of a client, which start together, against the server at `host` (an IP address, or a CID).
-/// `place` tells clients of one server apart.
+/// `place` distinguishes clients of one server.
 pub fn clients(factors: &Factors, plan: &Plan, host: &str, place: usize) -> Vec<Vec<String>> {
     match factors.tool {
         Tool::Vmlane => vec![vmlane(factors, plan, host)],
@@ -50,7 +50,7 @@ pub fn servers(
             }
             vec![(argv, if vsock { "listening on vsock" } else { "listening on tcp" })]
         }
-        // -D: it stays where it is started; it says where it listens.
+        // -D: it stays where it is started, and prints where it listens.
         Tool::Netperf => vec![(own("netserver -D"), "Starting netserver")],
         Tool::Iperf3 => (0..places)
             .map(|place| {
@@ -151,7 +151,7 @@ pub fn read(factors: &Factors, output: &str) -> Result<Measured> {
                 bail!("iperf3: {error}");
             }
             let bps = report["end"]["sum_received"]["bits_per_second"].as_f64();
-            // The intervals are many; their sums say all that is drawn.
+            // The intervals are many; their sums are enough for all that is drawn.
             Measured { throughput_bps: bps, report: report["end"].clone(), ..Measured::default() }
         }
     };
@@ -170,7 +170,8 @@ fn read_netperf(output: &str) -> Result<Measured> {
         .map(|(name, value)| (name.to_owned(), value.into()))
         .collect();
     let text = |name: &str| pairs.get(name).and_then(Value::as_str).unwrap_or_default();
-    let number: f64 = text("THROUGHPUT").parse().ok().with_context(|| format!("netperf said {output:?}"))?;
+    let number: f64 =
+        text("THROUGHPUT").parse().ok().with_context(|| format!("netperf printed {output:?}"))?;
     let mut measured = Measured::default();
     match text("THROUGHPUT_UNITS") {
         "10^6bits/s" => measured.throughput_bps = Some(number * 1e6),

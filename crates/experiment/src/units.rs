@@ -10,7 +10,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// `512 B`, `4 KiB`, `1 MiB`, of a size as plans write it; whatever else it says stays.
+/// `512 B`, `4 KiB`, `1 MiB`, of a size as plans write it; any other text stays.
 pub fn bytes(text: &str) -> String {
     match vmlane_bench::size::parse_size(text) {
         Ok(0) | Err(_) => text.to_owned(),

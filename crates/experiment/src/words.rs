@@ -103,7 +103,7 @@ fn offloads(value: &str) -> String {
     if all.is_empty() { "offloads on".into() } else { all.join(", ") }
 }
 
-/// What a factor tells apart: "VMs were booted anew for each ring size".
+/// What a factor distinguishes: "VMs were booted anew for each ring size".
 pub fn one_of(factor: &str) -> &str {
     match factor {
         "guests" => "number of VMs",
@@ -128,7 +128,7 @@ fn count(value: &str, one: &str, many: &str) -> String {
     format!("{value} {}", if value == "1" { one } else { many })
 }
 
-/// A value as a label: it says by itself what it is.
+/// A value as a label that explains itself.
 pub fn label(factor: &str, value: &str) -> String {
     match factor {
         "device" | "tool" | "profile" => value.to_owned(),
@@ -201,7 +201,7 @@ pub fn quantity(rows: &[&Row], measure: Measure) -> String {
     names.join(", ")
 }
 
-/// The factors of which a chart says its one value under its title.
+/// The factors whose one value a chart names under its title.
 const ALWAYS: [&str; 5] = ["to", "test", "message", "buffer", "sessions"];
 
 /// Between which ends the rows' bytes go, and which way.
@@ -243,8 +243,8 @@ pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
     if !shown.contains(&"device") {
         let mut devices: Vec<&str> = Vec::new();
         for row in rows {
-            // The name carries the profile, which is a factor of its own, and the card's own goes without
-            // saying.
+            // The name carries the profile, which is a factor of its own, and the card's own is
+            // left out.
             let whole = row.device.as_str();
             let device = match shown.contains(&"profile") {
                 true => whole.split(':').next().unwrap_or(whole),

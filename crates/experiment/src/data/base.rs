@@ -69,7 +69,7 @@ impl<'r> Data<'r> {
     pub fn unit(&self, rows: &[&Row], measure: Measure) -> Unit {
         let transactional = rows.first().is_some_and(|row| is_transactional(row));
         let (name, scale) = match measure {
-            // What is counted says it: round trips a second.
+            // The unit follows from what is counted: round trips a second.
             Measure::Result if transactional => ("", 1.0),
             Measure::Result if self.fast => ("Gbit/s", 1e9),
             Measure::Result => ("Mbit/s", 1e6),
@@ -106,7 +106,7 @@ impl<'r> Data<'r> {
         Some(Point { spread, runs: rows.iter().filter_map(|row| value(row, measure)).collect() })
     }
 
-    /// Why a mark has no number: what the plan says of it, else what became of its runs.
+    /// Why a mark has no number: the plan's reason, else what became of its runs.
     pub fn why_missing(&self, rows: &[&Row], pairs: &[(&str, &str)]) -> String {
         let is_of = |absent: &&Absent| {
             absent.of.iter().all(|(name, values)| {

@@ -1,4 +1,4 @@
-//! The rows of one figure: which marks they make, and how these look.
+//! The rows of one figure: which marks they make, and the style of these.
 
 use super::base::{Data, over};
 use crate::figure::{Style, Value, hue};
@@ -70,7 +70,7 @@ impl<'f, 'r> Picked<'f, 'r> {
         (if lower { &self.lower } else { &self.upper }).iter().filter(fits).copied().collect()
     }
 
-    /// The look of each legend entry: its device's colour, and what tells it from the others.
+    /// The style of each legend entry: its device's colour, and what distinguishes it from the others.
     pub fn styles(&self, factors: &[String], entries: &[Vec<String>]) -> Vec<Style> {
         let hues: Vec<usize> = entries.iter().map(|entry| self.hue_of(factors, entry)).collect();
         let several = hues.iter().any(|hue| *hue != hues[0]);
@@ -80,13 +80,13 @@ impl<'f, 'r> Picked<'f, 'r> {
             .map(|(at, hue)| {
                 let variant = nth(at);
                 // Of one device alone, the markers are free for what differs: from the first on, so that they
-                // say the same in the next figure, of another device.
+                // mean the same in the next figure, of another device.
                 Style { hue: *hue, shape: if several { *hue } else { variant }, variant }
             })
             .collect()
     }
 
-    /// The looks of devices along the x axis; empty where the series have their own.
+    /// The styles of devices along the x axis; empty where the series have their own.
     pub fn styles_of_groups(&self, groups: &[Vec<String>]) -> Vec<Style> {
         let figure = self.figure;
         let devices = figure.x.iter().any(|factor| ["device", "profile"].contains(&factor.as_str()));

@@ -67,7 +67,7 @@ impl Data<'_> {
 
     /// Which labs some rows are of; `shown` are the factors that their picture shows.
     pub fn labs(&self, rows: &[&Row], shown: &[&str]) -> Labs {
-        // Labs themselves are told apart by their numbers.
+        // Labs themselves are distinguished by their numbers.
         let apart = |name: &&&'static str| {
             !IN_ONE_LAB.contains(*name) && **name != "boot" && Data::values(rows, name).len() > 1
         };
@@ -139,7 +139,7 @@ mod tests {
         let rounds = |rows: &[Row]| Data::new(rows, None).has_rounds();
         assert!(rounds(&[one(1, 1), one(2, 1), one(2, 2), one(1, 2)]));
         assert!(!rounds(&[one(1, 1), one(1, 2), one(2, 1), one(2, 2)]));
-        assert!(!rounds(&[one(1, 1), one(2, 1)]), "a run each says nothing");
+        assert!(!rounds(&[one(1, 1), one(2, 1)]), "a run each shows nothing");
         // In rounds that take minutes, runs of one number did not stand beside each other.
         let long: Vec<Row> = (1..=2)
             .flat_map(|run| (1..=20).map(move |message| (message, run)))

@@ -1,4 +1,4 @@
-//! Which combinations took turns: the runs of one number then stood beside each other, and their ratio says
+//! Which combinations took turns: the runs of one number then stood beside each other, and their ratio shows
 //! more than that of two medians.
 
 use std::collections::BTreeMap;

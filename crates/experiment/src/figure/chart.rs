@@ -23,7 +23,7 @@ pub struct Point {
     pub runs: Vec<f64>,
 }
 
-/// What a mark shows, or a word or two that say why there is none.
+/// What a mark shows, or a word or two why there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Point(Point),

@@ -1,7 +1,7 @@
-//! What tells series apart: a colour for each device, the same in every figure; markers, patterns and dashes
-//! for readers who do not see the colours, or see them on grey paper.
+//! What distinguishes series: a colour for each device, the same in every figure; markers, patterns and
+//! dashes for readers who do not see the colours, or see them on grey paper.
 //!
-//! The colours come from the palette of Okabe and Ito, which colour-blind readers can tell apart, darkened
+//! The colours come from the palette of Okabe and Ito, which colour-blind readers can distinguish, darkened
 //! where white paper asks for it. Elements carry classes (`s` and a number strokes, `f` fills), so that a
 //! page can give lighter ones in dark mode.
 
@@ -22,14 +22,15 @@ pub const COLOURS: [(&str, &str); 11] = [
     ("#a3124f", "#ff86b3"),
 ];
 
-/// How a series looks.
+/// The style of a series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
     /// Its device's colour and, where there are bars, pattern.
     pub hue: usize,
     /// Marker.
     pub shape: usize,
-    /// Dashes, what is inside the marker, and how dense the pattern is: tells the series of one device apart.
+    /// Dashes, what is inside the marker, and how dense the pattern is: distinguishes the series of one
+    /// device.
     pub variant: usize,
 }
 
@@ -84,7 +85,7 @@ const TILES: [&str; 12] = [
 ];
 
 /// How dense the patterns of a device's series are: the tile's size, the tint of its ground, the width of its
-/// strokes. Shades alone do not tell bars apart.
+/// strokes. Shades alone do not distinguish bars.
 const DENSITIES: [(f64, f64, f64); 3] = [(1.0, 0.22, 1.5), (1.6, 0.0, 1.1), (0.6, 0.45, 1.9)];
 /// The outlines that go with them.
 const OUTLINES: [&str; 3] = ["", " stroke-dasharray=\"4 2\"", " stroke-dasharray=\"1.5 1.5\""];

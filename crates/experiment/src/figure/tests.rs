@@ -127,7 +127,7 @@ fn devices_differ_without_hue() {
     ];
     let style = |device: &&str| Style { hue: hue(device), shape: hue(device), variant: 0 };
     let mut markers: Vec<String> = devices.iter().map(|d| style(d).marker((0.0, 0.0), "", "")).collect();
-    // Without what says the colour.
+    // Without the part that has the colour.
     for marker in &mut markers {
         *marker = marker.split_once(" d=\"").unwrap().1.split('"').next().unwrap().to_owned();
     }
@@ -197,9 +197,13 @@ fn every_colour_is_seen_on_its_page() {
 
 #[test]
 fn a_scale_that_is_not_even_says_so_and_a_ratio_always_is_not() {
-    let says = |chart: &Chart| alone(chart).contains(", logarithmic scale<");
-    assert!(says(&chart(Shape::Ratio)) && !says(&chart(Shape::Bars)) && !says(&chart(Shape::Lines)));
-    assert!(says(&Chart { log: true, ..chart(Shape::Lines) }));
+    let names_scale = |chart: &Chart| alone(chart).contains(", logarithmic scale<");
+    assert!(
+        names_scale(&chart(Shape::Ratio))
+            && !names_scale(&chart(Shape::Bars))
+            && !names_scale(&chart(Shape::Lines))
+    );
+    assert!(names_scale(&Chart { log: true, ..chart(Shape::Lines) }));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Plans that are good, and what is said of those that are not.
+//! Plans that are valid, and the errors of those that are not.
 
 use super::*;
 use crate::steps::Step;

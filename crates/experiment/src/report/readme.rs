@@ -35,7 +35,7 @@ fn table(chart: &Chart) -> String {
 /// The text with its tables drawn from the charts, which have their names among files.
 ///
 /// # Errors
-/// A comment names no figure, or nothing says where its table ends.
+/// A comment names no figure, or nothing marks where its table ends.
 pub fn with_tables(text: &str, charts: &[(String, Chart, String)]) -> Result<String> {
     let (mut drawn, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once(BEGINS) {

@@ -114,10 +114,10 @@ fn buffer(bytes: Option<u64>) -> String {
 
 /// The counters of the columns: whose, and which.
 const COUNTERS: [(&str, &str, &str); 6] = [
-    ("a", "wrote_sent", "a says “wrote”"),
-    ("b", "wrote_received", "b is told “wrote”"),
-    ("b", "read_sent", "b says “read”"),
-    ("a", "read_received", "a is told “read”"),
+    ("a", "wrote_sent", "a sends “wrote”"),
+    ("b", "wrote_received", "b gets “wrote”"),
+    ("b", "read_sent", "b sends “read”"),
+    ("a", "read_received", "a gets “read”"),
     ("a", "interrupts", "interrupts to a"),
     ("b", "interrupts", "interrupts to b"),
 ];

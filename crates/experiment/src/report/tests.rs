@@ -252,7 +252,7 @@ fn factors_that_change_together_are_named_together_and_others_alone() {
         "buffer = \"8k\"\nmessage = \"512\"\n\n[[case]]\ndevice = \"vmci\"\nbuffer = \"64k\"\nmessage = \"64k\"",
     );
     let page = page_of(&plan);
-    assert!(page.contains("Marks also differ in: socket buffers."), "the axis says message size only");
+    assert!(page.contains("Marks also differ in: socket buffers."), "the axis has message sizes only");
     let page = page_of(&plan.replace("x = \"message\"", "x = [\"message\", \"buffer\"]"));
     assert!(page.contains("message size, socket buffers<"), "{page}");
     assert!(page.contains(">512 B messages,<") && page.contains(">8 KiB buffers<"), "{page}");

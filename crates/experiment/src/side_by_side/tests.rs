@@ -107,7 +107,7 @@ fn the_directory_of_one_experiment_and_that_of_a_set_are_read() {
     let one = Side::read(&dir.path().join("vsock-siblings")).unwrap();
     assert_eq!(one.results.len(), 1);
     let page = std::fs::read_to_string(draw(&[read, one], &dir.path().join("both")).unwrap()).unwrap();
-    assert!(page.contains("<td class=\"text\">x, 8 CPUs</td>"), "what the rows say of a machine is shown");
+    assert!(page.contains("<td class=\"text\">x, 8 CPUs</td>"), "what the rows have of a machine is shown");
     let empty = tempfile::tempdir().unwrap();
     assert!(Side::read(empty.path()).unwrap_err().to_string().contains("no rows in"));
 }

@@ -11,7 +11,7 @@ use crate::figure::{Chart, NO_DEVICE, Shape, Value, hue};
 use crate::report::readme;
 use crate::summary::Spread;
 
-/// What is looked for, the best first; of each family the plain and the bold face.
+/// Fonts by preference, the best first; of each family the plain and the bold face.
 const FACES: [&str; 6] = [
     "DejaVuSans.ttf",
     "DejaVuSans-Bold.ttf",
@@ -118,7 +118,8 @@ fn check_styles(name: &str, chart: &Chart, svg: &str) {
     }
 }
 
-/// A logarithmic axis says so, is little longer than its values, and has ticks on both sides of all of them.
+/// A logarithmic axis is marked, is little longer than its values, and has ticks on both sides of all of
+/// them.
 fn check_axis(name: &str, chart: &Chart, svg: &str) {
     let axis = chart.axis((0.0, 100.0));
     assert_eq!(!axis.is_linear(), svg.contains(", logarithmic scale<"), "{name}");
@@ -138,7 +139,7 @@ fn check_axis(name: &str, chart: &Chart, svg: &str) {
 }
 
 /// A mark is the middle of its runs and its whisker reaches as far as they do; a ratio that was not taken run
-/// by run says so.
+/// by run is marked.
 fn check_middles(name: &str, chart: &Chart) {
     let apart = chart.foot.join(" ").contains("mark: ratio of the ");
     for point in chart.series.iter().flat_map(|series| &series.values).filter_map(Value::point) {
@@ -151,12 +152,12 @@ fn check_middles(name: &str, chart: &Chart) {
                 let differ = of(runs).into_iter().zip(of(spread)).any(|(a, b)| (a / b - 1.0).abs() > 1e-9);
                 assert!(!differ && runs.runs == spread.runs, "{name}: {spread:?} of {:?}", point.runs);
             }
-            None => assert!(apart && chart.shape == Shape::Ratio, "{name}: no runs, and nothing says why"),
+            None => assert!(apart && chart.shape == Shape::Ratio, "{name}: no runs, and no reason"),
         }
     }
 }
 
-/// The way of the bytes below a title is the one that the title says.
+/// The way of the bytes below a title is the one in the title.
 fn check_way(name: &str, chart: &Chart) {
     let receives = chart.title.ends_with(": receiving") || chart.given.contains("receiving");
     assert!(!(receives && chart.given.contains("VM to host")), "{name}: {} {}", chart.title, chart.given);
@@ -168,12 +169,12 @@ fn check_way(name: &str, chart: &Chart) {
 }
 
 fn check(name: &str, svg: &str) {
-    assert!(svg.contains("class=\"foot\">Machine: "), "{name} does not say where it was measured");
-    assert!(svg.contains("whisker:"), "{name} does not say what its whiskers are");
+    assert!(svg.contains("class=\"foot\">Machine: "), "{name} does not show where it was measured");
+    assert!(svg.contains("whisker:"), "{name} does not explain its whiskers");
     for bad in ["NaN", "×", "maerts", "stream<", "native<", "tso=", ", native"] {
         assert!(!svg.contains(bad), "{name} has {bad:?}");
     }
-    assert!(svg.contains("class=\"given\""), "{name} does not say what all its marks have in common");
+    assert!(svg.contains("class=\"given\""), "{name} does not name what all its marks have in common");
     assert!(DEVICES.iter().any(|device| svg.contains(device)), "{name} names no device");
     let (size, words) = words(svg);
     assert!(words.len() > 8, "{name}: {words:?}");
@@ -230,7 +231,7 @@ fn check_page(dir: &std::path::Path, drawn: &[(String, Chart, String)]) {
     let claims = page.split("<table class=\"claims\">").nth(1).and_then(|rest| rest.split("</table>").next());
     for cell in claims.into_iter().flat_map(|table| table.split("<tr>").skip(2)) {
         let here = cell.split("<td>").nth(2).unwrap().split('<').next().unwrap();
-        assert!(!here.contains(" times") || here.contains(" / "), "{name}: {here:?} does not say of what");
+        assert!(!here.contains(" times") || here.contains(" / "), "{name}: {here:?} does not name of what");
     }
 }
 
