@@ -1,7 +1,7 @@
 //! How clients on several machines start at one moment although their clocks disagree: words on a client's
 //! standard input and output.
 //!
-//! | they say | the client |
+//! | line | the client |
 //! |---|---|
 //! | (nothing yet) | prints `ready` once both of its ends are |
 //! | `clock` | prints `clock N`: its clock, in nanoseconds since 1970 |
@@ -19,7 +19,7 @@ use crate::error::Error;
 /// More than any word that makes sense.
 const LINE: u64 = 64;
 
-/// Says ready, answers, and returns when the test shall start.
+/// Prints `ready`, answers, and returns when the test shall start.
 ///
 /// # Errors
 /// The input ended, or named no moment after `go`; the output cannot be written.
@@ -31,9 +31,7 @@ pub fn wait(input: &mut impl BufRead, output: &mut impl Write) -> Result<(), Err
         read.map_err(Error::io("reading standard input (--barrier)"))?;
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             [] if line.is_empty() => {
-                return Err(Error::Usage(
-                    "--barrier: standard input ended before a line that says go".into(),
-                ));
+                return Err(Error::Usage("--barrier: standard input ended before a line to start".into()));
             }
             ["clock"] => print(output, &format!("clock {}", clock().as_nanos()))?,
             ["go", at] => {

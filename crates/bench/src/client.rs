@@ -101,7 +101,7 @@ pub fn run(to: &Target, spec: &Spec, options: &Options, hooks: &mut Hooks<'_>) -
     Report::new(to, &spec, &local, &remote)
 }
 
-/// What a server that tells about its machine answers, and the addresses of the connection it came over.
+/// The answer of a server to a question about its machine, and the addresses of the connection it came over.
 #[derive(Debug)]
 pub struct Reply {
     pub answer: serde_json::Value,
@@ -186,7 +186,7 @@ fn greet(to: &Address, options: &Options, first: &Message) -> Result<Channel, Er
         None => channel.send_all(&[&Message::hello(), first])?,
     }
     let challenge = match channel.recv_hello("greeting") {
-        // A peer that says nothing or hangs up at a greeting is hardly a bench server.
+        // A peer that is silent or hangs up at a greeting is hardly a bench server.
         Err(Error::Gone { peer, .. }) => {
             return Err(Error::WrongPeer { peer, why: "it hung up at our greeting".into() });
         }
@@ -223,7 +223,7 @@ fn assemble(
     until: Option<Instant>,
 ) -> Result<Assembled, Error> {
     if spec.test == Test::Crr {
-        // One connection ahead of the test tells the buffers that all of them will have; the server's
+        // One connection ahead of the test shows the buffers that all of them will have; the server's
         // end drops it as one that asks nothing.
         let sizes = Conn::connect(data, buffers)?.buffers().map_err(Error::io("reading the buffer sizes"))?;
         let data = data.clone();
@@ -261,7 +261,7 @@ fn assemble(
     Ok(Assembled { group, conns, sizes })
 }
 
-/// The same for datagrams: each session says hello until the server has seen all of them.
+/// The same for datagrams: each session sends a hello until the server has seen all of them.
 fn assemble_datagrams(
     channel: &Channel,
     (control, last): (&Address, Option<Instant>),
@@ -292,7 +292,7 @@ fn assemble_datagrams(
         for (session, conn) in conns.iter().enumerate() {
             match conn.send(&hello) {
                 Ok(Sent::Yes | Sent::Refused) => {}
-                Err(cause) => return Err(Error::Data { session, doing: "saying hello", cause }),
+                Err(cause) => return Err(Error::Data { session, doing: "sending hellos", cause }),
             }
         }
         if channel.wait(HELLO)? {
@@ -314,7 +314,7 @@ fn assemble_datagrams(
 
 type CpuSample = Option<cpu::Sample>;
 
-/// Looks on until the window closes: the machine's CPUs when it opened, those when it closed if senders go on
+/// Observes until the window closes: the machine's CPUs when it opened, those when it closed if senders go on
 /// after it, and what moved meanwhile.
 fn observe(
     group: &SessionGroup,
@@ -379,7 +379,7 @@ fn sleep_until(group: &SessionGroup, until: Instant) {
     }
 }
 
-/// Tells the server that our sessions are done, and learns what its own saw. When ours failed, it is asked
+/// Notifies the server that our sessions are done, and gets what its own saw. When ours failed, it is asked
 /// anyway: a broken pipe here may have its reason there.
 fn finish(
     channel: &Channel,

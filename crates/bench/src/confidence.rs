@@ -1,6 +1,6 @@
 //! How well the mean of some runs is known, by Student's t distribution over them; and their median.
 
-/// Fewer runs tell nothing about their spread.
+/// Fewer runs show nothing about their spread.
 pub const LEAST_RUNS: u32 = 3;
 
 /// Whether the true mean lies within `percent` of that of the runs, on either side, with 95 % confidence.

@@ -55,7 +55,7 @@ pub enum Message {
         proof: String,
     },
     Test(Spec),
-    /// About the server's machine, as the program that answers there tells it.
+    /// About the server's machine, as the program that answers there reports it.
     Ask {
         request: serde_json::Value,
     },
@@ -143,7 +143,7 @@ impl Channel {
         self.conn.write_all(&frame).map_err(|cause| self.failure(cause, ANSWER, doing))
     }
 
-    /// The next message; the peer's `Error` becomes ours. `patience` covers the message as a whole, so
+    /// The next message; the peer's `Error` becomes ours. `timeout` covers the message as a whole, so
     /// a peer that sends a byte a second gains nothing.
     pub fn recv(&self, timeout: Duration, doing: &'static str) -> Result<Message, Error> {
         let now = Instant::now();
@@ -173,7 +173,7 @@ impl Channel {
         }
     }
 
-    /// Whether the peer says (or hangs up) something within `patience`. Nothing is read.
+    /// Whether the peer sends something, or hangs up, within `timeout`. Nothing is read.
     pub fn wait(&self, timeout: Duration) -> Result<bool, Error> {
         let until = Instant::now().checked_add(timeout);
         let failed = |cause| Error::Io { doing: "waiting for the peer", cause };
@@ -194,7 +194,7 @@ impl Channel {
         }
     }
 
-    /// Says good-bye so that what was sent last still arrives: closing a TCP socket with unread bytes
+    /// Closes so that what was sent last still arrives: closing a TCP socket with unread bytes
     /// would reset the connection and take our words with it.
     pub fn close(self) {
         let until = Instant::now() + Duration::from_secs(1);
@@ -285,7 +285,7 @@ pub fn fuzz(bytes: &[u8]) {
     }
 }
 
-/// What a peer says ends up on a terminal: no control characters, no novels.
+/// A peer's text ends up on a terminal: no control characters, and not too long.
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(500).collect()
 }

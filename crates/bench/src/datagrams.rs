@@ -17,7 +17,7 @@ pub enum Phase {
     Cooldown = 2,
     /// Nothing comes after it. Sent several times.
     End = 3,
-    /// Tells a server's socket who its client is.
+    /// Announces its client to a server's socket.
     Hello = 4,
 }
 
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!((counted.received, counted.reordered, counted.duplicated), (7, 2, 2));
         let both = counted.add(Datagrams { sent: 10, ..Datagrams::default() });
         assert_eq!((both.lost(), both.lost_percent()), (3, 30.0));
-        // Far jumps, and stragglers too old to be told from duplicates.
+        // Far jumps, and stragglers too old to be distinguished from duplicates.
         let counted = account(&[0, 1_000_000, 5, u64::MAX, 999_999]);
         assert_eq!((counted.received, counted.reordered, counted.duplicated), (5, 2, 0));
         let wrapped: Vec<u64> = (0..3 * WINDOW).collect();

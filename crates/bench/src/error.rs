@@ -24,7 +24,7 @@ pub enum Error {
     Silent { peer: String, waited: Duration, doing: &'static str },
     #[error("{peer} closed the connection while {doing}")]
     Gone { peer: String, doing: &'static str },
-    #[error("{peer} says: {message}")]
+    #[error("{peer} reports: {message}")]
     Refused { peer: String, message: String },
     /// A session of ours failed, and the server knows something about it.
     #[error("{ours}; {theirs}")]

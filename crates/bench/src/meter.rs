@@ -123,7 +123,7 @@ mod tests {
         let live = meter.live.clone();
         let tally = meter.close(opens + Duration::from_secs(4));
         assert_eq!((tally.bytes, tally.transactions, tally.seconds), (11, 2, 4.0));
-        assert_eq!(live.read(), (1021, 4), "who looks on sees all");
+        assert_eq!(live.read(), (1021, 4), "an observer sees all");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::report::TcpSummary;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub tallies: Vec<Tally>,
-    /// CPUs busy on the whole machine during the window, if it can tell.
+    /// CPUs busy on the whole machine during the window, if it can measure that.
     pub machine: Option<Machine>,
     /// The end's TCP connections, together.
     #[serde(default)]

@@ -33,7 +33,7 @@ pub struct Cue {
 }
 
 /// Borders that a test passes: the window opens, it closes, senders stop. From the last on, or without a
-/// thread that advances the phase, sessions look at the clock themselves.
+/// thread that advances the phase, sessions read the clock themselves.
 const LAST_PHASE: u8 = 3;
 
 /// Which border a session saw last; it begins with none.
@@ -61,7 +61,7 @@ impl Cue {
         Seen(None)
     }
 
-    /// Whether a border was passed since the last call, so that the clock matters. A look at the clock for
+    /// Whether a border was passed since the last call, so that the clock must be read. Reading it for
     /// every message would cost an emulated guest more than to send it.
     #[inline]
     pub fn passes_border(&self, seen: &mut Seen) -> bool {
@@ -73,8 +73,8 @@ impl Cue {
         true
     }
 
-    /// Whether an error on a connection only says that one of the ends gave it up when the time was over: the
-    /// other end's clock started at about the same time.
+    /// Whether an error on a connection only means that one of the ends gave it up when the time was over:
+    /// the other end's clock started at about the same time.
     pub fn was_abandoned(&self) -> bool {
         self.spec.abandon && Instant::now() >= self.opens()
     }
@@ -196,7 +196,7 @@ impl SessionGroup {
         start
     }
 
-    /// A thread that advances the phase at each border and then ends. Without one, every look is at the
+    /// A thread that advances the phase at each border and then ends. Without one, every check is of the
     /// clock.
     fn advance_phases(&self, start: Instant) -> Option<JoinHandle<()>> {
         let opens = start + self.spec.warmup();

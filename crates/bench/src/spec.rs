@@ -151,7 +151,7 @@ impl Spec {
         }
     }
 
-    /// Refuses what would hurt the one who runs it. `whose` says who refuses, for the message.
+    /// Refuses what would hurt the one who runs it. `whose` names who refuses, for the message.
     pub fn check(&self, limits: &Limits, whose: &str) -> Result<(), Error> {
         self.check_kind()?;
         let streams = (1, limits.message_bytes);

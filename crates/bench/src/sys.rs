@@ -120,7 +120,7 @@ pub fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(usize, So
     socket.recv_from(room)
 }
 
-/// What TCP knows of a connection. Bytes, microseconds and counts. Zero: this kernel does not tell.
+/// What TCP knows of a connection. Bytes, microseconds and counts. Zero: this kernel does not report it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TcpState {
     pub retransmits: u64,

@@ -1,4 +1,4 @@
-//! Captures of one end or of both, judged without the machines: what the packets tell of a path.
+//! Captures of one end or of both, examined without the machines: what the packets show of a path.
 //!
 //! The order of the calls: `file` reads packets, `frame` decodes them, `connections` gives each segment to
 //! its connection, whose two directions (`half`) make [`Way`]s of them. A capture of any size is read once,

@@ -1,4 +1,4 @@
-//! The checks, one file each: a name and one function that looks at the evidence. What each reads, its
+//! The checks, one file each: a name and one function that examines the evidence. What each reads, its
 //! thresholds and where they come from stand in the guide (docs/guide/slow-network.md), under its name.
 
 mod black_hole;

@@ -1,4 +1,4 @@
-//! Everything that the checks may look at: the facts of both ends and what was measured between them.
+//! Everything that the checks may examine: the facts of both ends and what was measured between them.
 
 use serde::{Deserialize, Serialize};
 use vmlane_bench::Report;
@@ -72,7 +72,7 @@ impl Run {
         self.report.throughput_bps.unwrap_or(0.0)
     }
 
-    /// What TCP of the sending end says of the connection.
+    /// What TCP of the sending end reports of the connection.
     pub fn tcp(&self) -> Option<vmlane_bench::report::TcpSummary> {
         match self.from {
             End::Near => self.report.tcp.local,
@@ -90,7 +90,7 @@ impl Run {
     }
 
     /// Segments that were sent again because they were lost. What the receiver then has twice, as its
-    /// duplicate SACKs say (RFC 2883), had only been overtaken, for example by frames of another queue.
+    /// duplicate SACKs show (RFC 2883), had only been overtaken, for example by frames of another queue.
     pub fn lost_segments(&self) -> u64 {
         let twice = self.counters(self.from).stack("TcpExt.TCPDSACKRecvSegs");
         self.sent_again().saturating_sub(twice)
@@ -130,7 +130,7 @@ pub struct Wait {
 
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// Where the far end was looked for.
+    /// The address of the far end.
     pub to: String,
     pub near: Facts,
     pub far: Option<Facts>,
@@ -152,7 +152,7 @@ pub struct Evidence {
     pub captures: Vec<Capture>,
     /// What the host knows, where VMs are examined from there.
     pub host: Option<Host>,
-    /// What is to be said of how the evidence was come by.
+    /// Remarks on how the evidence was obtained.
     pub notes: Vec<String>,
 }
 

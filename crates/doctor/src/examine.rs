@@ -2,7 +2,7 @@
 //!
 //! Everything runs over `vmlane bench`'s own connections; tests are abandoned when their time is up, so that
 //! a broken path costs no more time than a healthy one. The examination as a whole has a [`Budget`]: what
-//! does not fit is left out, and the report says so.
+//! does not fit is left out, and the report names it.
 
 mod budget;
 mod prepared;
@@ -75,7 +75,7 @@ impl Plan {
 
 /// For the server to watch its machine, or to measure its loopback.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// An answer of the other end that takes longer is worth to be told.
+/// An answer of the other end that takes longer is reported.
 const WORTH_REPORTING: Duration = Duration::from_secs(1);
 /// So is a measurement that takes so much longer than it was to; what is under way has to arrive first.
 const LATE_END: Duration = Duration::from_secs(2);
@@ -85,7 +85,7 @@ const LOOPBACK_STARTS: f64 = 0.3;
 const COOLDOWN: f64 = 0.15;
 /// So is a transfer that does not get anywhere.
 const CRAWLS: f64 = 5e6;
-/// A retransmission in so many segments is worth a closer look.
+/// A retransmission in so many segments is worth a closer examination.
 const SUSPICIOUS: f64 = 0.002;
 /// Many segments at once lose as many, if each super-frame of them is lost.
 const OFTEN: f64 = 0.05;
@@ -134,7 +134,7 @@ pub fn examine(
     std::thread::scope(|scope| {
         let mut examination =
             Examination { scope, to, options, plan, progress, evidence, last: None, budget, questions };
-        examination.note_wait("telling of its machine", began.elapsed().saturating_sub(WATCHED));
+        examination.note_wait("describing its machine", began.elapsed().saturating_sub(WATCHED));
         // While this machine's settings are read, the first connections are made.
         let first = examination.first();
         examination.evidence.near = Facts::read_with(load, reply.here, reply.there);
@@ -374,7 +374,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let interface = |facts: Option<&Facts>| facts?.path.as_ref().map(|path| path.interface.clone());
         let near = Counters::read(interface(Some(&self.evidence.near)).as_deref());
         let question = Question::Counters { interface: interface(self.evidence.far.as_ref()) };
-        let far = self.ask("telling its counters", &question, Duration::ZERO);
+        let far = self.ask("reading its counters", &question, Duration::ZERO);
         let far = far.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
         (near, far.unwrap_or_default())
     }

@@ -1,7 +1,7 @@
-//! What one end says of itself: settings, devices and counters of a Linux machine, read and never written.
+//! What one end reports of itself: settings, devices and counters of a Linux machine, read and never written.
 //!
-//! The same structure is read here and told by a `vmlane bench server --doctor` at the other end. What comes
-//! from there is bounded and escaped by [`Facts::from_answer`] before anything looks at it.
+//! The same structure is read here and sent by a `vmlane bench server --doctor` at the other end. What comes
+//! from there is bounded and escaped by [`Facts::from_answer`] before anything uses it.
 
 mod cpu;
 mod files;
@@ -65,7 +65,7 @@ impl Facts {
         }
     }
 
-    /// What the other end told, bounded and escaped.
+    /// What the other end sent, bounded and escaped.
     pub fn from_answer(answer: Value) -> Result<Facts, String> {
         let facts: Facts =
             serde_json::from_value(tame(answer)).map_err(|error| format!("unreadable facts: {error}"))?;

@@ -13,7 +13,7 @@ use crate::question::Question;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the host knows, and what those VMs say of themselves that answer, if they are to be asked.
+/// What the host knows, and what those VMs report of themselves that answer, if they are to be asked.
 pub fn join(host: Host, options: Option<&Options>, progress: &dyn Fn(&str)) -> Evidence {
     let mut evidence = Evidence::default();
     for vm in &host.vms {
@@ -28,7 +28,7 @@ pub fn join(host: Host, options: Option<&Options>, progress: &dyn Fn(&str)) -> E
             Ok(facts) if end == End::Near => evidence.near = facts,
             Ok(facts) => evidence.far = Some(facts),
             Err(why) => evidence.notes.push(format!(
-                "VM {} does not tell of itself ({why}); a `vmlane bench server --doctor --listen vsock:` in it would",
+                "VM {} reports nothing of itself ({why}); a `vmlane bench server --doctor --listen vsock:` in it would",
                 vm.name
             )),
         }
@@ -51,8 +51,8 @@ fn ask(vm: &Vm, options: &Options) -> Result<Facts, String> {
     Facts::from_answer(reply.map_err(|error| error.to_string())?.answer)
 }
 
-/// Over vsock nothing says which card leads to the other VM: it is the one that the switch has in the other's
-/// port group.
+/// Over vsock nothing shows which card leads to the other VM: it is the one that the switch has in the
+/// other's port group.
 fn lead(evidence: &mut Evidence) {
     let Some(host) = &evidence.host else { return };
     let [one, other] = host.vms.as_slice() else { return };

@@ -20,7 +20,7 @@ const WATCHED: Duration = Duration::from_secs(2);
 /// VMs that are examined at a time.
 pub const MOST: usize = 2;
 
-/// The host, and those of its VMs that are looked at.
+/// The host, and those of its VMs that are examined.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Host {
     pub cpus: usize,
@@ -92,7 +92,7 @@ impl Nic {
     }
 }
 
-/// What the daemon told, twice.
+/// What the daemon reported, twice.
 struct Answers {
     status: Status,
     ports: Ports,

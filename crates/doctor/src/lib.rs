@@ -1,7 +1,7 @@
 //! `vmlane doctor`: finds what makes the network between two machines slow or broken.
 //!
 //! The order of the calls: [`examine()`] reads the [`facts`] of both ends and measures between them, which
-//! makes the [`evidence`]; each of the [`checks`] looks at that and returns [`finding`]s; a [`report`] shows
+//! makes the [`evidence`]; each of the [`checks`] examines that and returns [`finding`]s; a [`report`] shows
 //! them, the most important first. The machine at the other end answers [`question`]s through `vmlane bench
 //! server --doctor`. docs/guide/slow-network.md explains the checks. Evidence can be a [`capture`], too: then
 //! no machine is asked; or what a [`host`] knows of its VMs.

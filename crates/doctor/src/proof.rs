@@ -1,4 +1,4 @@
-//! A proof: applies the remedy of each finding for as long as it measures, and says what that does.
+//! A proof: applies the remedy of each finding for as long as it measures, and reports what that does.
 //!
 //! Only run-time settings of the machine that the doctor runs on are changed ([`setting`]): never a file that
 //! lasts, the VMM or the other machine. A [`guardian`] makes the changes and takes them back, and keeps a
@@ -207,7 +207,7 @@ impl Proof<'_> {
         for round in 0..2 * few {
             if round == few {
                 readings.iter_mut().for_each(Reading::judge);
-                // As many again where the first ones say nothing.
+                // As many again where the first ones show nothing.
                 if reading::overall(&readings) != Verdict::NoDifference {
                     break;
                 }

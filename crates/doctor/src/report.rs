@@ -1,4 +1,4 @@
-//! What the doctor says: for people, and as JSON.
+//! The doctor's report: as text, and as JSON.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ impl Diagnosis {
     }
 
     /// 0: nothing found; 1: findings; 3: the other end, or a capture, could not be examined, and nothing here
-    /// says why.
+    /// explains it.
     pub fn exit_code(&self) -> u8 {
         match (self.findings.is_empty(), self.is_examined()) {
             (false, _) => 1,
@@ -176,7 +176,7 @@ pub fn insert(object: &mut Value, key: &str, value: Value) {
     }
 }
 
-/// Connections of a capture that a report tells of.
+/// Connections of a capture that a report lists.
 const LISTED: usize = 5;
 
 /// The file's name and the directions that matter most.

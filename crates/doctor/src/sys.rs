@@ -38,7 +38,7 @@ const STRING: usize = 32;
 /// More strings or statistics than this are not asked for.
 const MOST: usize = 2048;
 /// Room for them, in units of eight bytes: the kernel takes its own count at the time of the call, which may
-/// be larger than the one that it told before, after a change of the number of queues.
+/// be larger than the one that it reported before, after a change of the number of queues.
 const ROOM: usize = 4 * MOST * STRING / 8;
 
 /// `ETHTOOL_G*` of linux/ethtool.h.
@@ -135,7 +135,7 @@ impl Ethtool {
     /// without one.
     pub fn indirection(&self, interface: &str) -> io::Result<Vec<u32>> {
         let mut buffer = vec![0; ROOM];
-        // Asked with no room, the kernel tells only how large the table is.
+        // Asked with no room, the kernel returns only how large the table is.
         self.get(interface, Get::Indirection, &mut buffer)?;
         let size = word(&buffer, 1) as usize;
         if size == 0 {
@@ -260,7 +260,7 @@ pub fn path_mtu(to: IpAddr) -> io::Result<u32> {
     u32::try_from(value).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The CID that /dev/vsock tells, and whether the kernel has the address family.
+/// The CID that /dev/vsock reports, and whether the kernel has the address family.
 pub fn vsock() -> (Option<u32>, bool) {
     const GET_LOCAL_CID: c_ulong = 0x7b9;
     let family = Socket::new(Domain::VSOCK, Type::STREAM, None).is_ok();

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::session_group::{Cue, Session};
 use crate::transport::{BufferSizes, Buffers, Conn, Listener, PeerHost, is_timeout};
 
-/// A stranger who connects and says nothing holds one answering thread for this long.
+/// A stranger who connects and sends nothing holds one answering thread for this long.
 const STRANGER: Duration = Duration::from_secs(5);
 
 pub fn connect_and_ask(session: usize, to: &Address, buffers: Buffers, cue: &Cue) -> Result<Session, Error> {
@@ -53,7 +53,7 @@ fn exchange(conn: &Conn, request: &[u8], response: &mut [u8]) -> io::Result<()> 
     }
 }
 
-/// Answers until told to stop. A connection that goes wrong is its asker's to report; the next may be fine.
+/// Answers until the test stops. A connection that goes wrong is its asker's to report; the next may be fine.
 pub fn accept_and_answer(
     listener: &Listener,
     from: PeerHost,

@@ -11,9 +11,9 @@ use crate::meter::Tally;
 use crate::session_group::{Cue, Session};
 use crate::transport::{DatagramConn, Sent};
 
-/// How long a receiver sleeps before it looks whether all is over.
+/// How long a receiver sleeps before it checks whether all is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// What is under way may still arrive this long after the sender was said to be done.
+/// What is under way may still arrive this long after the sender was reported to be done.
 const DRAIN: Duration = Duration::from_millis(300);
 /// A request whose answer takes longer is lost.
 const TIMEOUT: Duration = Duration::from_secs(1);

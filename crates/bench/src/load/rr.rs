@@ -71,7 +71,7 @@ impl Outstanding {
             match conn.try_write(request.get(self.sent..).unwrap_or_default()) {
                 Ok(count) => self.sent += count,
                 Err(error) if is_timeout(&error) && !self.asked.is_empty() => break, // an answer makes room
-                // Nothing is owed to us: the ordinary way may wait for room.
+                // No answer is pending: the ordinary way may wait for room.
                 Err(error) if is_timeout(&error) => {
                     conn.write_all(request.get(self.sent..).unwrap_or_default())?;
                     self.sent = request.len();

@@ -85,7 +85,7 @@ pub struct Report {
     /// Datagrams that arrived, a second; none for streams and requests.
     #[serde(default)]
     pub packets_per_second: Option<f64>,
-    /// What TCP tells about the connections when the test is over.
+    /// What TCP reports about the connections when the test is over.
     #[serde(default)]
     pub tcp: TcpEnds,
     #[serde(default)]
@@ -340,7 +340,7 @@ impl RoundTrips {
     }
 }
 
-/// A kernel may give less than it was asked for without an error: the notes say so.
+/// A kernel may give less than it was asked for without an error: there is a note then.
 /// The kernel doubles what it grants, for its own book-keeping (socket(7)), except to vsock streams.
 fn notes(spec: &Spec, transport: &str, local: BufferSizes, remote: &Outcome) -> Vec<String> {
     let reported = |size: Option<u64>| size.filter(|&size| size > 0);
@@ -364,7 +364,7 @@ fn notes(spec: &Spec, transport: &str, local: BufferSizes, remote: &Outcome) -> 
     short.collect()
 }
 
-/// Makes a report of whatever a server says, for the fuzzer.
+/// Makes a report of whatever a server sends, for the fuzzer.
 pub(crate) fn of_anything(remote: &Outcome) {
     for (test, to) in
         [(Test::Stream, "tcp:x"), (Test::Maerts, "udp:x"), (Test::Bidir, "vsock:4"), (Test::Rr, "unix:x")]

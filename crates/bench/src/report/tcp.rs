@@ -1,4 +1,4 @@
-//! What TCP tells about an end's connections when the test is over.
+//! What TCP reports about an end's connections when the test is over.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub struct TcpSummary {
     /// Smallest round trip, of all.
     #[serde(default)]
     pub min_rtt_us: u64,
-    /// How long connections had something to send, together; zero where the kernel does not tell (before
+    /// How long connections had something to send, together; zero where the kernel does not report it (before
     /// 4.10).
     #[serde(default)]
     pub busy_us: u64,

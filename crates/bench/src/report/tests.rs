@@ -156,7 +156,7 @@ fn the_page_about_the_json_names_every_key() {
     let json = serde_json::to_value(&report).unwrap();
     for (key, value) in json.as_object().unwrap() {
         notes_of(key);
-        // What TCP tells depends on the kernel, and is named in part.
+        // What TCP reports depends on the kernel, and is named in part.
         let inner = if value.is_array() { &value[0] } else { value };
         let ends =
             ["cpu", "cpu_process", "machine", "tcp"].contains(&key.as_str()) || key.starts_with("service");

@@ -31,13 +31,13 @@ const WRONG: Duration = Duration::from_millis(500);
 const NEXT: Duration = Duration::from_secs(60);
 const QUESTIONS: usize = 256;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// How often an idle listener looks whether the test is over.
+/// How often an idle listener checks whether the test is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub fn serve(channel: Channel, server_address: &Address, shared: &Shared) {
     if let Err(error) = answer(&channel, server_address, shared) {
         (shared.log)(&error.to_string());
-        // Its own hang-up is no news to a client; anything else it should hear. It may be deaf by now.
+        // A client knows of its own hang-up; anything else is sent to it, though it may not read any more.
         if !matches!(error, Error::Gone { .. } | Error::Version { .. }) {
             let _ = channel.send(&Message::Error { message: error.to_string() });
         }
@@ -90,7 +90,7 @@ fn answer_questions(channel: &Channel, shared: &Shared, request: serde_json::Val
 fn answer_one(channel: &Channel, shared: &Shared, request: &serde_json::Value) -> Result<(), Error> {
     let examiner = shared.examiner.as_ref().ok_or_else(|| {
         Error::Usage(
-            "it tells nothing about its machine: start it as vmlane bench server --doctor".to_owned(),
+            "it answers no questions about its machine: start it as vmlane bench server --doctor".to_owned(),
         )
     })?;
     let (here, there) = channel.conn().ip_addresses();
@@ -176,7 +176,8 @@ fn watch(
         Message::Finish => {}
         other => return Err(channel.unexpected(&other)),
     }
-    // An open house is idle from here on and takes a glance to notice; a stream may still be arriving.
+    // A server of crr or datagrams is idle from here on and notices at its next poll; a stream may still be
+    // arriving.
     let unbounded = spec.test == Test::Crr || spec.datagrams;
     let early = early.or_else(|| unbounded.then(cpu::sample));
     if unbounded {

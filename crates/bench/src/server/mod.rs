@@ -35,7 +35,7 @@ pub struct Question<'a> {
     pub there: Option<IpAddr>,
 }
 
-/// Answers questions about this machine. What it refuses, it says in words for the one who asked.
+/// Answers questions about this machine. An error is text for the one who asked.
 pub type Examiner = Arc<dyn Fn(&Question<'_>) -> Result<serde_json::Value, String> + Send + Sync>;
 
 pub struct Server {
@@ -49,7 +49,7 @@ struct Shared {
     log: Log,
     /// What a client must know.
     secret: Option<Secret>,
-    /// None: nothing is told about this machine.
+    /// None: no questions about this machine are answered.
     examiner: Option<Examiner>,
 }
 
@@ -65,7 +65,7 @@ impl Server {
         let listeners = addresses.iter().map(|address| Listener::bind(address, Buffers::default()));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         for listener in &listeners {
-            // poll says when to accept; this is for a client that is gone again by then.
+            // poll reports when to accept; this is for a client that is gone again by then.
             listener.set_timeout(Duration::from_millis(100)).map_err(Error::io("preparing a listener"))?;
         }
         let shared = Shared {

@@ -23,7 +23,7 @@ const LONGEST: usize = 1 << 16;
 
 pub struct DatagramConn {
     end: End,
-    /// Told to those who look at strangers.
+    /// For those who check the sender of a datagram.
     pub token: u32,
     /// What does not fit counts as sent, and is lost.
     dont_fragment: AtomicBool,
@@ -177,7 +177,7 @@ impl DatagramConn {
         }
     }
 
-    /// Bytes of the next datagram, cut to the buffer; None: none within the patience.
+    /// Bytes of the next datagram, cut to the buffer; None: none within the timeout.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let got = match &self.end {
             End::Kernel(socket) => (&*socket).read(buffer),
@@ -193,7 +193,7 @@ impl DatagramConn {
             // By a signal, or because the process was stopped for a while: waiting anew each time might never
             // come to an end.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
-            // The peer's machine says that no program listens (any more): the same as silence.
+            // The peer's machine reports that no program listens (any more): the same as silence.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
             Err(error) => Err(error),
         }
@@ -209,7 +209,7 @@ impl DatagramConn {
         let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
         let ready = poll(&mut fds, Some(&moment)).unwrap_or(0);
         if ready > 0 {
-            // Writable, it says, but the queue that was full is another one (a driver's, or the peer's).
+            // It is writable, but the queue that was full is another one (a driver's, or the peer's).
             std::thread::sleep(Duration::from_micros(50));
         }
     }

@@ -19,14 +19,14 @@ pub struct Buffers {
     pub maximum: Option<u64>,
 }
 
-/// What the kernel says it gave.
+/// What the kernel reports that it gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferSizes {
     pub send: u64,
     pub recv: u64,
 }
 
-/// Who is at the other end, as far as the family can tell: a data connection must come from the same.
+/// Who is at the other end, as far as the family shows it: a data connection must come from the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerHost {
     Ip(IpAddr),
@@ -54,7 +54,7 @@ pub fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Whether an error only says that the socket's patience ran out.
+/// Whether an error only means that the socket's timeout has passed.
 pub fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }

@@ -84,8 +84,8 @@ impl Conn {
         }
     }
 
-    /// Is there something to read, or the end? `polled`: what poll said of the descriptor. To be asked before
-    /// poll, too: a host socket's descriptor only carries signals.
+    /// Is there something to read, or the end? `polled`: what poll returned for the descriptor. To be asked
+    /// before poll, too: a host socket's descriptor only carries signals.
     pub fn is_readable(&self, polled: bool) -> io::Result<bool> {
         match &self.end {
             End::Kernel(_) => Ok(polled),
@@ -260,7 +260,7 @@ fn connect_vsock(cid: u32, port: u32, buffers: Buffers) -> io::Result<End> {
     };
     let socket = vsock::connect(cid, port, buffers).map(End::Kernel);
     match (socket, unknown) {
-        // Without the family the kernel's word says less than the daemon's.
+        // Without the family the kernel's error is less precise than the daemon's.
         (Err(error), Some(Err(unknown))) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Err(unknown),
         (socket, _) => socket,
     }
@@ -319,7 +319,7 @@ impl Listener {
         }
     }
 
-    /// Waits at most `patience` (a socket option: set once, not per call) for one connection.
+    /// Waits at most `timeout` (a socket option: set once, not per call) for one connection.
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         match &self.accepting {
             Accepting::Kernel(socket) => socket.set_read_timeout(Some(timeout)),

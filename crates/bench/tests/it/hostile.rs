@@ -176,7 +176,7 @@ fn both_ends_send_their_versions() {
     assert!(error.contains("speaks version 99") && error.contains("this program version 2"), "{error}");
 }
 
-/// What a client says about a server that behaves as given.
+/// The error of a client for a server that behaves as given.
 fn against(behave: impl FnOnce(Hand) + Send) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address: Address =
@@ -257,7 +257,7 @@ fn datagrams_of_strangers_are_ignored() {
     assert!(hand.receive().unwrap().contains("accepted"));
     hand.send_json(r#"{"type":"start"}"#);
     assert!(hand.receive().unwrap().contains("started"));
-    // A number that says nothing, a hello in the middle, a header that is cut: none is counted.
+    // A number without meaning, a hello in the middle, a header that is cut: none is counted.
     for junk in [&hello[..], &hello[..23], &[7; 24][..]] {
         stranger.send(junk).unwrap();
     }

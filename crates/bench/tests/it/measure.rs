@@ -357,7 +357,7 @@ fn an_observer_gets_every_interval() {
             })),
             every: Some((Duration::from_millis(100), Box::new(|progress| counted.push(*progress)))),
         };
-        // Long enough for 30 looks.
+        // Long enough for 30 intervals.
         let spec = Spec { seconds: 3.0, ..quick(Test::Stream) };
         vmlane_bench::run(&to, &spec, &Options::default(), &mut hooks).unwrap()
     };

@@ -19,7 +19,7 @@ struct Sample {
     cpu: f64,
 }
 
-/// How many turns of how many seconds: a look, or numbers (`VMLANE_TINY=20,1`).
+/// How many turns of how many seconds: a short check, or figures (`VMLANE_TINY=20,1`).
 fn plan() -> (usize, f64) {
     let asked = std::env::var("VMLANE_TINY").ok();
     let asked = asked.as_deref().and_then(|text| text.split_once(','));
@@ -35,7 +35,7 @@ fn compiled(folder: &Path) -> PathBuf {
     program
 }
 
-/// Bytes, seconds and CPU seconds that an end of the tiny tool says.
+/// Bytes, seconds and CPU seconds that an end of the tiny tool prints.
 fn numbers(line: &str) -> [f64; 3] {
     let all: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
     all.try_into().unwrap_or_else(|_| panic!("{line:?}"))

@@ -167,7 +167,7 @@ impl Connection {
             };
             receiver.is_acknowledged(segment, scale);
         }
-        // What came with the first segment is rare and not looked at; a reset's data is a text for people.
+        // What came with the first segment is rare and not examined; a reset's data is a text for people.
         if !flags.syn && !flags.rst {
             sender.sends(segment, Terms { mss: agreed.filter(|mss| *mss > 0), round_trip: handshake });
         }

@@ -1,7 +1,7 @@
 //! Packets of a capture file, one after another: pcap and pcapng, of either byte order and any resolution of
 //! time.
 //!
-//! Only headers are looked at, and never more of the file is in memory than one buffer holds. A file may come
+//! Only headers are examined, and never more of the file is in memory than one buffer holds. A file may come
 //! from anyone: a damaged one is read as far as it goes.
 
 use std::borrow::Cow;
@@ -14,7 +14,7 @@ use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption
 use pcap_file::pcapng::{PcapNgReader, RawBlock};
 use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
 
-/// Interfaces of a pcapng file that are told apart.
+/// Interfaces of a pcapng file that are distinguished.
 pub const MOST_INTERFACES: usize = 256;
 
 /// Types of blocks of pcapng.

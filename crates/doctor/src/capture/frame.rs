@@ -17,12 +17,12 @@ pub type Mac = [u8; 6];
 
 /// `ARPHRD_VSOCKMON` of linux/if_arp.h.
 const VSOCKMON: [u8; 2] = 826_u16.to_be_bytes();
-/// Tunnels inside of tunnels that are looked into.
+/// Nested tunnels that are examined.
 const DEEPEST: usize = 2;
 
 pub enum Frame {
     Tcp(Segment),
-    /// ARP: the address belongs to this card, says the sender.
+    /// ARP: the sender claims the address for this card.
     Claim {
         network: Network,
         address: IpAddr,
@@ -108,7 +108,7 @@ pub fn decode(packet: &Packet<'_>) -> Frame {
         DataLink::LINUX_SLL2 if bytes.get(8..10) == Some(&VSOCKMON) => {
             return Frame::Unexamined(Unexamined::Vsock);
         }
-        // Of several interfaces at once, each frame says which one it was.
+        // Of several interfaces at once, each frame names which one it was.
         DataLink::LINUX_SLL2 => {
             let index = bytes.get(4..8).and_then(|bytes| bytes.first_chunk::<4>());
             interface = index.map_or(0, |index| u32::from_be_bytes(*index));
@@ -163,7 +163,7 @@ fn meaning(packet: &Packet<'_>, interface: u32, tunnel: Option<u32>, sliced: &La
     }
     let protocol = sliced.net.as_ref().and_then(LaxNetSlice::ip_payload_ref).map(|ip| ip.ip_number);
     let other = Frame::Unexamined(protocol.map_or(Unexamined::NoIp, Unexamined::Protocol));
-    // Frames that the card shall cut may be longer than the field can say, which then is zero.
+    // Frames that the card shall cut may be longer than the field can hold, which then is zero.
     let whole = if announced == 0 { packet.length.saturating_sub(header as u32) } else { announced };
     let tcp = match &sliced.transport {
         Some(TransportSlice::Tcp(tcp)) => tcp,
@@ -270,7 +270,7 @@ fn too_big(point: Point, packet: &[u8], mtu: u32) -> Option<Frame> {
     })
 }
 
-/// The ports of a TCP segment that begins at `at`, if the byte at `protocol` says that it is one.
+/// The ports of a TCP segment that begins at `at`, if the byte at `protocol` is TCP's.
 fn ports(packet: &[u8], at: usize, protocol: usize) -> Option<(u16, u16)> {
     if *packet.get(protocol)? != 6 {
         return None;

@@ -29,7 +29,7 @@ pub struct Half {
     /// Behind the last byte that was sent, and that was acknowledged.
     next: i64,
     acknowledged: i64,
-    /// What the receiver has told of its window, in bytes if its scale is known.
+    /// The window that the receiver has announced, in bytes if its scale is known.
     window: Option<u64>,
     announced_window: u16,
     zero_since: Option<i64>,
@@ -301,7 +301,7 @@ impl Half {
         true
     }
 
-    /// By what the sender knew that it had to send again: the age of a loss says nothing while others are
+    /// By what the sender knew that it had to send again: the age of a loss means nothing while others are
     /// mended.
     fn sent_again(&mut self, now: i64, start: i64, segments: u64, timeout: i64, is_reported: bool) {
         let idle = now.saturating_sub(self.last_moved);
@@ -337,7 +337,7 @@ impl Half {
         }
     }
 
-    /// The other end acknowledges what this one sent, and tells its window.
+    /// The other end acknowledges what this one sent, and announces its window.
     pub fn is_acknowledged(&mut self, segment: &Segment, scale: Option<u8>) {
         let now = segment.time;
         self.begin(segment.acknowledged);
@@ -371,7 +371,7 @@ impl Half {
                 last.full = false;
             }
         }
-        // Of an opening it says that whoever answers has no room yet, of an end that nothing is expected.
+        // In an opening it means that the answering end has no room yet, in an end that nothing is expected.
         let flags = segment.flags;
         let is_closed = segment.window == 0 && !flags.syn && !flags.rst && !flags.fin;
         match (is_closed, self.zero_since) {
@@ -432,7 +432,7 @@ impl Half {
         }
     }
 
-    /// A block below the acknowledgement, or inside the next block, tells of data that came twice (RFC 2883).
+    /// A block below the acknowledgement, or inside the next block, reports data that came twice (RFC 2883).
     fn selective_blocks(&mut self, segment: &Segment, to: i64) {
         let [Some((start, end)), second] = segment.options.sacks else { return };
         let (start, end) = (self.place(start), self.place(end));

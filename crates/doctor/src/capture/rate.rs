@@ -51,7 +51,7 @@ impl Rate {
     }
 
     /// The mean and the relative deviation of the rate, in bytes a second, and in which share of the pieces
-    /// something was lost; without the first quarter, in which TCP looks for its rate, and the last piece,
+    /// something was lost; without the first quarter, in which TCP searches for its rate, and the last piece,
     /// which is not full.
     pub fn steady(&self) -> Option<(f64, f64, f64)> {
         let count = self.pieces.len();

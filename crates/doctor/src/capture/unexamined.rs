@@ -1,4 +1,4 @@
-//! Packets from which no conclusion is drawn: what they are, so that a report says what it has passed over.
+//! Packets from which no conclusion is drawn: what they are, so that a report names what it has passed over.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -25,7 +25,7 @@ pub struct Way {
     pub seen: Seen,
 }
 
-/// What an end says of itself in its first segment.
+/// What an end announces in its first segment.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Opening {
     pub mss: Option<u16>,
@@ -63,7 +63,7 @@ pub struct Seen {
     /// A segment that was sent again and again, never acknowledged at this size.
     pub stuck_bytes: u32,
     pub stuck_times: u32,
-    /// What a router said of the MTU, and packets above it that were sent again all the same.
+    /// The MTU that a router reported, and packets above it that were sent again all the same.
     pub reported_mtu: Option<u32>,
     pub ignored_mtu: u64,
     /// The receiver's window: how large it was at most and at least, frames that filled it, and for how long

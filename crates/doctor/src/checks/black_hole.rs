@@ -32,7 +32,7 @@ fn of(way: &Way) -> Option<Finding> {
     let tunnel = "1400";
     if let Some(mtu) = seen.reported_mtu.filter(|_| seen.ignored_mtu >= 2) {
         let what = format!(
-            "{from} was told of an MTU of {mtu} on the way to {to} and sends larger packets all the same."
+            "{from} was notified of an MTU of {mtu} on the way to {to} and sends larger packets all the same."
         );
         let cost = Cost::estimated(0.99, "what is larger never arrives");
         let remedy =

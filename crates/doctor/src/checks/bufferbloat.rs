@@ -20,7 +20,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 fn of(evidence: &Evidence, from: End, idle: f64) -> Option<Finding> {
     let loaded = evidence.run(Kind::Loaded, from).and_then(|run| run.median_us());
     let of_transfer = evidence.run(Kind::Stream, from).and_then(|run| run.tcp()).map(|tcp| tcp.rtt_us);
-    // Where frames are lost, round trips hold time-outs and say nothing of a queue.
+    // Where frames are lost, round trips include time-outs and show nothing of a queue.
     let loses = evidence.run(Kind::Stream, from).is_some_and(|run| run.timeouts() > 1);
     let seen = loaded.or(of_transfer).filter(|us| *us > LONG_US && *us > 10.0 * idle && !loses)?;
     let way = evidence.way(from);

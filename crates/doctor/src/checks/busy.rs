@@ -38,7 +38,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                     .run(&["renice", "-n", "19", "-p", &pid]);
                 finding.evidence(seen).remedy(remedy)
             }
-            None => finding.remedy(Remedy::new("look at what runs").run(&["top", "-b", "-n", "1"])),
+            None => finding.remedy(Remedy::new("find out what uses the CPUs").run(&["top", "-b", "-n", "1"])),
         })
     });
     found.collect()

@@ -54,7 +54,7 @@ fn between(evidence: &Evidence, way: &Way) -> Option<String> {
     let mut same = ways.filter(|other| (other.from, other.to) == (way.from, way.to) && other.is_whole);
     let (one, other) = (same.next()?, same.next()?);
     let (more, fewer) = if one.seen.bytes >= other.seen.bytes { (one, other) } else { (other, one) };
-    // What a capture has itself missed says nothing of the path.
+    // What a capture has itself missed shows nothing of the path.
     if more.seen.missed + fewer.seen.missed > 0 {
         return None;
     }

@@ -24,7 +24,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 Remedy::new("use the kernel's own driver, or the build for this very kernel")
                     .run(&["modinfo", "-F", "vermagic", module])
                     .lasting("VMware", "remove the drivers of old VMware Tools; Linux has its own vmxnet3")
-                    .lasting("Windows", "update VMware Tools, and look at the driver's date: Get-NetAdapter | Format-List Driver*"),
+                    .lasting("Windows", "update VMware Tools, and check the driver's date: Get-NetAdapter | Format-List Driver*"),
             )
     });
     found.collect()

@@ -20,7 +20,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let what = format!("A round trip between these neighbours takes {}.", time(trip));
     let cost = Cost::measured(0.6, format!("{} for each request", time(trip)));
     let remedy = Remedy::new(
-        "look for a queueing discipline with a delay on both machines, and at who uses their CPUs",
+        "check both machines for a queueing discipline with a delay, and for programs that use their CPUs",
     )
     .run(&["tc", "-s", "qdisc", "show", "dev", &card])
     .run(&["tc", "qdisc", "del", "dev", &card, "root"]);

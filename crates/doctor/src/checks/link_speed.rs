@@ -21,7 +21,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             return None;
         }
         let what = format!(
-            "The speed that {} on {} tells, {}, is a label and no limit.",
+            "The speed that {} on {} reports, {}, is a label and no limit.",
             card.name,
             evidence.name(end),
             rate(stated)

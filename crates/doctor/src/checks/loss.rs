@@ -8,7 +8,7 @@ use crate::text::rate;
 
 pub const CHECK: Check = Check { name: "loss", examine };
 
-/// Datagrams of a probe below which a share says little.
+/// Datagrams of a probe below which a share means little.
 const FEW: u64 = 40;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {

@@ -30,7 +30,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         );
         let peer = evidence.facts(run.from)?.path.as_ref()?.peer.to_string();
         let remedy = Remedy::new(
-            "look at advmss and mtu of the routes on both machines, and for MSS clamping on the way",
+            "check advmss and mtu of the routes on both machines, and search for MSS clamping on the way",
         )
         .run(&["ip", "route", "get", &peer])
         .run(&["nft", "list", "ruleset"]);
@@ -50,7 +50,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
     let (from, to) = (way.from.ip(), way.to.ip());
     let seen = format!("first segments: {from} takes segments of {sends} bytes, {to} of {receives}");
     let remedy =
-        Remedy::new("compare the MTUs of both machines and of what is between, and look for MSS clamping")
+        Remedy::new("compare the MTUs of both machines and of what is between, and search for MSS clamping")
             .run(&["ip", "link", "show"])
             .run(&["ip", "route", "get", &to.to_string()]);
     let mss = sends.min(receives);

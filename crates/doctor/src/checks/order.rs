@@ -24,7 +24,7 @@ fn of(way: &Way, count: u64, how: &str) -> Option<Finding> {
     let (from, to) = (way.from.ip(), way.to.ip());
     let what = format!("{:.1} % of the frames from {from} to {to} are {how}.", share * 100.0);
     let cost = Cost::estimated(0.2 + share, "TCP takes them for losses and slows down");
-    let remedy = Remedy::new("look for several paths for one connection (bonds, teams, RPS, per-packet balancing), loops and mirrors")
+    let remedy = Remedy::new("search for several paths for one connection (bonds, teams, RPS, per-packet balancing), loops and mirrors")
         .run(&["cat", "/proc/net/bonding/INTERFACE"])
         .run(&["bridge", "-s", "link"]);
     let shown = format!("{count} of {} frames", way.seen.frames);

@@ -23,7 +23,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             );
             let cost = Cost::estimated(0.3, "smaller segments: more of them, and more CPU");
             let route = path.peer.to_string();
-            let remedy = Remedy::new("look at the route's mtu, and remove what the kernel has learned")
+            let remedy = Remedy::new("check the route's mtu, and remove what the kernel has learned")
                 .run(&["ip", "route", "get", &route])
                 .run(&["ip", "route", "flush", "cache"]);
             let seen = format!("IP_MTU towards {route}: {mtu}");
@@ -46,7 +46,7 @@ fn lost(evidence: &Evidence, from: End) -> Option<Finding> {
     let Some(arrived) = arrived else {
         let what = format!("No datagram arrives {way}, whatever its size, although TCP does.");
         let cost = Cost::measured(1.0, "everything that uses UDP");
-        let remedy = Remedy::new("look for a filter of UDP on both machines and between them")
+        let remedy = Remedy::new("search for a filter of UDP on both machines and between them")
             .run(&["nft", "list", "ruleset"]);
         return Some(Finding::new(CHECK.name, Severity::Broken, what, cost).remedy(remedy));
     };

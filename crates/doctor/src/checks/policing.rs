@@ -53,7 +53,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
 }
 
 fn of(evidence: &Evidence, from: End) -> Option<Finding> {
-    // A short transfer that has just lost something says nothing of its steady rate.
+    // A short transfer that has just lost something shows nothing of its steady rate.
     let run = evidence.run(Kind::Stream, from).filter(|run| run.report.seconds >= LONG)?;
     let lost = run.lost_segments();
     let (bytes, probe) = loss::probe(evidence, from)?;

@@ -29,7 +29,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
         let what = format!("{} sends segments again that have arrived, to {}.", way.from.ip(), way.to.ip());
         let share = again.spurious as f64 / way.seen.segments.max(1) as f64;
         let cost = Cost::estimated(0.2 + share, "the sender slows down as after a loss");
-        let remedy = Remedy::new("look for what lets frames overtake each other (several paths or queues for one connection), for lost \
+        let remedy = Remedy::new("find out what lets frames overtake each other (several paths or queues for one connection), for lost \
                                   acknowledgements, and for machines that get no CPU")
             .run(&["nstat", "-az", "TcpExtTCPDSACKRecv", "TcpExtTCPSpuriousRTOs", "TcpExtTCPTSReorder"]);
         return Some(
@@ -98,7 +98,7 @@ fn of_run(evidence: &Evidence, from: End) -> Option<Finding> {
     );
     let remedy = if twice * 2 > again {
         Remedy::new(
-            "look for what lets frames overtake each other: several paths or queues for one connection",
+            "find out what lets frames overtake each other: several paths or queues for one connection",
         )
         .run(&["nstat", "-az", "TcpExtTCPDSACKRecv", "TcpExtTCPTSReorder"])
     } else {

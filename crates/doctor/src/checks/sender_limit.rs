@@ -20,8 +20,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 /// A sender whose connection is idle for most of a transfer, although it sends as fast as it can.
 fn of_run(evidence: &Evidence, run: &Run) -> Option<Finding> {
     let tcp = run.tcp()?;
-    // A kernel before 4.10 does not tell. What was sent before the measurement counts too, which makes for
-    // fewer findings.
+    // A kernel before 4.10 does not report it. What was sent before the measurement counts too, which makes
+    // for fewer findings.
     let (busy, whole) = (tcp.busy_us as f64, run.report.seconds * 1e6);
     let waited = tcp.rwnd_limited_us.saturating_add(tcp.sndbuf_limited_us) as f64;
     let is_idle = busy > 0.0 && busy < whole / 2.0;
@@ -37,7 +37,7 @@ fn of_run(evidence: &Evidence, run: &Run) -> Option<Finding> {
         busy / whole * 100.0,
         run.sent_again()
     );
-    let remedy = Remedy::new("look at the sender: a busy CPU, small writes, what the program waits for")
+    let remedy = Remedy::new("check the sender: a busy CPU, small writes, what the program waits for")
         .run(&["top", "-b", "-H", "-n", "1"]);
     Some(Finding::new(CHECK.name, Severity::Machine, what, cost).at(run.from).evidence(seen).remedy(remedy))
 }
@@ -75,7 +75,7 @@ fn of(way: &Way) -> Option<Finding> {
         seen.most_in_flight,
         time(usual as f64 / 1e3)
     );
-    let remedy = Remedy::new("look at the sender: one CPU that is busy, segmentation offload, small writes, what the program waits for")
+    let remedy = Remedy::new("check the sender: one CPU that is busy, segmentation offload, small writes, what the program waits for")
         .run(&["top", "-b", "-H", "-n", "1"])
         .run(&["ethtool", "-k", "INTERFACE"])
         .run(&["ss", "-tinm", "dst", &to.to_string()]);

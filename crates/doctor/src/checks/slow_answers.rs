@@ -35,7 +35,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     };
     let cost = Cost::measured(0.95, "whatever asks it for something waits as long");
     let remedy = Remedy::new(
-        "look at what stops its programs: T or D as the state, memory or disk that they wait for",
+        "find out what stops its programs: T or D as the state, memory or disk that they wait for",
     )
     .run(&["ps", "-eo", "pid,stat,pcpu,wchan:20,args"])
     .run(&["cat", "/proc/pressure/cpu", "/proc/pressure/memory", "/proc/pressure/io"])
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn only_an_end_that_is_waited_for_without_loss_is_found() {
         let mut evidence = fixture::healthy();
-        let wait = |seconds, answered| Wait { what: "telling its counters".to_owned(), seconds, answered };
+        let wait = |seconds, answered| Wait { what: "reading its counters".to_owned(), seconds, answered };
         evidence.waits = vec![wait(1.4, true)];
         assert!(examine(&evidence).is_empty(), "once and not for long");
         evidence.waits.push(wait(2.5, true));

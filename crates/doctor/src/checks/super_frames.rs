@@ -13,9 +13,9 @@ pub const CHECK: Check = Check { name: "super-frames-lost", examine };
 const SLOW: f64 = 6.0;
 /// Small requests that show, without any time-out, that the machines had their CPUs meanwhile.
 const ENOUGH: f64 = 10.0;
-/// Segments of requests that are sent again, of which a share says something.
+/// Segments of requests that are sent again, from which a share means something.
 const FEW: u64 = 10;
-/// Single segments that say something, and pairs.
+/// Single segments from which a share means something, and pairs.
 const SLOWLY: f64 = 5.0;
 /// Segments of pairs that are sent again. Not for each pair: after a few losses TCP's window is so small that
 /// it sends the two segments apart, and they arrive.

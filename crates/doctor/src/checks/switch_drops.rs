@@ -87,7 +87,9 @@ const REASONS: [Reason; 12] = [
         severity: Severity::Slow,
         share: 0.5,
         what: "sends more broadcast and multicast frames than its flood_limit",
-        remedy: |nic| group(nic, "look for a loop in the guest; for streams of multicast raise flood_limit"),
+        remedy: |nic| {
+            group(nic, "search for a loop in the guest; for streams of multicast raise flood_limit")
+        },
     },
     Reason {
         counter: "drop_shaped",

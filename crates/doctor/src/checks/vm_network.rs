@@ -36,8 +36,7 @@ fn of_vm(vm: &Vm) -> Vec<Finding> {
         Remedy::new("start the VM with the arguments that vmlane prints").run(&["vmlane", "qemu-args", name]);
     if vm.quarantined {
         let what = format!("The devices of VM {name} are out of service: they failed too often.");
-        let remedy =
-            Remedy::new("look at the daemon's log, then release it").run(&["vmlane", "release", name]);
+        let remedy = Remedy::new("read the daemon's log, then release it").run(&["vmlane", "release", name]);
         found.push(
             finding(Severity::Broken, what, 1.0, "it has no network")
                 .evidence("vmlane status: quarantined")

@@ -8,7 +8,7 @@ use vmlane_bench::cpu;
 
 use super::files;
 
-/// Processes that are looked at.
+/// Processes that are examined.
 const MOST: usize = 16_384;
 
 /// Ticks since the machine started, of all CPUs together.

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::files;
 use crate::sys::Ethtool;
 
-/// Interfaces that are told of; a container host may have thousands.
+/// Interfaces that are reported; a container host may have thousands.
 const MOST: usize = 24;
-/// Interrupts of an interface that are told of.
+/// Interrupts of an interface that are reported.
 const MOST_INTERRUPTS: usize = 64;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub struct Interface {
     pub mac: String,
     pub mtu: u32,
     pub is_up: bool,
-    /// As the driver says it; a label in a VM.
+    /// As the driver reports it; a label in a VM.
     pub speed_mbit: Option<i64>,
     pub addresses: Vec<IpAddr>,
     /// Those that matter for speed, by the kernel's names.

@@ -12,7 +12,7 @@ pub struct Machine {
     pub kernel: String,
     pub cpus: usize,
     pub cpu_model: String,
-    /// As CPUID tells it: "KVM", "VMware", "emulation (QEMU TCG)" ...; none on bare metal.
+    /// By CPUID: "KVM", "VMware", "emulation (QEMU TCG)" ...; none on bare metal.
     pub hypervisor: Option<String>,
     /// The processor is emulated in software.
     pub is_emulated: bool,

@@ -1,6 +1,6 @@
-//! A VM's virtual machine monitor: what its command line says of memory, CPUs and vmlane's devices.
+//! A VM's virtual machine monitor: memory, CPUs and vmlane's devices by its command line.
 //!
-//! Which process that is, the daemon knows from the connection that it serves. It is never looked for: any
+//! Which process that is, the daemon knows from the connection that it serves. It is never searched for: any
 //! user may start a process whose command line names any socket.
 
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::io::Read as _;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Threads of a process that are looked at; bytes of a command line.
+/// Threads of a process that are examined; bytes of a command line.
 const MOST_THREADS: usize = 1024;
 const LONGEST: u64 = 1 << 20;
 
@@ -19,7 +19,7 @@ pub struct Vmm {
     pub pid: u32,
     /// Unix sockets in its command line.
     pub sockets: Vec<String>,
-    /// `kvm`, `tcg` ...; none if it says nothing.
+    /// `kvm`, `tcg` ...; none if it is not given.
     pub accelerator: Option<String>,
     pub vcpus: usize,
     /// Whether its memory can be mapped by the daemon; none if it has no memory back end.
@@ -50,7 +50,7 @@ pub fn of_process(pid: u32) -> Result<Vmm, String> {
     let mut vmm = of_words(&words).ok_or_else(|| format!("process {pid} is no QEMU"))?;
     let threads = threads(pid);
     vmm.pid = pid;
-    // Each virtual CPU is a thread, whatever the command line says.
+    // Each virtual CPU is a thread, whatever the command line contains.
     vmm.vcpus = vmm.vcpus.min(threads.len().max(1));
     vmm.vcpu_threads = threads.into_iter().filter(|(name, _)| name.starts_with("CPU ")).collect();
     Ok(vmm)

@@ -2,9 +2,9 @@
 //! the doctor.
 //!
 //! The doctor changes nothing itself. It starts the guardian (this program, `vmlane doctor --guard`) and
-//! tells it over a pipe what to change and what to take back, a line of JSON each; the guardian answers each
+//! orders it over a pipe what to change and what to take back, a line of JSON each; the guardian answers each
 //! with a line. When the pipe ends, because the doctor is done, was interrupted or killed, or has crashed,
-//! the guardian takes back what is still changed. So it does if the doctor says nothing for [`TIMEOUT`], for
+//! the guardian takes back what is still changed. So it does if the doctor sends nothing for [`TIMEOUT`], for
 //! example because it was stopped, or its terminal hangs in the very connection that a change has cut. It has
 //! a session of its own: a Ctrl-C at the terminal does not reach it. Should the guardian be killed, the
 //! doctor takes everything back from the record; should both be killed, `vmlane doctor --undo` does.
@@ -24,7 +24,7 @@ use crate::change::Change;
 
 /// How long changes stay without a word from the doctor, which is longer than any of its measurements.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
-/// How often the guardian looks at the time.
+/// How often the guardian checks the time.
 const TICK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// Bytes of a line between the two.
 const LONGEST: u64 = 64 << 10;
@@ -87,7 +87,7 @@ fn answer(undone: Undone) -> Answer {
     Answer { error: None, restored: undone.restored, left: undone.left, failed: undone.failed }
 }
 
-/// To the doctor. If it is gone, the pipe's other half says so.
+/// To the doctor. If it is gone, the pipe's other half shows it.
 fn send(answer: &Answer) {
     let line = serde_json::to_string(answer).unwrap_or_default() + "\n";
     let mut stdout = std::io::stdout().lock();

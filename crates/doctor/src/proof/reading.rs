@@ -1,4 +1,4 @@
-//! What measurements without and with a remedy say of it.
+//! What measurements without and with a remedy show of it.
 
 use serde::Serialize;
 use vmlane_bench::confidence::median;
@@ -14,7 +14,7 @@ const MANY: usize = 8;
 /// ... and the median is better by so much.
 const WORTH: f64 = 1.05;
 
-/// What the measurements say of a remedy.
+/// What the measurements show of a remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -59,7 +59,7 @@ fn is_clear(small: &[f64], large: &[f64]) -> bool {
     pairs > 0.0 && larger as f64 / pairs >= clear && median(large) >= median(small) * WORTH
 }
 
-/// What all gauges together say of a remedy.
+/// What all gauges together show of a remedy.
 pub fn overall(readings: &[Reading]) -> Verdict {
     let any = |verdict| readings.iter().any(|reading| reading.verdict == verdict);
     match (any(Verdict::Helps), any(Verdict::Worse)) {

@@ -6,7 +6,8 @@
 //! | key | holds |
 //! | --- | --- |
 //! | `version` | 1 |
-//! | `boot` | /proc/sys/kernel/random/boot_id: after the next start of the machine, run-time settings are gone by themselves |
+//! | `boot` | /proc/sys/kernel/random/boot_id: after the next start of the machine, run-time settings are
+//! gone by themselves |
 //! | `namespace` | the cookie of the network namespace (`SO_NETNS_COOKIE`), 0 where the kernel has none |
 //! | `entries` | the changes, in their order |
 //!
@@ -116,7 +117,7 @@ pub fn directory() -> PathBuf {
 
 impl Store {
     /// # Errors
-    /// Say what is wrong with the directory, or that another proof runs.
+    /// The directory cannot be used, or another proof runs.
     pub fn open(path: &Path) -> Result<Store, String> {
         let wrong = |what: &str, error: Errno| format!("{}: {what}: {error}", path.display());
         let trust = Trust { private: true, ..Trust::default() };

@@ -93,7 +93,7 @@ impl Measuring<'_> {
         }
     }
 
-    /// Of this machine as it is now, of the other one as it was told.
+    /// Of this machine as it is now, of the other one as it was reported.
     fn mtu(&self, end: End) -> Option<u32> {
         let interface = self.evidence.facts(end)?.path_interface()?;
         match end {

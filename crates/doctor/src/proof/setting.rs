@@ -1,8 +1,9 @@
 //! The settings that a proof may change: run-time settings of this machine's network, and nothing else.
 //!
-//! A [`Setting`] says where, its [`Parts`] say how it is set. All of them are read and written alike, part by
-//! part, so that what somebody else changed meanwhile can be told from what a proof has changed. The kernel
-//! is asked by ioctl and through /proc: machines without `ip`, `ethtool` and `sysctl` are examined, too.
+//! A [`Setting`] is where, its [`Parts`] are how it is set. All of them are read and written alike, part by
+//! part, so that what somebody else changed meanwhile can be distinguished from what a proof has changed. The
+//! kernel is asked by ioctl and through /proc: machines without `ip`, `ethtool` and `sysctl` are examined,
+//! too.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -138,8 +138,8 @@ impl Ethtool {
         Ok(rustix::net::netdevice::name_to_index(&self.socket, interface)?)
     }
 
-    /// Tells the network namespace of this process from all others since the machine started; none from a
-    /// kernel before 5.14.
+    /// Distinguishes the network namespace of this process from all others since the machine started; none
+    /// from a kernel before 5.14.
     pub fn namespace(&self) -> Option<u64> {
         let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
         // SAFETY: the descriptor is open during the call; the kernel writes at most `length` bytes into

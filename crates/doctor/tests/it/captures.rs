@@ -23,7 +23,7 @@ fn read(scene: &Scene) -> Diagnosis {
 /// The sentences of all findings.
 fn findings(scene: &Scene) -> Vec<Finding> {
     let diagnosis = read(scene);
-    // Another form of the same file says the same.
+    // Another form of the same file gives the same.
     let other = judged(vec![read_bytes("test.pcapng", &scene.pcapng()).unwrap()]);
     let sentences = |diagnosis: &Diagnosis| -> Vec<String> {
         diagnosis.findings.iter().map(|finding| finding.what.clone()).collect()
@@ -197,7 +197,7 @@ fn losses_are_reported_by_cause() {
     let finding = only(&timeouts, "retransmits", "it waits for time-outs");
     assert!(finding.evidence[0].contains("540 after a time-out"), "{:?}", finding.evidence);
 
-    // Acknowledged already, or twice as the receiver says.
+    // Acknowledged already, or twice by the receiver's report.
     let mut spurious = opened();
     spurious.bulk(1000, 2000, 1460, 2.0, 200);
     for number in 0..40 {
@@ -344,7 +344,7 @@ fn captures_of_different_length_do_not_show_where_frames_are_lost() {
 }
 
 /// The frames that a capture of the receiver's end does not have are lost before it; both captures together
-/// say where.
+/// show where.
 #[test]
 fn two_captures_show_where_frames_are_lost() {
     let mut sender = opened();
@@ -580,12 +580,12 @@ fn black_holes_are_found() {
         at += 210_000 << doubling;
         ignored.data(at, A, 0, 1460);
     }
-    only(&ignored, "black-hole", "was told of an MTU of 1400");
+    only(&ignored, "black-hole", "was notified of an MTU of 1400");
     // A router's message belongs to the interface that the capture names for it.
     let cooked = judged(vec![read_bytes("any.pcap", &ignored.cooked()).unwrap()]);
-    assert!(cooked.findings[0].what.contains("was told of an MTU of 1400"), "{}", cooked.text());
+    assert!(cooked.findings[0].what.contains("was notified of an MTU of 1400"), "{}", cooked.text());
 
-    // Perhaps the other end has gone away: smaller ones are said to arrive only if some did.
+    // Perhaps the other end has gone away: smaller ones are reported to arrive only if some did.
     let mut first = opened();
     let mut at = 2000;
     first.data(at, A, 0, 1460);

@@ -1,5 +1,5 @@
-//! A whole examination of this machine by itself, over the loopback; and servers that tell nothing, or
-//! nonsense.
+//! A whole examination of this machine by itself, over the loopback; and servers that answer nothing, or
+//! malformed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ fn a_machine_can_be_examined_by_itself() {
     for from in [End::Near, End::Far] {
         let stream = evidence.run(Kind::Stream, from).expect("each direction alone");
         assert!(stream.bps() > 1e6, "{from:?}: {}", stream.bps());
-        assert!(stream.tcp().unwrap().busy_us > 0, "the kernel tells how long a connection was busy");
+        assert!(stream.tcp().unwrap().busy_us > 0, "the kernel reports how long a connection was busy");
         let (bytes, probe) = evidence.probes().find(|(_, run)| run.from == from).expect("datagrams");
         assert!(bytes >= 1500 && probe.lost() < 1.0, "{bytes} {:?}", probe.report.datagrams);
     }

@@ -30,7 +30,7 @@ pub struct Scene {
     pub macs: [[u8; 6]; 2],
     pub port: u16,
     ids: [u16; 2],
-    /// What a segment without a window of its own tells, not scaled.
+    /// The window that a segment without one of its own announces, not scaled.
     pub windows: [u16; 2],
 }
 
@@ -194,7 +194,7 @@ impl Scene {
         self.push(at, frame, length);
     }
 
-    /// A router between the two tells A that what it sends to B is too big.
+    /// A router between the two notifies A that what it sends to B is too big.
     pub fn too_big(&mut self, at: u64, mtu: u16) {
         let mut inner =
             Ipv4Header::new(1480, 64, IpNumber::TCP, Self::ip(A).octets(), Self::ip(B).octets()).unwrap();
