@@ -84,7 +84,7 @@ fn is_nic(interface: Node<'_, '_>, vm: &VmConfig, sockets: &Path) -> bool {
     has_mac || Path::new(&of("source", "path")).starts_with(sockets)
 }
 
-/// Attributes that say whether a part of the memory is shared.
+/// Attributes that show whether a part of the memory is shared.
 fn is_shared_memory(path: &str, attribute: &str) -> bool {
     matches!((path, attribute), ("/domain/cpu/numa/cell", "memAccess") | ("/domain/devices/memory", "access"))
 }

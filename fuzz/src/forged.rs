@@ -1,6 +1,6 @@
 //! Forged state files: overwritten, truncated, of another version, with records that are whole and
 //! wrong. Who forges a record here has the key, as only a previous daemon has: what is checked is what
-//! records say, not only their checksums.
+//! records contain, not only their checksums.
 
 pub mod held;
 pub mod session;
@@ -15,7 +15,7 @@ use vmlane_state::{Journal, Key};
 
 use crate::Input;
 
-/// Where a journal's front says its kind and the size of its halves, and where the first half begins.
+/// Where a journal's front has its kind and the size of its halves, and where the first half begins.
 const KIND: u64 = 12;
 const HALF: u64 = 16;
 const HEAD: u64 = 4096;
@@ -61,7 +61,7 @@ pub fn cut(file: &OwnedFd, len: u64) -> OwnedFd {
     shorter
 }
 
-/// A record that is changed, taken away, or told of something else.
+/// A record that is changed, taken away, or given another subject.
 fn forge(file: &OwnedFd, input: &mut Input<'_>, spared: &impl Fn(Key) -> bool) {
     let mut front = [0; 12];
     if share(file).read_exact_at(&mut front, KIND).is_err() {

@@ -1,4 +1,4 @@
-//! One lent frame through everything that reads and edits its head, without ports and without allocating.
+//! One frame through everything that reads and edits its head, without ports and without allocating.
 //! What comes out is checked with sums and offsets worked out here once more, byte by byte.
 
 use vmlane_device::vmxnet3::port::TxRules;
@@ -40,7 +40,7 @@ impl Bench {
         Bench { in_flight: Spans::new(map, true), sink, body }
     }
 
-    /// What a device would lend, then what the switch makes of it.
+    /// What a device would describe, then what the switch makes of it.
     pub fn run(&mut self, data: &[u8]) {
         let mut input = Input(data);
         let kinds = input.byte();
@@ -104,7 +104,7 @@ impl Bench {
         }
     }
 
-    /// A virtio NIC's driver that gives back what it was told requests the same.
+    /// A virtio NIC's driver that sends what was announced to it requests the same.
     fn check_announced(&self, packet: &RxFrame<'_>, expected: Offload) {
         let announced = VnetHeader::of(packet, 0);
         assert_eq!(announced.offload(packet.head), Some(expected), "{announced:?}");
@@ -127,7 +127,7 @@ impl Bench {
         assert_eq!(got, expected);
     }
 
-    /// The packet as its receiver has it, if it is not too long to look at each.
+    /// The packet as its receiver has it, if it is not too long to check each.
     fn written<'a>(&self, packet: &RxFrame<'_>, out: &'a mut [u8; WHOLE]) -> Option<&'a mut [u8]> {
         let out = out.get_mut(..packet.len())?;
         let written = packet.write(&self.sink, false);

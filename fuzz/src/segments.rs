@@ -167,7 +167,7 @@ impl Flow {
     }
 }
 
-/// What tells a segment's flow from others.
+/// What distinguishes a segment's flow from others.
 fn flow_of(frame: &[u8]) -> Vec<u8> {
     let tcp = tcp_at(frame);
     let addresses = if is_v6(frame) { HEADER + 8 } else { HEADER + 12 };
@@ -235,7 +235,7 @@ fn matches(flow: &VecDeque<(Option<Tci>, Segment)>, got: &Received, capabilities
     let header = usize::from(aggregate.header);
     let tcp = tcp_at(&got.bytes);
     assert_eq!(header, tcp + usize::from(got.bytes[tcp + 12] >> 4) * 4);
-    assert_eq!((got.bytes.len() - header).div_ceil(mss), count, "as many segments as it says");
+    assert_eq!((got.bytes.len() - header).div_ceil(mss), count, "as many segments as announced");
     check_ip(&got.bytes, &ethernet(&got.bytes, 0), got.bytes.len(), None);
     if flow.len() < count {
         return false;

@@ -192,7 +192,7 @@ impl Bench {
     fn settle(&mut self) {
         for round in 0..1000 {
             self.workers.iter_mut().for_each(|worker| assert!(worker.step(), "it was not asked to stop"));
-            // What one worker tells another comes a round later.
+            // What one worker sends another comes a round later.
             if round > 2 && !self.workers.iter().any(|worker| worker.moved()) {
                 return;
             }
@@ -274,7 +274,7 @@ impl Bench {
         }
     }
 
-    /// One frame, to its end: each port got what the model says, and nothing else.
+    /// One frame, to its end: each port got what the model has, and nothing else.
     fn send(&mut self, input: &mut Input<'_>, number: usize) {
         let to = self.address(input);
         let sender = &self.ports[number];
@@ -387,7 +387,7 @@ impl Bench {
             }
             if has(from).is_none() {
                 let behind = self.learned.get(&(group.clone(), from, vlan)).copied();
-                // What is outside the host stays there while it is heard of.
+                // What is outside the host stays there while frames of it come.
                 if sender.spec.uplink || behind.is_none_or(|behind| !self.ports[behind].spec.uplink) {
                     self.learned.insert((group.clone(), from, vlan), number);
                 }

@@ -1,5 +1,5 @@
 //! A vhost-user uplink and the switch at its other end, which owns none of the rules: what its used rings
-//! say, and what is written over the memory that both share. A peer that has kept the rules so far gets and
+//! have, and what is written over the memory that both share. A peer that has kept the rules so far gets and
 //! is given exactly what was sent.
 
 use std::collections::{HashSet, VecDeque};
@@ -30,7 +30,7 @@ const MTU: u16 = 1500;
 /// Memory of frames to the peer.
 const BODY: usize = 72 << 10;
 
-/// A frame that the uplink lent, as it was at first.
+/// A frame in flight from the uplink, as it was at first.
 struct InFlight {
     token: Token,
     head: Vec<u8>,
@@ -203,10 +203,10 @@ impl Bench {
         self.sent.push_back(Sent { bytes: frame, ids, doubtful });
     }
 
-    /// The peer says what is not so. If it has kept the rules until now, that is noticed.
+    /// The peer announces what is not so. If it has kept the rules until now, that is noticed.
     fn lie(&mut self, input: &mut Input<'_>) {
         let (kinds, ring) = (input.byte(), usize::from(input.byte() & 1));
-        // Buffers that it was not told of yet may be guessed, and are as good.
+        // Buffers that were not announced to it yet may be guessed, and are as good.
         self.with(|end| end.flush(Instant::now()));
         self.learn(ring);
         let first = std::mem::replace(&mut self.honest, false);
@@ -229,15 +229,15 @@ impl Bench {
     /// Might the uplink take this for a frame, or for one that the peer has taken?
     fn may_give_back(&self, ring: usize, id: u32, len: u32) -> bool {
         if ring == IN && self.in_flight.len() + self.sent.len() >= RING / 2 {
-            // So many are lent that no more are looked at.
+            // So many are in flight that no more are fetched.
             return true;
         }
         let Some(id) = u16::try_from(id).ok().filter(|id| usize::from(*id) < RING) else { return false };
         if ring == OUT {
             return self.holds[OUT].contains(&id);
         }
-        // Buffers of a frame that waits to be lent are the switch's until that is done with it. Those of one
-        // that is left out are the peer's at once.
+        // Buffers of a frame that waits to be fetched are the switch's until that is done with it. Those of
+        // one that is left out are the peer's at once.
         let waits = |sent: &Sent| !sent.doubtful && sent.ids.contains(&id);
         !self.sent.iter().any(waits) && (VNET as u32..=2112).contains(&len)
     }
@@ -303,7 +303,7 @@ impl Bench {
         let fetch = |end: &mut dyn FramePort| {
             let count = end.fetch(&mut tokens[..most]);
             for &token in &tokens[..count] {
-                assert!(in_flight.iter().all(|other| other.token != token), "{token:?} was lent twice");
+                assert!(in_flight.iter().all(|other| other.token != token), "{token:?} was fetched twice");
                 let frame = end.frame(token);
                 check(&frame);
                 if honest {
@@ -441,7 +441,7 @@ impl Bench {
     }
 }
 
-/// What must be true of any frame that is lent, whatever the peer says.
+/// What must be true of any frame in flight, whatever the peer announces.
 fn check(frame: &TxFrame<'_>) {
     let len = frame.len();
     assert!((14..=MAX_FRAME).contains(&len) && frame.spans.len() == len, "{len} bytes");

@@ -1,5 +1,5 @@
 //! Every input that is committed goes through its target, without libFuzzer: those of `corpus/`, and those of
-//! `crashes/`, with which a target failed once. Each target has a process of its own, because some look at
+//! `crashes/`, with which a target failed once. Each target has a process of its own, because some check
 //! all of their descriptors, and C ends with `abort`.
 
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ fn in_a_process(name: &str) -> Result<(), Failed> {
     Err(format!("target {name} failed with {input}\n{}", ran.err).into())
 }
 
-/// Says which input comes, and gives it to the target.
+/// Reports which input comes, and gives it to the target.
 fn replay(name: &str) {
     // As under libFuzzer, a panic is a fault, even in a thread that no one asks, or if something catches it.
     let report = std::panic::take_hook();
@@ -78,7 +78,7 @@ fn replay(name: &str) {
     target(&[]);
     for path in ["corpus", "crashes"].into_iter().flat_map(|kind| entries(Path::new(kind).join(name))) {
         println!("{}", path.display());
-        begin.send(()).expect("a thread that looks at the time");
+        begin.send(()).expect("a thread that checks the time");
         target(&std::fs::read(path).expect("an input"));
     }
 }

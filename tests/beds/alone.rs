@@ -14,7 +14,7 @@ pub fn vmlane() -> Command {
     command
 }
 
-/// All that a program has said.
+/// All that a program has printed.
 pub fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
@@ -31,7 +31,7 @@ pub fn daemon(config: &str) -> Daemon {
     Daemon::new(vmlane().get_program(), config)
 }
 
-/// What the daemon says of itself whose sockets are in `run`; null without one.
+/// The status of the daemon whose sockets are in `run`; null without one.
 pub fn status(run: &Path) -> Value {
     let printed = vmlane().args(["status", "--json", "--runtime-dir"]).arg(run).output();
     serde_json::from_slice(&printed.expect("a process").stdout).unwrap_or_default()

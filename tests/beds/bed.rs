@@ -240,7 +240,7 @@ impl Bed {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What a `vmlane` command says that must be refused.
+    /// The error of a `vmlane` command that must be refused.
     pub fn refused(&self, words: &[&str]) -> String {
         let mut command = Command::new(&self.vmlane);
         command.args(words).arg("--runtime-dir").arg(self.lab().daemon_runtime_dir());
@@ -256,7 +256,7 @@ impl Bed {
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
     }
 
-    /// What `vmlane status` says of a VM.
+    /// What `vmlane status` reports of a VM.
     pub fn vm(&self, name: &str) -> Value {
         let status: Value = serde_json::from_str(&self.vmlane(&["status", "--json"])).unwrap();
         let vms = status["vms"].as_array().expect("a list of VMs");

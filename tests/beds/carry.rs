@@ -37,7 +37,7 @@ pub enum Mode {
     Back,
 }
 
-/// Where the connecting end says it wants to, and where the other listens.
+/// Where the connecting end connects to, and where the other listens.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     pub cid: u32,
@@ -76,7 +76,7 @@ fn socat(address: &str, sends: bool, takes: bool) -> String {
 }
 
 /// Carries files of `bytes` random bytes from `near`, which connects, to `far` and back as `mode`
-/// says. Returns the seconds it took, after all checksums were found equal.
+/// requires. Returns the seconds it took, after all checksums were found equal.
 pub fn carry(near: &Guest, far: &Guest, carrier: Carrier, route: Route, mode: Mode, bytes: u64) -> f64 {
     let fill = format!("rm -f /dev/shm/out; head -c {bytes} /dev/urandom >/dev/shm/in");
     near.sh(&fill).unwrap();

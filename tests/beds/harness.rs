@@ -2,8 +2,8 @@
 //! and reasons for what does not run.
 //!
 //! A module of `promises/` lists its tests with [`crate::tests!`]. Those of one bed run one after another in
-//! one lab, and each leaves it as it was: `State` says what did not, and then the next test gets a lab that
-//! was booted anew.
+//! one lab, and each leaves it as it was: `State` reports what did not, and then the next test gets a lab
+//! that was booted anew.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -33,7 +33,7 @@ impl Qmp {
         self.ask(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
-    /// The result, or what QEMU says against it.
+    /// The result, or QEMU's error.
     pub fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
         let request = json!({"execute": command, "arguments": arguments});
         self.stream.write_all(format!("{request}\n").as_bytes()).unwrap();
@@ -51,7 +51,7 @@ impl Qmp {
     }
 
     /// Moves the guest to the QEMU at `there`, which waits for it at `incoming`; it may stand still for
-    /// `downtime` milliseconds. What QEMU tells of the migration.
+    /// `downtime` milliseconds. What QEMU reports of the migration.
     pub fn migrate(&mut self, there: &mut Qmp, incoming: &Path, downtime: u64) -> Value {
         let limits = json!({"max-bandwidth": 1_000_000_000, "downtime-limit": downtime});
         self.call("migrate-set-parameters", limits);

@@ -145,12 +145,12 @@ pub fn carry_noise(
     assert_eq!(got, sent, "{sender} to {receiver}");
 }
 
-/// What a sender has told.
+/// What a sender has reported.
 #[derive(Default)]
 struct GapLog {
     /// In milliseconds.
     longest: u64,
-    /// How often it said that it moves.
+    /// How often it reported that it moves.
     moves: u64,
 }
 
@@ -183,7 +183,7 @@ impl Gaps {
         Gaps { printed, _sender: sender }
     }
 
-    /// What is told of the time until now is of no interest.
+    /// Forgets what was reported until now.
     pub fn forget(&self) {
         *self.printed.lock().unwrap() = GapLog::default();
     }

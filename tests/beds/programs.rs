@@ -117,7 +117,7 @@ pub fn moves(stream: Running) -> Running {
     stream
 }
 
-/// Ends a stream, whose checksums must be equal at both ends; returns what it says of itself.
+/// Ends a stream, whose checksums must be equal at both ends; returns its report.
 pub fn whole(bed: &Bed, from: &str, stream: Running) -> Value {
     const TERMINATE: i32 = 15;
     stream.signal(TERMINATE);

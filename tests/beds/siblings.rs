@@ -101,13 +101,13 @@ impl Traffic {
         Traffic { stream, _running: (tcp, taker, listening) }
     }
 
-    /// Waits until a has been told that its vsock stream has ended.
+    /// Waits until a has been notified that its vsock stream has ended.
     pub fn wait_for_the_end(&self) {
         self.stream.wait_for("ended", TIMEOUT).unwrap();
     }
 }
 
-/// b is killed under traffic: a is told and keeps working, also with b after its restart.
+/// b is killed under traffic: a is notified and keeps working, also with b after its restart.
 pub fn a_killed_guest(bed: &Bed) {
     let traffic = Traffic::start(bed);
     bed.guest("b").kill().unwrap();

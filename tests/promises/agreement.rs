@@ -180,7 +180,7 @@ fn tiny(from: &Guest, to: &Guest, (cid, port): (u32, u32), (size, read): (u32, u
     Sample { value: received[0] * 8.0 / received[1], cpu: Some((sent[2] + received[2]) / received[0] * 1e9) }
 }
 
-/// Bytes, seconds and CPU seconds that an end of the tiny tool says.
+/// Bytes, seconds and CPU seconds that an end of the tiny tool prints.
 fn numbers(line: &str) -> [f64; 3] {
     let all: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
     all.try_into().unwrap_or_else(|_| panic!("{line:?}"))

@@ -204,7 +204,7 @@ fn crates_depend_on_each_other_as_in_the_table() {
     assert!(
         wrong.is_empty(),
         "the crates' manifests and the table ARROWS of tests/promises/arrows.rs differ:\n  {}\n\
-         A new crate or arrow is a change of the design: say why in docs/decisions/, then change the table, and the \
+         A new crate or arrow is a change of the design: give the reason in docs/decisions/, then change the table, and the \
          map of crates in ARCHITECTURE.md. One that is gone only leaves the two lists.",
         wrong.join("\n  ")
     );

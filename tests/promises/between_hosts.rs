@@ -170,7 +170,7 @@ fn streams(world: &World) -> Vec<Stream> {
     ends
 }
 
-/// Every end hears of a reset. After how long the last one did.
+/// Every end gets a reset. After how long the last one did.
 fn all_reset(ends: &[Stream], start: Instant) -> Duration {
     let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     for (number, end) in ends.iter().enumerate() {
@@ -180,7 +180,7 @@ fn all_reset(ends: &[Stream], start: Instant) -> Duration {
     let mut left = ends.len();
     let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 256];
     while left > 0 {
-        assert!(start.elapsed() < TIMEOUT, "{left} of {} ends have heard nothing", ends.len());
+        assert!(start.elapsed() < TIMEOUT, "{left} of {} ends got no reset", ends.len());
         let wait = Timespec { tv_sec: 1, tv_nsec: 0 };
         let (events, _) = epoll::wait(&waiting, &mut space, Some(&wait)).unwrap();
         for event in events.iter() {

@@ -271,7 +271,7 @@ fn every_bound_of_the_table_has_tests_that_fill_it() {
         assert!(known, "SECURITY.md: no test is named for the bound {name:?}");
     }
     for (row, tests) in ROWS {
-        assert!(documented().iter().any(|name| name == row), "SECURITY.md does not tell the bound {row:?}");
+        assert!(documented().iter().any(|name| name == row), "SECURITY.md does not list the bound {row:?}");
         let missing: Vec<&&str> = tests.iter().filter(|test| !named::exists(test)).collect();
         assert!(missing.is_empty() && !tests.is_empty(), "{row}: no such tests: {missing:?}");
     }

@@ -107,7 +107,7 @@ fn write(path: &Path, size: u64) {
     writer.file.flush().unwrap();
 }
 
-/// What the doctor says of a file of this size; its seconds and its memory.
+/// The doctor's report on a file of this size; its seconds and its memory.
 fn judge(size: u64) -> (Value, f64, u64) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("large.pcap");
@@ -117,7 +117,7 @@ fn judge(size: u64) -> (Value, f64, u64) {
     doctor.args(["doctor", "--json", "--pcap"]).arg(&path).stdout(Stdio::piped());
     let child = doctor.spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
-    // The peak is there for as long as the program runs; it says nothing before its end.
+    // The peak is there for as long as the program runs; it prints nothing before its end.
     let watch = std::thread::spawn(move || {
         let mut peak = 0;
         while let Ok(text) = std::fs::read_to_string(&status) {

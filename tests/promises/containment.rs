@@ -26,7 +26,8 @@ fn a_nics_driver_survives_faults_in_the_worker_and_a_quarantine(bed: &Bed) {
         wait_until("its driver has set the NIC up again", || pings(bed, "a", "10.77.0.2"));
     }
     let log = b.sh("dmesg").unwrap();
-    assert!(log.contains("resetting") || log.contains("stopped"), "the driver was told:\n{log}");
+    assert!(log.contains("resetting") || log.contains("stopped"), "the driver was notified:
+{log}");
 
     // The watchdog reports a worker that makes no progress; on a stalled machine it may have done so before.
     let stuck = || bed.stats()["daemon"]["stuck_workers"].as_u64().unwrap();

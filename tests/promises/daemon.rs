@@ -1,5 +1,5 @@
 //! The daemon pauses, or a part of it panics: streams continue, and only the VM concerned is affected. A VM
-//! is removed and added while it runs: guests cannot tell it from one of the configuration.
+//! is removed and added while it runs: guests cannot distinguish it from one of the configuration.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn a_panic_stays_with_its_vm(bed: &Bed) {
         bed.call(&call::DebugPanic { vm: "b".into(), at: None }).unwrap();
         let output = to_b.wait().unwrap();
         assert!(output.stdout().contains("cut"), "{}{}", output.stdout(), output.stderr());
-        wait_until("the reader was told", || cut() > cut_before);
+        wait_until("the reader was notified", || cut() > cut_before);
         if reload {
             reload_driver(&bed.guest("b"));
         } else {

@@ -166,7 +166,7 @@ fn links_between_pages_lead_somewhere() {
     assert!(broken.is_empty(), "links that lead nowhere:\n{}", broken.join("\n"));
 }
 
-/// Words in backticks that are paths of a crate's sources or tests, or a test that is said to be in one of
+/// Words in backticks that are paths of a crate's sources or tests, or a test that a page places in one of
 /// them. The changelog speaks of what was, the facts of what is elsewhere.
 fn tests_and_sources_that_pages_name_exist() {
     let mut wrong = Vec::new();

@@ -54,7 +54,7 @@ fn server(bed: &Bed, guest: &str, listen: &str) -> Running {
     server
 }
 
-/// What the doctor in guest a says of the way to b, and its exit code.
+/// What the doctor in guest a reports of the way to b, and its exit code.
 fn examine(bed: &Bed, to: &str, quick: bool) -> (Value, i32) {
     let began = Instant::now();
     let mut words = vec!["vmlane", "doctor", "--to", to, "--json"];
@@ -112,7 +112,7 @@ fn still_differing(before: &[String], settings: impl Fn() -> Vec<String>) -> Vec
     }
 }
 
-/// What was measured, for those who look for the reason of a failure.
+/// What was measured, for those who search for the reason of a failure.
 fn measured(report: &Value) -> String {
     let mut report = report.clone();
     if let Some(report) = report.as_object_mut() {
@@ -158,7 +158,7 @@ fn find(bed: &Bed, to: &str, fault: &Fault) -> Result<usize, String> {
     }
 }
 
-/// All faults one after another; everything that went wrong is told at the end.
+/// All faults one after another; everything that went wrong is reported at the end.
 fn find_all(bed: &Bed, to: &str, faults: &[&Fault]) -> usize {
     let mut first = 0;
     let mut wrong = Vec::new();
@@ -215,7 +215,7 @@ fn faults_between_vmxnet3_cards_are_found() {
             ),
         );
     } else {
-        // On a busy machine, a guest may get no CPU for a moment, which looks like a program that uses it, or
+        // On a busy machine, a guest may get no CPU for a moment, which resembles a program that uses it, or
         // a long way.
         let wrong: Vec<String> = (0..3).map_while(|_| is_healthy(&bed, TO, true).err()).collect();
         assert!(wrong.len() < 3, "{}", wrong.join("\n"));

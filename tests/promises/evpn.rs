@@ -1,5 +1,5 @@
 //! EVPN on three hosts in network namespaces, each with a daemon, a bridge, VXLAN and FRR. A guest with
-//! virtio-net moves from host to host, and a TCP stream to it goes on: the daemon that serves it now tells
+//! virtio-net moves from host to host, and a TCP stream to it goes on: the daemon that serves it now notifies
 //! the network.
 
 use std::process::Command;
@@ -41,7 +41,7 @@ fn join(host: &str) {
     }
 }
 
-/// Where BGP says that an address is, as the kernel of a host has it: the address of another host.
+/// Where an address is by BGP, as the kernel of a host has it: the address of another host.
 fn learned(host: &str, mac: &str) -> Option<String> {
     let printed = output(Command::new("bridge").args(["-n", host, "fdb", "show", "dev", "vni10"]));
     let line = printed.lines().find(|line| line.starts_with(mac) && line.contains(" dst "))?;
@@ -71,8 +71,8 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
         host.equip("a");
     }
 
-    // Told by the daemons when the interfaces came up: one guest has sent nothing that got there, the other
-    // nothing.
+    // Announced by the daemons when the interfaces came up: one guest has sent nothing that got there, the
+    // other nothing.
     wait_until("BGP has both addresses on all hosts", || {
         let at = |host: usize, mac, dst| learned(&names[host], mac).as_deref() == Some(dst);
         at(1, MAC_A, "192.0.2.1")
@@ -89,10 +89,10 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     carry_noise(16, (&second, "a"), (&first, "a"), "10.77.0.1");
     kept(
         "evpn",
-        "three hosts, FRR: addresses learned by BGP, 16 MiB over TCP each way whole, the tunnel's MTU told to the guests",
+        "three hosts, FRR: addresses learned by BGP, 16 MiB over TCP each way whole, the tunnel's MTU reported to the guests",
     );
 
-    // The guest that moves says nothing but acknowledgements: the fabric cannot learn from it where it is.
+    // The guest that moves sends nothing but acknowledgements: the fabric cannot learn from it where it is.
     let gaps = Gaps::of((&second, "a"), (&first, "a"), "10.77.0.1");
     let mut machine = Machine::of_lab(&names[0], "a", &first.runtime_dir());
     let mut measured = Vec::new();

@@ -85,7 +85,7 @@ fn a_guest_killed_in_mid_run_costs_only_that_run() {
     assert!(rows.last().unwrap().throughput_bps.is_some(), "the next run has a result");
     kept(
         "experiments",
-        "a guest killed in mid-run costs that run only, whose row says why; the next one has a result",
+        "a guest killed in mid-run costs that run only, whose row has the reason; the next one has a result",
     );
 }
 

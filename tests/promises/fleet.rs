@@ -37,7 +37,7 @@ const PORT: u16 = 17447;
 /// The host itself. Names of hosts from `a0` on sort before it and connect to it; it connects to those from
 /// `z0` on.
 const NAME: &str = "middle";
-/// Says to this program which hosts it is: the directory, the first one, and the one behind the last.
+/// Selects which hosts this program simulates: the directory, the first one, and the one behind the last.
 const ROLE: &str = "VMLANE_FLEET";
 
 fn name(host: usize) -> String {

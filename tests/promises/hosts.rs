@@ -1,4 +1,4 @@
-//! Hosts that are not Debian: what is to be installed is said in the names of the system, and nothing is
+//! Hosts that are not Debian: what is to be installed is named as the system names it, and nothing is
 //! tried that only Debian has.
 
 use std::os::unix::fs::symlink;
@@ -36,7 +36,7 @@ fn programs(directory: &Path, names: &[&str]) {
     }
 }
 
-/// What scripts/bootstrap.sh says there, without a C compiler, to somebody who wants to run tests, too.
+/// What scripts/bootstrap.sh prints there, without a C compiler, to somebody who wants to run tests, too.
 fn bootstrap(system: (&str, &str)) -> Output {
     let folder = tempfile::tempdir().expect("a directory");
     let (path, file) = (folder.path().join("bin"), folder.path().join("os-release"));
@@ -92,6 +92,6 @@ fn the_lab_elsewhere_asks_for_packages_of_that_system() {
     }
     kept(
         "packages",
-        "building, and the lab, say what to install on Fedora, Arch, openSUSE, Alpine and others",
+        "building, and the lab, name what to install on Fedora, Arch, openSUSE, Alpine and others",
     );
 }

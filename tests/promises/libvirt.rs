@@ -160,7 +160,7 @@ fn give_disks(root: &Path, assets: &Assets) {
     }
 }
 
-/// What a command that must fail says.
+/// The output of a command that must fail.
 fn refused(container: &Container, script: &str) -> String {
     let output = container.output(script);
     assert!(!output.status.success(), "{script}: {}", printed(&output));
@@ -352,7 +352,7 @@ fn domains_attach_their_vms_and_no_others() {
         "vmlane libvirt-xml c --into /lab/c/domain.xml --emulator /usr/bin/qemu-system-x86_64",
     );
     assert!(printed.contains("needs QEMU >= 10.1, and this is 7.2"), "{printed}");
-    // Each QEMU looks for its modules where Debian's is, too, and ends when it finds another one's.
+    // Each QEMU searches for its modules where Debian's is, too, and ends when it finds another one's.
     let modules = "usr/lib/x86_64-linux-gnu/qemu";
     container.run(&format!("mount --bind /opt/qemu/{modules} /{modules}"));
     ["c", "d"].into_iter().for_each(|vm| define(&container, vm, &format!("--emulator {newer}")));

@@ -1,4 +1,4 @@
-//! A VM stops in mid-stream in every possible way: its peers are told, other VMs are not affected,
+//! A VM stops in mid-stream in every possible way: its peers are notified, other VMs are not affected,
 //! and it comes back with the same CID.
 
 use vmlane_tests::topology::KILLS;
@@ -52,7 +52,7 @@ fn lose(bed: &Bed, what: &str, programs_end: bool, how: impl FnOnce(), back: imp
     let to_lost = give(bed, "a", "b");
     bed.check_kernel("b");
     how();
-    // The giver ended, said that its stream was cut, and found no equal checksum.
+    // The giver ended, printed that its stream was cut, and found no equal checksum.
     let output = to_lost.wait().unwrap();
     let (stdout, stderr) = (output.stdout(), output.stderr());
     assert!(output.exit.code == Some(3) && stdout.contains("cut"), "{what}: {stdout}{stderr}");
@@ -65,12 +65,12 @@ fn lose(bed: &Bed, what: &str, programs_end: bool, how: impl FnOnce(), back: imp
     for (from, to) in [("a", "b"), ("b", "a")] {
         passes(bed, from, to);
     }
-    wait_until("the taker has said that its stream was whole", || count(&takes, "whole") == 1);
+    wait_until("the taker has printed that its stream was whole", || count(&takes, "whole") == 1);
     let bytes = &whole(bed, "c", undisturbed)["bytes"];
     kept(
         "losses",
         &format!(
-            "{what}: both peers were told, the VM is back with its CID and streams both ways; meanwhile {bytes} bytes \
+            "{what}: both peers were notified, the VM is back with its CID and streams both ways; meanwhile {bytes} bytes \
              passed between the others, checksums equal"
         ),
     );

@@ -64,7 +64,7 @@ fn promtool(arguments: &[&str], input: &str) {
     let mut child = command.spawn().expect("promtool, of Debian's package prometheus");
     child.stdin.take().expect("its stdin").write_all(input.as_bytes()).expect("it reads");
     let output = child.wait_with_output().expect("its output");
-    // It tells what it would have otherwise, and exits with 3 then.
+    // It prints what it would have otherwise, and exits with 3 then.
     assert!(output.status.success() && output.stderr.is_empty(), "promtool {arguments:?}: {output:?}");
 }
 

@@ -48,7 +48,7 @@ fn plug_in(qmp: &mut Qmp, run: &Path, guest: &str) {
     qmp.call("device_add", device);
 }
 
-/// What `vmlane qemu-args` says of a VM, or what it says against it.
+/// What `vmlane qemu-args` prints for a VM, or its error.
 fn qemu_args(config: &Path, run: &Path, vm: &str, incoming: bool) -> Result<Vec<String>, String> {
     let mut command = vmlane();
     command.args(["qemu-args", vm, "--mem", "256", "--qemu", "11.1", "--accel", "tcg", "--json", "--config"]);
@@ -61,7 +61,7 @@ fn qemu_args(config: &Path, run: &Path, vm: &str, incoming: bool) -> Result<Vec<
     Ok(serde_json::from_value(report["args"].clone()).unwrap())
 }
 
-/// What a console says of vSockets.
+/// The lines of a console about vSockets.
 fn vsockets(console: &Path) -> Vec<String> {
     let text = String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned();
     text.lines().filter_map(|line| Some(line.trim().strip_prefix("vsock ")?.to_owned())).collect()
@@ -187,7 +187,7 @@ fn virtio_guests_migrate_under_traffic() {
     assert_eq!((u32::from_le_bytes(cid), peer.cid), (expected, expected));
     stream.write_all(b"welcome").unwrap();
     drop(stream);
-    wait_until("the guest hears of it", || vsockets(&now) == ["answer welcome"]);
+    wait_until("the guest is notified", || vsockets(&now) == ["answer welcome"]);
     // What listened before still does, once the driver has the device that was plugged in.
     let is_ready = |vm: &Value| vm["name"] == "b" && vm["ready"] == true;
     let ready = || status(&to)["vms"].as_array().is_some_and(|vms| vms.iter().any(is_ready));

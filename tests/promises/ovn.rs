@@ -44,7 +44,7 @@ fn start_helper(host: &str, config: &Path, run: &Path) -> Process {
     Process(command.stderr(Stdio::null()).spawn().expect("a helper"))
 }
 
-/// How it stands with the first NIC of a VM, by the word of the daemon whose sockets are in `run`.
+/// How it stands with the first NIC of a VM, by the daemon whose sockets are in `run`.
 fn state(run: &Path, vm: &str) -> String {
     let status = status(run);
     let Some(vms) = status["vms"].as_array() else { return "no daemon".into() };
@@ -52,7 +52,7 @@ fn state(run: &Path, vm: &str) -> String {
     found["nics"][0]["ovn"]["state"].as_str().expect("a state").to_owned()
 }
 
-/// What a daemon's configuration says of OVN on a host.
+/// The part of a daemon's configuration for OVN on a host.
 fn of_host(directory: &Path, name: &str) -> String {
     let database = directory.join(name).join("db.sock");
     format!("[ovn]\ndatabase = {database:?}\n")
@@ -214,7 +214,7 @@ fn guests_of_two_hosts_are_in_ovns_networks() {
     };
     link("down");
     beta.until("b", "down");
-    wait_until("OVN is told", || beta.id(&network, "b", "iface-id").is_empty());
+    wait_until("OVN is notified", || beta.id(&network, "b", "iface-id").is_empty());
     link("up");
     beta.until("b", "bound");
     assert_eq!(beta.id(&network, "b", "iface-id"), "lsp-b");

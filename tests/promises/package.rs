@@ -120,7 +120,7 @@ fn lives(release: Release, kills: u32) {
 }
 
 /// This systemd's own opinion of the units: it finds nothing wrong, and they expose little. Its version, and
-/// what it said.
+/// its output.
 fn judges_units(container: &Container) -> String {
     let units =
         "vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-route.service vmlane-ovn.service";
@@ -170,10 +170,10 @@ fn keeper_is_replaced(container: &Container, traffic: &Traffic) {
 fn waits_for_a_configuration(container: &Container, traffic: &Traffic) {
     let path = container.path("/etc/vmlane/vmlane.toml");
     std::fs::write(&path, "[[vm]]\nname = \"a\"\n").expect("the configuration");
-    assert!(container.fails("systemctl reload vmlane"), "a reload says what is wrong");
+    assert!(container.fails("systemctl reload vmlane"), "a reload reports what is wrong");
     traffic.goes_on();
     assert!(container.fails("systemctl restart vmlane"));
-    // systemd says so a little later.
+    // systemd reports it a little later.
     wait_until("the unit has failed", || container.run("systemctl show -P ActiveState vmlane") == "failed");
     assert_eq!(container.run("systemctl show -P ExecMainStatus vmlane"), "78");
     std::fs::write(&path, config()).expect("the configuration");

@@ -42,7 +42,7 @@ fn policies_allow_and_refuse_as_configured(bed: &Bed) {
         let _policy = bed.configured(&format!(
             "[[port_group]]\nname = \"net0\"\npromiscuous = {allowed}\nmac_changes = {allowed}\nforged_transmits = {allowed}\n"
         ));
-        // Promiscuous mode: does c see what a and b say to each other?
+        // Promiscuous mode: does c see what a and b send to each other?
         let sniff = c.spawn(["tcpdump", "-lni", "eth0", "icmp and host 10.77.0.2"]).unwrap();
         sniff.wait_for("listening on", TIMEOUT).unwrap();
         a.sh("ping -q -c 5 -i 0.3 10.77.0.2").unwrap();
@@ -116,7 +116,7 @@ fn a_shaped_port_carries_no_more_than_its_average_and_none_while_its_link_is_dow
     link_goes_down_and_comes_up(bed);
 }
 
-/// b is in a group before the switch looks, so that only its answer to the switch's own query tells of it; c
+/// b is in a group before the switch snoops, so that only its answer to the switch's own query reports it; c
 /// takes all multicast that it is given.
 fn multicast_is_kept_to_a_guest_that_answers_the_switchs_query(bed: &Bed) {
     let multicast =
@@ -145,7 +145,7 @@ fn multicast_is_kept_to_a_guest_that_answers_the_switchs_query(bed: &Bed) {
         number += 1;
         send(number);
         b.wait_for(&format!("got n{number}."), TIMEOUT).unwrap();
-        // c is heard of again by what goes to all.
+        // c is reached again by what goes to all.
         bed.guest("a").sh("ping -q -c 1 10.77.0.3").unwrap();
         c.stdout().lines().count() == before
     });

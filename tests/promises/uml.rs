@@ -86,7 +86,7 @@ fn virtio_devices_work_under_user_mode_linux() {
         &format!(
             "User Mode Linux: TCP both ways equal, {tcp_rate:.0} Mbit/s; vsock both ways equal, {vsock_rate:.0} Mbit/s; \
              with a program of the host equal; a guest killed under traffic: the other works on; the daemon killed \
-             under traffic: both are told, and work on after a restart"
+             under traffic: both are notified, and work on after a restart"
         ),
     );
     bed.finish();

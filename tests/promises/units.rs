@@ -57,7 +57,7 @@ fn systemd_finds_nothing_to_complain_about() {
     };
     let good = verify(&copies(folder.path(), |text| text));
     assert!(good.status.success() && printed(&good).trim().is_empty(), "{}", printed(&good));
-    // It would say so.
+    // It would report it.
     let bad = verify(&copies(folder.path(), |text| text.replace("Restart=", "Restarts=")));
     assert!(printed(&bad).contains("Restarts"), "{}", printed(&bad));
 }

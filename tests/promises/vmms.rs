@@ -127,10 +127,10 @@ fn a_qemu_takes_the_words_for_an_imported_vm() {
     let printed = String::from_utf8_lossy(&output.stdout);
     let attached = printed.matches("Attached to:").count();
     assert_eq!(attached, 31, "{printed}");
-    kept("vmms", &format!("QEMU takes what an import says of {attached} disks on six kinds of controllers"));
+    kept("vmms", &format!("QEMU takes what an import prints of {attached} disks on six kinds of controllers"));
 }
 
-/// How many cards have a VMM, as `vmlane status --json` says.
+/// How many cards have a VMM, by `vmlane status --json`.
 fn attached(status: &[u8]) -> usize {
     let status: serde_json::Value = serde_json::from_slice(status).unwrap();
     let vms = status["vms"].as_array().expect("the VMs");
@@ -138,7 +138,7 @@ fn attached(status: &[u8]) -> usize {
     nics.filter(|nic| nic["attached"] == true).count()
 }
 
-/// What README tells a new user to type, with the lab's QEMU 7.2 in the place of the host's.
+/// The commands of README for a new user, with the lab's QEMU 7.2 in the place of the host's.
 fn the_quick_start_attaches_two_vms() {
     let dir = tempfile::tempdir().unwrap();
     let assets =

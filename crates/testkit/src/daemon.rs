@@ -15,9 +15,9 @@ use tempfile::TempDir;
 
 use crate::{Process, Ran, eventually, run};
 
-/// Where a daemon says that it is ready, as it does to systemd.
+/// Where a daemon reports that it is ready, as it does to systemd.
 const READY: &str = "ready.sock";
-/// Time between two looks at whether one that is waited for has failed.
+/// Time between two checks whether one that is waited for has failed.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long one may take to stop before it is killed.
 const END: Duration = Duration::from_secs(20);
@@ -202,7 +202,7 @@ impl Daemon {
         self.ask(words).good()
     }
 
-    /// The same as JSON, with nothing said beside.
+    /// The same as JSON, with nothing printed beside.
     #[track_caller]
     pub fn json(&self, words: &[&str]) -> Value {
         let ran = self.ask(&[words, &["--json"]].concat());

@@ -59,7 +59,7 @@ impl Vmm {
         stream
     }
 
-    /// The guest connects to {CID 2, `port`}. An error: it hears a reset.
+    /// The guest connects to {CID 2, `port`}. An error: it gets a reset.
     pub fn connect(&self, port: u32) -> std::io::Result<UnixStream> {
         let mut path = self.path.clone().into_os_string();
         path.push(format!("_{port}"));

@@ -35,7 +35,7 @@ pub fn ran_alone() -> bool {
     let mut process = Process(command.spawn().unwrap());
     // It has this process's ends of the pipe.
     drop(command);
-    // Where the test runner has what this test says.
+    // Where the test runner captures this test's output.
     BufReader::new(output).lines().for_each(|line| println!("{}", line.unwrap()));
     assert!(process.wait().success(), "it failed in a process of its own");
     true

@@ -27,7 +27,7 @@ impl Process {
         eventually("a process ends", || self.0.try_wait().unwrap())
     }
 
-    /// The same, with what it said where a pipe was made for that.
+    /// The same, with its output where a pipe was made for that.
     pub fn finish(mut self) -> Ran {
         let (stdout, stderr) = (self.0.stdout.take(), self.0.stderr.take());
         let (out, err) = std::thread::scope(|scope| {
@@ -69,14 +69,14 @@ impl Ran {
         self.out
     }
 
-    /// It has failed with this code, and said why in these words.
+    /// It has failed with this code, and these words are in its error.
     #[track_caller]
     pub fn fails(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
         contains_all(&self.err, words);
     }
 
-    /// All that it said.
+    /// All that it printed.
     pub fn printed(&self) -> String {
         [&*self.out, &*self.err].concat()
     }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 
-/// Says why the running test, or a part of it, does not run here. `make test` gives the name of a file in
+/// Reports why the running test, or a part of it, does not run here. `make test` gives the name of a file in
 /// `VMLANE_SKIPPED`, to which a line with the test's name is added; the runner counts these as skipped, not
 /// as passed.
 pub fn skipped(reason: &str) {

@@ -1,4 +1,4 @@
-//! Another user of the host, as another process: the test program again. It does what it is told, a line
+//! Another user of the host, as another process: the test program again. It carries out commands, a line
 //! each, and answers with a line.
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -11,7 +11,7 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use crate::Process;
 
 const WHO: &str = "VMLANE_TEST_VISITOR";
-/// Begins a line that is an answer: the test runner says other things, too.
+/// Begins a line that is an answer: the test runner prints other lines, too.
 const ANSWER: &str = "ANSWER ";
 
 /// Another user.

@@ -1,5 +1,5 @@
 //! libFuzzer with one target, whose name is in `VMLANE_FUZZ_TARGET` when this is built (scripts/fuzz.sh). It
-//! looks through the counters of all code in a program after each execution, so each target has a program of
+//! reads the counters of all code in a program after each execution, so each target has a program of
 //! its own.
 #![no_main]
 #![allow(unsafe_code)] // a variable that the instrumentation defines
@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const RUN: fn(&[u8]) =
     vmlane_fuzz::target(env!("VMLANE_FUZZ_TARGET", "scripts/fuzz.sh builds this for each target"));
 
-/// Comparisons are told to the fuzzer, which learns from them what bytes to try, in one execution of so many:
-/// told in each they cost more than half of it. Nothing that is tested depends on it.
+/// Comparisons are reported to the fuzzer, which learns from them what bytes to try, in one execution of so
+/// many: reported in each they cost more than half of it. Nothing that is tested depends on it.
 const ONE_IN: u64 = 6;
 
 static EXECUTIONS: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" {
-    /// Whether comparisons are told.
+    /// Whether comparisons are reported.
     #[link_name = "__sancov_should_track"]
     static mut GATE: u64;
 }

@@ -58,13 +58,13 @@ pub struct World {
 }
 
 impl World {
-    /// Two hosts that are connected; `vms`: what the configuration of each says of VMs.
+    /// Two hosts that are connected; `vms`: the VMs in the configuration of each.
     pub fn new(vms: [&str; 2]) -> World {
         World::with(vms, |_| None)
     }
 
     /// The same; their daemons are those of two labs, whose guests are up; `vms`: what is to be added to what
-    /// the configuration of each says of its guests.
+    /// the configuration of each has of its guests.
     pub fn of_labs(specs: [LabSpec; 2], vms: [&str; 2]) -> (World, Vec<Bed>) {
         let mut beds = Vec::new();
         let mut specs = specs.into_iter();
@@ -79,7 +79,7 @@ impl World {
         (world, beds)
     }
 
-    /// `daemon` starts one with this configuration and says where it runs; None: the host's own is to be
+    /// `daemon` starts one with this configuration and returns where it runs; None: the host's own is to be
     /// started.
     fn with(vms: [&str; 2], mut daemon: impl FnMut(&Path) -> Option<PathBuf>) -> World {
         let directory = tempfile::tempdir().unwrap();
@@ -182,7 +182,7 @@ impl Site {
         self.runs = false;
     }
 
-    /// What the daemon says of the other host.
+    /// What the daemon reports of the other host.
     pub fn peer(&self, key: &str) -> Option<Value> {
         let name = NAMES[1 - self.index];
         let status = alone::status(&self.run);

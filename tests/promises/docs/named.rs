@@ -36,7 +36,7 @@ pub fn exists(name: &str) -> bool {
     folder.is_dir() && files(&folder, "rs").iter().any(|file| is_there(file))
 }
 
-/// Whether a function is there, and nothing above it says that it is ignored.
+/// Whether a function is there, and nothing above it marks it as ignored.
 fn is_run(text: &str, function: &str) -> bool {
     let above = text.split_once(function).and_then(|(before, _)| before.rsplit("\n\n").next());
     above.is_some_and(|above| !above.contains("#[ignore"))

@@ -1,4 +1,4 @@
-//! PROMISES.md and the tests: each test that a row names is there and runs where the row says so, and no test
+//! PROMISES.md and the tests: each test that a row names is there and runs where the row puts it, and no test
 //! with guests is without a promise.
 
 use std::collections::BTreeSet;

@@ -29,7 +29,7 @@ pub fn a_sender_that_is_the_limit(bed: &Bed) {
     let is_it = |line: &String| line.starts_with("sender-limit: Throughput from b to a has no network cause");
     println!("  a sender that rests: {apart_lines:?}; findings {:?}", sentences(&report));
     assert!(apart_lines.iter().any(is_it), "{apart_lines:?} {}", measured(&report));
-    kept("doctor", "a sender that is itself the limit is told apart from findings");
+    kept("doctor", "a sender that is itself the limit is distinguished from findings");
 }
 
 /// CID 1 leads nowhere without its module, and to a server with it.
@@ -57,7 +57,7 @@ pub fn kernels_whose_programs_need_a_flag_are_distinguished() {
     assert!(code == 0 && apart_lines.len() == 1 && is_a(&apart_lines[0]), "{code} {apart_lines:?} {:?}", sentences(&report));
     kept(
         "doctor",
-        "kernel 7.2 with a VMCI device: that programs need VMADDR_FLAG_TO_HOST is told, of 6.12 it is not",
+        "kernel 7.2 with a VMCI device: that programs need VMADDR_FLAG_TO_HOST is reported, of 6.12 it is not",
     );
     drop(server);
     bed.finish();

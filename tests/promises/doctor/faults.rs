@@ -7,7 +7,7 @@ pub struct Fault {
     pub name: &'static str,
     /// The check that must be first or second in the report.
     pub check: &'static str,
-    /// Part of the sentence that it must say.
+    /// Part of the sentence that must be in the report.
     pub phrase: &'static str,
     pub put: &'static [(&'static str, &'static str)],
     pub undo: &'static [(&'static str, &'static str)],

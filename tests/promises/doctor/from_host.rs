@@ -4,7 +4,7 @@ use serde_json::Value;
 use vmlane_tests::Bed;
 use vmlane_tests::alone::vmlane;
 
-/// What `vmlane doctor WORDS...` says on the host, and its exit code.
+/// The report of `vmlane doctor WORDS...` on the host, and its exit code.
 fn doctor(bed: &Bed, words: &[&str]) -> (Value, i32) {
     let dir = bed.lab().daemon_runtime_dir();
     let mut command = vmlane();
@@ -47,7 +47,7 @@ pub fn a_lab_and_its_vms(bed: &Bed) {
     );
 }
 
-/// Servers in both guests tell the doctor on their host what only they know.
+/// Servers in both guests report to the doctor on their host what only they know.
 pub fn vms_that_answer_questions(bed: &Bed) {
     let server = super::server(bed, "a", "vsock:");
     bed.guest("b").sh("sysctl -qw net.ipv4.tcp_window_scaling=0").unwrap();

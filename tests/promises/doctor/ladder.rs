@@ -23,7 +23,7 @@ struct Ladder {
     rung: Vec<Rung>,
 }
 
-/// What is done in guests before the doctor looks, and what it must say.
+/// What is done in guests before the doctor runs, and what it must report.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rung {

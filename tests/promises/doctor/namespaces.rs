@@ -82,7 +82,7 @@ impl Pair {
         self.vmlane(0, &["doctor", "--to", &to, "--prove", "--yes", "--quick", "--json"])
     }
 
-    /// What the system's own programs say of the first namespace's settings, line by line.
+    /// What the system's own programs print of the first namespace's settings, line by line.
     fn settings(&self) -> Vec<String> {
         let mut all = self.within(0, &["ip", "-d", "address", "show", "dev", "eth0"]);
         all += &self.within(0, &["ip", "route", "show", "table", "all"]);
@@ -197,7 +197,7 @@ pub fn a_proof_shows_what_a_remedy_does_and_puts_it_back() {
         pair.within(0, fault.undo);
     }
     let why = run(pair.vmlane(0, &["doctor", "--to", "tcp:10.77.0.2", "--prove"]));
-    assert_eq!(why.code, 2, "without a terminal, it must be told");
+    assert_eq!(why.code, 2, "without a terminal, it needs --yes");
     kept(
         "doctor",
         &format!(
@@ -263,7 +263,7 @@ impl Running {
     }
 }
 
-/// Numbers that look random, the same for the same seed.
+/// Pseudo-random numbers, the same for the same seed.
 pub fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed | 1;
     move |below| {
@@ -367,7 +367,7 @@ pub fn a_veth_is_healthy() {
     kept("doctor", "veth: 5 healthy runs without a finding, programs of the host aside");
 }
 
-/// What a doctor in the first namespace says, and a line of how long it took.
+/// The report of a doctor in the first namespace, and a line of how long it took.
 fn examined(pair: &Pair, quick: bool) -> Value {
     let to = format!("tcp:{THERE}");
     let mut words = vec!["doctor", "--to", &to, "--json"];
@@ -409,7 +409,7 @@ pub fn a_server_that_is_stopped_most_of_the_time_is_found() {
     kept(
         "doctor",
         &format!(
-            "a server that is stopped for 4 s of 4.1 s: said so after {:.1} s, quickly after {:.1} s",
+            "a server that is stopped for 4 s of 4.1 s: reported after {:.1} s, with --quick after {:.1} s",
             seconds[0], seconds[1]
         ),
     );

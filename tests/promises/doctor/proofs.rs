@@ -51,7 +51,7 @@ pub const PROVABLE: &[(&str, Gain)] = &[
     ("GRO in hardware off", Gain::Unseen),
 ];
 
-/// What the guest's own programs say of its settings.
+/// What the guest's own programs print of its settings.
 fn settings(bed: &Bed, guest: &str) -> Vec<String> {
     let script = "ip -d address show dev eth0; ip route show table all; for option in k g l c x; do ethtool -$option eth0 2>/dev/null; done; \
                   sysctl net.core net.ipv4 net.ipv6 2>/dev/null | grep -v -e 'net.ipv4.tcp_fastopen_key' -e stable_secret; \

@@ -9,7 +9,7 @@ use vmlane_lab::proto::{Exec, Exit, Frame, Hello, Kind, Setup, Up, hunt, opening
 use vmlane_lab::spec::Nic;
 use vmlane_tests::eventually;
 
-/// How long a guest may say nothing: it boots beside others, and is emulated.
+/// How long a guest may be silent: it boots beside others, and is emulated.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The host's end of a guest's channel.
@@ -38,7 +38,7 @@ impl Guest {
         guest
     }
 
-    /// Waits for the agent of a guest that boots, and tells it what the guest should become.
+    /// Waits for the agent of a guest that boots, and sends it what the guest should become.
     pub fn booted(&mut self) {
         assert!(hunt(&mut self.port).expect("the channel"), "the domain ended");
         let hello: Hello = self.frame().parse().expect("the agent's first words");

@@ -12,7 +12,7 @@ use super::container::Container;
 use super::guests::Traffic;
 
 const OTHER: u32 = LAYOUT + 1;
-/// Where a state file says which layout it has.
+/// Where a state file has the version of its layout.
 const LAYOUT_AT: u64 = 8;
 const DROP_IN: &str = "/run/systemd/system/vmlane.service.d/other.conf";
 
@@ -33,7 +33,7 @@ while (my $client = $listener->accept) {{
     )
 }
 
-/// The package is upgraded, says why the daemon was not restarted, and has not touched it.
+/// The package is upgraded, prints why the daemon was not restarted, and has not touched it.
 fn upgrades_and_restarts_nothing(container: &Container, reason: &str) {
     let before = container.main_pid("vmlane");
     let printed = container.run("dpkg -i /second.deb 2>&1");

@@ -17,7 +17,7 @@ pub struct Terminal {
     process: Process,
     keyboard: ChildStdin,
     screen: PathBuf,
-    /// Of the screen that has been looked at.
+    /// Of the screen that has been read.
     seen: usize,
 }
 

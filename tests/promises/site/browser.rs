@@ -14,7 +14,7 @@ pub struct Browser {
     from: BufReader<ChildStdout>,
     requests: u64,
     session: Option<String>,
-    /// What it told unasked since it was last taken.
+    /// Events that it sent since they were last taken.
     events: Vec<Value>,
     _profile: tempfile::TempDir,
 }
@@ -50,7 +50,7 @@ impl Browser {
         browser
     }
 
-    /// `light` or `dark`, as the user's system says it.
+    /// `light` or `dark`, as the user's system prefers.
     pub fn prefer(&mut self, scheme: &str) {
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
         self.call("Emulation.setEmulatedMedia", features);
@@ -111,7 +111,7 @@ impl Browser {
     }
 }
 
-/// What is wrong, if an event says so.
+/// What is wrong, if an event reports it.
 fn complaint(event: &Value) -> Option<String> {
     let params = &event["params"];
     let is_wrong = match event["method"].as_str()? {
