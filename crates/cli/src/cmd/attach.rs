@@ -1,4 +1,4 @@
-//! What the commands that say how a VMM attaches a VM have in common. None needs a running daemon.
+//! What the commands that print how a VMM attaches a VM have in common. None needs a running daemon.
 
 use std::path::PathBuf;
 

@@ -294,7 +294,7 @@ impl CommonArgs {
                 every,
                 Box::new(move |progress| {
                     if !quiet {
-                        let _ = print(&(interval(progress) + "\n")); // the report will tell
+                        let _ = print(&(interval(progress) + "\n")); // the report shows the failure
                     }
                 }),
             ));

@@ -33,7 +33,7 @@ Needs the permission admin. This program writes the file, not the daemon.";
 
 /// How long the daemon may take to begin or end a capture.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two looks at an empty ring, and how often the terminal is told.
+/// Between two polls of an empty ring; and between two lines on the terminal.
 const SHORTEST: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(10);
 const PROGRESS: Duration = Duration::from_millis(500);

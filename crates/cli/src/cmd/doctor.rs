@@ -124,7 +124,7 @@ impl Args {
         self.to.as_ref().ok_or_else(|| Error::Usage("--to is missing".to_owned()))
     }
 
-    /// Tells a terminal what is being done.
+    /// Reports progress to a terminal.
     fn progress(&self) -> impl Fn(&str) + use<> {
         let is_seen = std::io::stderr().is_terminal() && !self.json;
         move |what: &str| {

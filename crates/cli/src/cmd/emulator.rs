@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use vmlane_attach::qemu::Version;
 
-/// Where a QEMU is looked for: in PATH, then where Red Hat's distributions have theirs.
+/// Where a QEMU is searched for: in PATH, then where Red Hat's distributions have theirs.
 const USUAL: [&str; 2] = ["qemu-system-x86_64", "/usr/libexec/qemu-kvm"];
 
 /// The version of this host's QEMU; none if there is none in the usual places.
@@ -35,7 +35,7 @@ fn read(program: &str, text: &[u8]) -> anyhow::Result<Version> {
     let version = text.strip_prefix("QEMU emulator version ").and_then(|rest| rest.split_whitespace().next());
     let Some(version) = version else {
         bail!(
-            "`{program} --version` does not say \"QEMU emulator version ...\"; is it qemu-system-x86_64? Or name the version \
+            "`{program} --version` does not print \"QEMU emulator version ...\"; is it qemu-system-x86_64? Or name the version \
              with --qemu"
         );
     };

@@ -12,7 +12,7 @@ use crate::cmd::progress::{minutes, sweep};
 const EXAMPLES: &str = "\
 Examples:
   vmlane lab run experiments/devices/plan.toml --out out/devices
-  vmlane lab run plan.toml --out out/mine --quick       the plan's thin slice
+  vmlane lab run plan.toml --out out/mine --quick       the plan's [quick] part
   vmlane lab run plan.toml --check                      what would be run; boots nothing
 
 DIR/results.jsonl gets a line for every run as it ends, DIR/report.html shows them. Ctrl-C ends early and keeps \

@@ -89,7 +89,7 @@ fn in_force(vm: &VmConfig, served: &VmStatus) -> anyhow::Result<()> {
     let now = served.nics.iter().map(|nic| (nic.mac.clone(), nic.port_group.as_str()));
     if (cid, vm.group.as_str()) != (served.cid, served.group.as_str()) || !nics.eq(now) {
         bail!(
-            "the daemon serves VM {name} with another CID, group or NIC than the configuration says: run `vmlane reload`"
+            "the daemon serves VM {name} with another CID, group or NIC than in the configuration: run `vmlane reload`"
         );
     }
     if served.quarantined {

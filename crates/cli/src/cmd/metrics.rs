@@ -1,7 +1,7 @@
 //! `vmlane metrics`: what the daemon counts, for Prometheus.
 //!
 //! A process of its own that asks the daemon at the control socket, where it needs no more than `may =
-//! "observe"`; the daemon itself has no network. `families.rs` says what is shown and under which names,
+//! "observe"`; the daemon itself has no network. `families.rs` lists what is shown and under which names,
 //! `exporter.rs` asks the daemon, `seen.rs` counts that, `exposition.rs` knows the two text formats,
 //! `http.rs` serves them, `listen.rs` finds the sockets to serve at.
 

@@ -63,10 +63,10 @@ impl Args {
     }
 }
 
-/// What the files say, if they have changed.
+/// The contents of the files, if they have changed.
 fn load(files: &mut TrustedFiles) -> Result<Option<Settings>, String> {
     let Some(sources) = files.read_if_changed()? else { return Ok(None) };
-    // What is wrong now is not looked at again before it has changed.
+    // What is wrong now is not checked again before it has changed.
     files.keep();
     let config = Config::check(&sources).map_err(|error| error.to_string())?;
     let mut entries = Vec::new();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How often a peer that sends no more is looked at, while there is input for it.
+/// How often a peer that sends no more is checked, while there is input for it.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Copies to the end. By splice(), as `io::copy` does it, the kernel would hold the lock of a pipe while it

@@ -52,7 +52,7 @@ fn plain(ports: &Ports) -> String {
             "PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "MACS", "TX", "TX-BYTES", "RX",
             "RX-BYTES", "DROPPED"
         ]];
-        // With one worker it says nothing.
+        // With one worker it is of no use.
         let several = ports.switch.iter().any(|port| port.worker > 0);
         rows.iter_mut().filter(|_| several).for_each(|header| header.push("WORKER".into()));
         for port in &ports.switch {

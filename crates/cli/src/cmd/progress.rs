@@ -55,7 +55,7 @@ struct Screen {
     terminal: bool,
     /// How far, and how long still.
     place: String,
-    /// What was told: a combination that is given up fails the same way many times.
+    /// What was printed: a combination that is given up fails the same way many times.
     reported: BTreeSet<String>,
 }
 

@@ -102,7 +102,9 @@ impl Args {
         } else if self.words {
             if let Some(word) = arguments.iter().find(|word| word.contains([' ', '\t', '\n', '*', '?', '[']))
             {
-                bail!("--words: {word} cannot be told apart unquoted; use eval without --words, or --json");
+                bail!(
+                    "--words: {word} cannot be distinguished unquoted; use eval without --words, or --json"
+                );
             }
             writeln!(out, "{}", arguments.join(" "))?;
         } else {

@@ -148,7 +148,7 @@ impl Run {
     }
 }
 
-/// A thread tells the helper of signals.
+/// A thread forwards signals to the helper.
 fn follow_signals(signalled: &UnixStream) -> anyhow::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("signals")?;

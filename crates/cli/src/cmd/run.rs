@@ -81,7 +81,7 @@ fn find(program: &Path) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(program)).find(runs)
 }
 
-/// Says so if the library could not work in that program.
+/// Warns if the library could not work in that program.
 fn servable(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     let mode = fs::metadata(path).with_context(|| format!("{shown}"))?.permissions().mode();

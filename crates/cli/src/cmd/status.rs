@@ -106,7 +106,7 @@ fn plain(status: &Status) -> String {
     )
 }
 
-/// What an operator should look at.
+/// What an operator should check.
 fn troubles(status: &Status) -> String {
     let vms = status.vms.iter().filter(|vm| vm.quarantined).map(|vm| {
         format!("{}: in quarantine after {} faults; `vmlane release {}`\n", vm.name, vm.faults, vm.name)

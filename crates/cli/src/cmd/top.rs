@@ -1,7 +1,7 @@
 //! `vmlane top`: live traffic.
 //!
 //! On a terminal, `screen.rs` asks the daemon and reads keys, `app.rs` is the state that keys change,
-//! `views.rs` makes a table of two looks at the daemon, and `draw.rs` draws it. Elsewhere, tables or JSON
+//! `views.rs` makes a table of two samples of the daemon, and `draw.rs` draws it. Elsewhere, tables or JSON
 //! follow each other.
 
 mod app;

@@ -10,7 +10,7 @@ use vmlane_api::{Client, Status, VmStatus, call};
 
 /// The CID by which VMs reach the host.
 const HOST: u32 = 2;
-/// How long the daemon may take to say how its VMs are.
+/// How long the daemon may take to report the state of its VMs.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn status(runtime_dir: &Path) -> anyhow::Result<Status> {
@@ -31,7 +31,7 @@ pub fn cid_of(vm: &str, runtime_dir: &Path) -> anyhow::Result<u32> {
 
 /// Why a connection to a port of a VM failed.
 pub fn explain(error: &io::Error, cid: u32, port: u32, runtime_dir: &Path) -> String {
-    // A user who may not ask for the state of VMs gets what the error alone says.
+    // A user who may not ask for the state of VMs gets the error alone.
     let status = status(runtime_dir).ok();
     why(error, cid, port, status.as_ref()).map_or_else(|| error.to_string(), |why| format!("{why} ({error})"))
 }

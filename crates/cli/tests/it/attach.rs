@@ -114,7 +114,7 @@ fn an_emulator_is_asked_for_its_version() {
     let element = format!("<emulator>{name}</emulator>");
     assert!(new.out.contains(&element), "{new:?}");
     for (text, words) in
-        [("QEMU emulator version 7.2.19", "needs QEMU >= 10.1, and this is 7.2"), ("bash", "does not say")]
+        [("QEMU emulator version 7.2.19", "needs QEMU >= 10.1, and this is 7.2"), ("bash", "does not print")]
     {
         let output = output_for(text);
         assert!(!output.succeeded() && output.err.contains(words), "{output:?}");

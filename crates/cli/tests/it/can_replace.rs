@@ -12,7 +12,7 @@ use vmlane_testkit::{Daemon, Ran};
 use crate::common::{daemon, place};
 
 const CONFIG: &str = "[[vm]]\nname = \"a\"\ncid = 3\n";
-/// Where a state file says which layout it has.
+/// Where a state file has the version of its layout.
 const LAYOUT_AT: u64 = 8;
 
 fn asks(place: &Daemon) -> Ran {

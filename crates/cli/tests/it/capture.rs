@@ -161,7 +161,7 @@ fn a_client_that_is_too_slow_loses_exactly_as_many_records_as_the_file_counts() 
         let [all, lost, written] = counts[interface as usize];
         assert_eq!((all, written, lost), (21_000, numbers.len() as u64, 21_000 - numbers.len() as u64));
         assert!(lost > 1000 && numbers.is_sorted(), "{lost}");
-        // What each packet says of those lost before it, beside the numbers that are missing.
+        // What each packet reports of those lost before it, beside the numbers that are missing.
         let mut next = 0;
         for packet in packets.iter().filter(|packet| packet.interface_id == interface) {
             let lost = packet.options.iter().find_map(|option| match option {

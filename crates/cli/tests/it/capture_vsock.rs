@@ -30,7 +30,7 @@ cid = 5
 name = \"d\"
 cid = 6
 ";
-/// What tshark is to say of each record.
+/// What tshark is to print of each record.
 const FIELDS: [&str; 13] = [
     "frame.interface_name",
     "frame.packet_flags_direction",

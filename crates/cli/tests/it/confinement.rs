@@ -106,8 +106,8 @@ fn puts_memory_into_huge_pages() -> bool {
     });
     let (mut sent, mut came) = (0, 0);
     let mut flow = || {
-        // For longer than the time between two of the daemon's looks. No more is on its way than the receiver
-        // has room for.
+        // For longer than the time between two of the daemon's checks. No more is on its way than the
+        // receiver has room for.
         let enough = Instant::now() + Duration::from_millis(1200);
         while Instant::now() < enough {
             while sent - came < u64::from(SIZE) && from.send(sent) {
@@ -188,7 +188,7 @@ fn ip(words: &str) {
     assert!(status.success(), "ip {words}");
 }
 
-/// What `ip` says of an interface; nothing where there is none.
+/// What `ip` prints of an interface; nothing where there is none.
 fn show(interface: &str) -> String {
     let mut show = Command::new("ip");
     show.args(["addr", "show", "dev", interface]);
@@ -202,7 +202,7 @@ fn lan(daemon: &Daemon) -> Value {
     ports.iter().find(|port| port["name"] == "lan").expect("the uplink").clone()
 }
 
-/// What a daemon says that has another configuration by now.
+/// What a daemon prints that has another configuration by now.
 fn reload(daemon: &Daemon, config: &str) -> String {
     daemon.configure(config);
     daemon.ask(&["reload"]).printed()
@@ -341,7 +341,7 @@ fn an_interface_is_taken_followed_and_let_go_by_a_confined_daemon() {
     assert!(reload(&uplink("")).contains("attached to"));
     ip(&format!("link set {name} mtu 1400"));
     wait_until("the new MTU", || daemon.log().contains("mtu=1400"));
-    // More than a frame of the uplink holds: it is opened again, or says why it cannot be.
+    // More than a frame of the uplink holds: it is opened again, or reports why it cannot be.
     let longer = Command::new("ip").args(["link", "set", name, "mtu", "3000"]).output().unwrap();
     if longer.status.success() {
         wait_until("larger frames", || daemon.log().contains("mtu=3000") && shows("yes"));
@@ -432,7 +432,7 @@ fn a_team_of_a_confined_daemon_uses_another_uplink_when_one_is_lost_and_the_next
     contains_all(&daemon.must(&["stats"]), &["team.lan.failovers"]);
     let refused = daemon.ask(&["link", "up7", "down"]);
     contains_all(&refused.err, &["no uplink \"up7\"; known are up0, up1"]);
-    // Killed. The next one has the same team, and does what the operator said.
+    // Killed. The next one has the same team, and keeps what the operator set.
     daemon.kill();
     daemon.start();
     become_so(["set down by the operator", "active"]);

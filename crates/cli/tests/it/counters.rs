@@ -193,7 +193,7 @@ fn counters_end_with_their_vm() {
     assert_eq!(reads(), 0);
 }
 
-/// What to do is said where no daemon runs.
+/// The error names what to do where no daemon runs.
 #[test]
 fn sessions_that_wait_for_a_daemon_are_named() {
     let mut world = World::new();

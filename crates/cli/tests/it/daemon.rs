@@ -1,4 +1,4 @@
-//! The built program: a daemon, what the other commands say of it, and a VMM that attaches.
+//! The built program: a daemon, what the other commands report of it, and a VMM that attaches.
 
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;

@@ -55,7 +55,7 @@ fn a_stranger_whose_command_line_names_a_vms_socket_is_not_its_qemu() {
     assert_eq!(daemon.vm("web")["vmm_pid"], std::process::id());
 }
 
-/// Nothing found and nothing looked at are different answers.
+/// Nothing found and nothing examined are different answers.
 #[test]
 fn a_capture_in_which_nothing_could_be_examined_is_none_without_findings() {
     let place = place(ONE);

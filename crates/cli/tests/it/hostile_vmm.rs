@@ -103,7 +103,7 @@ fn a_vm_without_a_limit_maps_no_more_than_the_host_has() {
     vmm.map(host, 4096, Some((sparse.as_fd(), 0)), true).expect_err("a page more");
 }
 
-/// The VMM never says anything again, and a worker comes across the loss.
+/// The VMM never sends anything again, and a worker comes across the loss.
 #[test]
 fn memory_cut_short_ends_its_session_without_another_message() {
     const MEMORY: u64 = 1 << 20;

@@ -269,7 +269,7 @@ fn visitor() {
             vmm.as_ref().unwrap().accept(22).write_all(b"served").unwrap();
             "served".to_owned()
         }
-        // Its guest connects, and says something.
+        // Its guest connects, and sends something.
         "connect" => match UnixStream::connect(path) {
             Ok(mut stream) => {
                 let written = stream.write_all(b"hello").is_ok();
@@ -305,7 +305,7 @@ fn a_vmm_of_the_owner_is_let_in_and_others_are_not() {
     assert_ne!(directory.uid(), 0, "the daemon's user's");
     let mut alice = visitor_as(ALICE);
     let mut bob = visitor_as(BOB);
-    // The usual umask keeps the daemon out, which says what to do.
+    // The usual umask keeps the daemon out, whose log names what to do.
     assert_eq!(alice.ask("start-022", &socket), "started");
     assert!(!connect(&daemon, 5, 22).wait().success());
     assert!(daemon.log().contains("start the VMM with umask 007"), "{}", daemon.log());

@@ -1,4 +1,4 @@
-//! What libvirt's hook is told, by a running daemon's side and without one.
+//! What libvirt's hook accepts and refuses, beside a running daemon and without one.
 
 use std::io::Write;
 use std::process::Stdio;

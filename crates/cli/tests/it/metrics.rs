@@ -96,17 +96,17 @@ fn a_daemons_counters_are_printed_once() {
     }
     let busy = value(&families, "vmlane_worker_busy_seconds_total", &[("worker", "switch")]);
     assert!(busy.is_some_and(|busy| busy >= 0.0), "{busy:?}");
-    // Each family of counters that the daemon told of has its samples: a counter that was renamed there is
+    // Each family of counters that the daemon reported has its samples: a counter that was renamed there is
     // missed here.
     let device = "vmlane_uplink vmlane_team vmlane_mirror vmlane_nic_ovn";
-    // What the helper for other hosts tells is looked at where one runs (route.rs).
+    // What the helper for other hosts reports is checked where one runs (route.rs).
     let helper = "vmlane_peer_certificates vmlane_peer_handshakes vmlane_peer_links vmlane_peer_over_handshakes \
                   vmlane_peer_received vmlane_peer_sent vmlane_peer_unknown vmlane_peer_violations";
     let elsewhere =
         |name: &str| device.split(' ').chain(helper.split(' ')).any(|prefix| name.starts_with(prefix));
     let empty = families.iter().filter(|(name, family)| family.samples.is_empty() && !elsewhere(name));
     let empty: Vec<_> = empty.map(|(name, _)| name).collect();
-    assert!(empty.is_empty(), "no daemon tells this: {empty:?}");
+    assert!(empty.is_empty(), "no daemon reports this: {empty:?}");
 
     let one = read(&metrics(&daemon, &["--max-vms", "1"]).out);
     assert_eq!(value(&one, "vmlane_vms_left_out", &[]), Some(3.0));

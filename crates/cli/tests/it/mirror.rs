@@ -41,7 +41,7 @@ impl World {
         World { daemon, nics, next: 0 }
     }
 
-    /// Runs a command that asks the daemon: whether it succeeded, and what it said.
+    /// Runs a command that asks the daemon: whether it succeeded, and what it printed.
     fn ask(&self, arguments: &str) -> (bool, String) {
         let ran = self.daemon.ask(&arguments.split(' ').collect::<Vec<_>>());
         (ran.succeeded(), ran.printed())

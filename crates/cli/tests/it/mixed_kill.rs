@@ -35,7 +35,7 @@ struct Done {
     received: AtomicU64,
     /// It sends no more.
     stops: AtomicBool,
-    /// Its peer has said that it sends no more.
+    /// Its peer has announced that it sends no more.
     finished: AtomicBool,
 }
 

@@ -88,7 +88,7 @@ fn an_owner_is_served_at_its_own_vm_and_nowhere_else() {
     for other in others {
         assert_eq!(alice.ask("connect", &daemon.run(other)), "PermissionDenied", "{other}");
     }
-    // It cannot put anything in the place of the daemon's, nor look around.
+    // It cannot put anything in the place of the daemon's, nor list what is there.
     for (order, path) in [
         ("bind", "vm/web/nic1.sock"),
         ("bind", "vm/web/vsock.uds_5000"),

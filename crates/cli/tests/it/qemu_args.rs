@@ -89,7 +89,7 @@ fn the_qemu_at_hand_is_asked_for_its_version() {
         );
     }
     ask(setup._directory.path(), &["--emulator", "/bin/true"])
-        .fails(1, &["--emulator /bin/true", "does not say"]);
+        .fails(1, &["--emulator /bin/true", "does not print"]);
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn read_all(mut end: &Stream) -> std::io::Result<Vec<u8>> {
     end.read_to_end(&mut all).map(|_| all)
 }
 
-/// The end hears of a reset.
+/// The end gets a reset.
 fn is_reset(mut end: &Stream, who: &str) {
     let mut byte = [0];
     let error = loop {
@@ -81,7 +81,7 @@ fn bytes_pass_whole_both_ways_with_true_addresses_and_halves() {
     world.nothing_is_left();
     assert_eq!(world.beta.counts("alpha", "established"), 1);
     assert!(world.beta.counts("alpha", "opens_refused") >= 2);
-    let sent = eventually("the helper has told what it sent", || {
+    let sent = eventually("the helper has reported what it sent", || {
         Some(world.alpha.counts("beta", "bytes_sent")).filter(|&sent| sent >= 5_000_000)
     });
     assert!(sent < 6_000_000, "{sent}");
@@ -91,7 +91,7 @@ fn bytes_pass_whole_both_ways_with_true_addresses_and_halves() {
     let of_peers = families.iter().filter(|(name, _)| name.starts_with("vmlane_peer_"));
     let empty: Vec<_> =
         of_peers.filter(|(_, family)| family.samples.is_empty()).map(|(name, _)| name).collect();
-    assert!(empty.is_empty(), "neither daemon nor helper tells this: {empty:?}");
+    assert!(empty.is_empty(), "neither daemon nor helper reports this: {empty:?}");
     assert_eq!(openmetrics::value(&families, "vmlane_peer_up", &[("peer", "beta")]), Some(1.0));
 }
 
@@ -266,7 +266,7 @@ fn a_host_that_is_silent_is_dead_after_a_while() {
     let (client, server) = world.pair(7100);
     world.beta.signal_helper(Signal::STOP);
     is_reset(&client, "alpha's");
-    let problem = eventually("the operator is told", || {
+    let problem = eventually("the operator is notified", || {
         world.alpha.peer("beta").filter(|peer| peer["state"] != "up" && peer["problem"] != "")
     });
     assert!(problem["problem"].as_str().unwrap().contains("nothing was heard of it for 5 s"), "{problem}");
@@ -279,7 +279,7 @@ fn a_host_that_is_silent_is_dead_after_a_while() {
 
 #[test]
 fn what_a_host_does_not_own_or_may_not_reach_is_refused_and_counted() {
-    // Beta says that it owns other CIDs than alpha has for it, and speaks for one of them.
+    // Beta announces other CIDs than alpha has for it, and sends for one of them.
     let world = World::with(plans(|_, beta| (beta.cids, beta.cid) = ("3000-3999", 3000)));
     world.connected();
     let listener = Listener::bind_by(&world.alpha.host(), 8000).unwrap();
@@ -321,20 +321,20 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
     assert_eq!(&text, b"still there");
     drop((client, server));
 
-    // An expired certificate: both ends say so.
+    // An expired certificate: both ends report it.
     certificates(world.pki.path(), &["alpha"], (-9, -2));
     world.alpha.helper = None;
     world.alpha.start_helper();
-    wait_until("alpha is told that its certificate has expired", || {
+    wait_until("alpha gets the error that its certificate has expired", || {
         is_logged(&world.alpha, "beta", "this host's certificate has expired")
     });
-    wait_until("beta tells its operator", || is_logged(&world.beta, "", "has expired"));
+    wait_until("beta reports it to its operator", || is_logged(&world.beta, "", "has expired"));
     assert!(world.beta.counts("", "certificates_expired") >= 1);
 
     // One that is not valid yet: whose clock is wrong?
     certificates(world.pki.path(), &["alpha"], (2, 9));
     world.alpha.signal_helper(Signal::HUP);
-    wait_until("beta tells of clocks", || is_logged(&world.beta, "", "compare the clocks"));
+    wait_until("beta reports clocks", || is_logged(&world.beta, "", "compare the clocks"));
 
     // One of a foreign authority.
     let foreign = tempfile::tempdir().unwrap();
@@ -343,7 +343,7 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
         fs::copy(foreign.path().join(file), world.pki.path().join(file)).unwrap();
     }
     world.alpha.signal_helper(Signal::HUP);
-    wait_until("beta tells of a foreign authority", || is_logged(&world.beta, "", "foreign authority"));
+    wait_until("beta reports a foreign authority", || is_logged(&world.beta, "", "foreign authority"));
     assert!(world.beta.counts("", "certificates_foreign") >= 1);
     assert!(!world.alpha.is_up("beta") && !world.beta.is_up("alpha"));
 
@@ -369,7 +369,7 @@ fn a_host_whose_certificates_are_revoked_is_out_at_once_and_a_new_certificate_le
     is_reset(&server, "beta's");
     is_reset(&client, "alpha's");
     drop((client, server));
-    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "its certificate was revoked"));
+    wait_until("beta reports why", || is_logged(&world.beta, "alpha", "its certificate was revoked"));
     wait_until("alpha knows it", || is_logged(&world.alpha, "beta", "this host's certificate was revoked"));
     assert!(world.beta.counts("alpha", "certificates_revoked") >= 1);
     let made = vmlane(&["route", "certificate", "alpha", "--directory", &pki]).good();
@@ -398,7 +398,7 @@ fn a_host_whose_certificates_are_revoked_is_out_at_once_and_a_new_certificate_le
     let revoked = vmlane(&["route", "revoke", "alpha", "--directory", &pki]).good();
     assert!(revoked.contains("1 certificate"), "{revoked}");
     world.beta.signal_helper(Signal::HUP);
-    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "its certificate was revoked"));
+    wait_until("beta reports why", || is_logged(&world.beta, "alpha", "its certificate was revoked"));
     vmlane(&["route", "revoke", "gamma", "--directory", &pki]).fails(1, &["names \"gamma\""]);
 }
 
@@ -412,7 +412,7 @@ fn streams_end_with_the_authority_that_they_began_with() {
     world.beta.signal_helper(Signal::HUP);
     is_reset(&server, "beta's");
     is_reset(&client, "alpha's");
-    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "foreign authority"));
+    wait_until("beta reports why", || is_logged(&world.beta, "alpha", "foreign authority"));
     assert!(world.beta.counts("alpha", "certificates_foreign") >= 1);
 }
 
@@ -430,7 +430,7 @@ fn streams_end_with_the_certificate_that_they_began_with() {
     let (client, server) = world.pair(9300);
     is_reset(&server, "beta's");
     is_reset(&client, "alpha's");
-    wait_until("beta tells why", || is_logged(&world.beta, "alpha", "its certificate has expired"));
+    wait_until("beta reports why", || is_logged(&world.beta, "alpha", "its certificate has expired"));
 }
 
 #[test]
@@ -455,7 +455,7 @@ fn a_helper_that_is_out_of_descriptors_reports_it_once_a_second_and_serves_what_
         let log = world.beta.daemon.log();
         log.lines().filter(|line| line.contains("accepting another host")).map(str::to_owned).collect()
     };
-    wait_until("it says so twice", || lines().len() >= 2);
+    wait_until("it reports it twice", || lines().len() >= 2);
     // What was held back between the two: it tries again a few times a second.
     let second = lines()[1].clone();
     let held_back =

@@ -1,4 +1,5 @@
-//! What other users have put where vmlane looks: it is named, and not used. Needs root, to be several users.
+//! What other users have put where vmlane searches: it is named, and not used. Needs root, to be several
+//! users.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -51,7 +52,7 @@ fn run(mut command: Command, variables: &[(&str, &OsStr)]) -> Ran {
         .finish()
 }
 
-/// `vmlane run` of a program that says which library it has.
+/// `vmlane run` of a program that prints which library it has.
 fn preloaded(program: &Path, variables: &[(&str, &OsStr)]) -> Ran {
     let mut command = Command::new(program);
     command.args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"]);
@@ -66,7 +67,7 @@ fn files(directory: &Path) -> usize {
 fn a_library_is_loaded_from_no_directory_of_another_user() {
     let Some(base) = shared() else { return };
     let path = |name: &str| base.path().join(name);
-    // Without a home, nothing is looked for in the temporary directory.
+    // Without a home, nothing is searched for in the temporary directory.
     plant(&path("vmlane-0"), &[]);
     mode(&path("vmlane-0"), 0o777);
     let ran = preloaded(Path::new(VMLANE), &[("TMPDIR", base.path().as_os_str())]);
@@ -150,7 +151,7 @@ fn the_installed_library_needs_no_home_and_is_roots() {
     preloaded(&program, &[]).fails(1, &["belongs to user 65534", "XDG_CACHE_HOME"]);
 }
 
-/// What a daemon says that must not start.
+/// The error of a daemon that must not start.
 #[track_caller]
 fn refused(daemon: &Daemon, more: &[&str], words: &[&str]) {
     let mut command = daemon.daemon_command();
@@ -248,7 +249,7 @@ fn daemons_of_several_users_follow_each_other_in_one_directory() {
     run(daemon.configured(&["daemon", "--can-replace"]), &[]).good();
     daemon.start_with(&["--replace"]);
     daemon.configure(&format!("[daemon]\nuser = \"root\"\n{CONFIG}"));
-    // It was nobody's: the configuration that says so is gone.
+    // It belonged to the user "nobody": the configuration that names this user is gone.
     let mut command = daemon.daemon_command();
     command.arg("--replace");
     run(command, &[]).fails(1, &["belongs to user 65534"]);

@@ -1,5 +1,5 @@
 //! The control socket, asked by a client written here: what a running daemon answers is what its description
-//! says, member by member.
+//! has, member by member.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

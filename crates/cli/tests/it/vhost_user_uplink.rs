@@ -52,7 +52,7 @@ fn until_they_arrive(what: &str, from: &mut Nic, to: &mut Nic, next: &mut u64) {
     });
 }
 
-/// What a daemon says that has another configuration by now.
+/// What a daemon prints that has another configuration by now.
 fn reload(daemon: &Daemon, config: &str) -> String {
     daemon.configure(config);
     daemon.must(&["reload"])
@@ -75,7 +75,7 @@ fn two_confined_daemons_are_joined_and_again_after_either_was_killed() {
     until_they_arrive("the first frames", &mut a, &mut b, &mut next);
 
     far.kill();
-    wait_until("the log tells of it", || near.log().contains("the peer closed the connection"));
+    wait_until("it is logged", || near.log().contains("the peer closed the connection"));
     far.start();
     a.attach(&nic(&far, "a"));
     until_they_arrive("frames after the far one was killed", &mut a, &mut b, &mut next);
@@ -223,7 +223,7 @@ fn a_helper_that_hangs_is_reported_and_the_daemon_goes_on_without_it() {
 
     let helper = Stopped::of(&daemon);
     until_they_arrive("frames while it is waited for", &mut a, &mut b, &mut next);
-    wait_until("the log tells of it", || {
+    wait_until("it is logged", || {
         daemon.log().contains("the helper that attaches interfaces does not answer")
     });
     until_they_arrive("frames without it", &mut a, &mut b, &mut next);

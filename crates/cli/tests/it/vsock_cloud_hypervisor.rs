@@ -168,7 +168,7 @@ fn its_guest_may_reset_the_device_without_a_daemon() {
     assert_eq!((a.event(), b.event()), (None, None), "they have begun here");
 }
 
-/// When the keeper has closed its session it connects again, unlike QEMU: its guest is told, and connects
+/// When the keeper has closed its session it connects again, unlike QEMU: its guest is notified, and connects
 /// anew.
 #[test]
 fn it_connects_again_after_its_session_was_closed() {
@@ -188,7 +188,7 @@ fn it_connects_again_after_its_session_was_closed() {
         for (vm, work) in [&mut a, &mut b].into_iter().zip(work) {
             vm.is_done(work).unwrap();
             let mut event = None;
-            wait_until("its driver hears of a reset", || {
+            wait_until("its driver gets a reset", || {
                 event = event.or_else(|| vm.event());
                 event.is_some()
             });

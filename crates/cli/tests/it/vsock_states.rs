@@ -311,7 +311,7 @@ fn a_keeper_and_a_daemon_that_are_killed_end_sessions() {
     }
 }
 
-/// Of one VM alone: its peer is told.
+/// Of one VM alone: its peer is notified.
 #[test]
 fn sessions_that_the_keeper_closed_are_over_and_the_next_vmms_are_served() {
     let mut pair = Pair::new(&format!("[daemon]\nhold = 1\n{CONFIG}"));

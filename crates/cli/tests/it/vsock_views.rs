@@ -50,7 +50,7 @@ fn virtio_vsock_guests_are_in_status_stats_ports_and_top() {
     assert!(text.contains("VSOCK") && text.contains("virtio"), "{text}");
     let text = daemon.must(&["ports"]);
     assert!(text.contains("3:1000") && text.contains("established"), "{text}");
-    // Bytes that go while `top` looks.
+    // Bytes that go while `top` runs.
     let mut top = daemon.command(&["top", "--json", "--interval", "2", "--count", "1"]);
     let mut top = Process(top.stdout(Stdio::piped()).spawn().unwrap());
     let mut sent = 0u32;

@@ -31,7 +31,7 @@ pub struct Point {
     /// Recorded and lost, as the daemon counts; those of daemons before this one first.
     pub recorded: [u64; 2],
     pub lost: [u64; 2],
-    /// Of those lost, how many a packet has told of.
+    /// Of those lost, how many a packet has reported.
     reported_lost: u64,
     /// Its last state.
     pub present: bool,

@@ -131,7 +131,7 @@ impl Output {
         self.close()
     }
 
-    /// Takes over what the daemon has counted, and says which points came or went.
+    /// Takes over what the daemon has counted, and reports which points came or went.
     pub fn count(&mut self, ring: &Reader) {
         for (number, point) in (0..).zip(&mut self.points) {
             let counts = ring.counts(number);

@@ -169,7 +169,7 @@ fn line(name: &str, machine: &Machine) -> String {
     let words: Vec<String> =
         vmlane_import::words(name, machine).iter().map(|word| shell_quoted(word)).collect();
     let memory = machine.memory_mib.unwrap_or_else(|| {
-        eprintln!("vmlane: note: {name}: memory: its description does not say how much; change --mem 1024");
+        eprintln!("vmlane: note: {name}: memory: its description has no size; change --mem 1024");
         1024
     });
     format!(

@@ -201,8 +201,8 @@ fn groups(vms: &[Vm]) -> anyhow::Result<Vec<String>> {
         for b in vms.iter().filter(|b| a.reaches(b)) {
             if let Some(c) = vms.iter().find(|c| b.reaches(c) && !a.reaches(c)) {
                 bail!(
-                    "CID {} reaches {} and {1} reaches {}, but {0} does not reach {2}: here a VM has one group, so \
-                     this cannot be said; change the groups first",
+                    "CID {} reaches {} and {1} reaches {}, but {0} does not reach {2}: a VM has one group, which \
+                     cannot express this; change the groups first",
                     a.cid(),
                     b.cid(),
                     c.cid()

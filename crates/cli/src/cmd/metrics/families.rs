@@ -100,7 +100,7 @@ struct Family {
 /// What a family is measured in.
 #[derive(Clone, Copy)]
 enum Measure {
-    /// Things that its name says.
+    /// Things that its name describes.
     Number,
     Bytes,
     Seconds,

@@ -5,10 +5,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use anyhow::{Context, bail, ensure};
 
-/// Where an exporter is served unless told otherwise.
+/// Where an exporter is served by default.
 pub const DEFAULT: &str = "127.0.0.1:10977";
 const PORT: u16 = 10977;
-/// The first descriptor that systemd passes, and how many are looked at.
+/// The first descriptor that systemd passes, and how many are examined.
 const FIRST: i32 = 3;
 const MOST: i32 = 16;
 

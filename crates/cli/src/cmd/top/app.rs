@@ -40,7 +40,7 @@ pub struct App {
     pub help: bool,
     before: Option<Sample>,
     now: Option<Sample>,
-    /// Why the last look failed; the one before stays.
+    /// Why the last sample failed; the one before stays.
     pub error: Option<String>,
     /// Rows that there is room for.
     room: usize,
@@ -73,7 +73,7 @@ impl App {
         }
     }
 
-    /// The last two looks; of one alone, twice the same.
+    /// The last two samples; of one alone, twice the same.
     pub fn samples(&self) -> Option<(&Sample, &Sample)> {
         let now = self.now.as_ref()?;
         Some((self.before.as_ref().unwrap_or(now), now))

@@ -63,7 +63,7 @@ fn empty(app: &App, all: usize) -> &'static str {
         _ if all > 0 || !app.filter.is_empty() => "no row has these letters",
         View::Vms => "the daemon serves no VM",
         View::Network => "there are no cards and no uplinks",
-        View::Workers => "nothing is told of the workers",
+        View::Workers => "the workers are not known",
     }
 }
 

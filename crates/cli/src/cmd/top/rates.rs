@@ -1,11 +1,11 @@
-//! Rates: what happened per second between two looks.
+//! Rates: what happened per second between two samples.
 
 use serde::Serialize;
 use vmlane_api::{CounterList, Stats, VmStats};
 
 use super::views::Sample;
 
-/// What happened per second, between two looks.
+/// What happened per second, between two samples.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Rates {
     /// Between the two.
@@ -32,7 +32,7 @@ pub struct VmRates {
     pub accesses_per_second: f64,
 }
 
-/// The time between two looks, and growth in it.
+/// The time between two samples, and growth in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Elapsed(f64);
 

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use crate::cmd::control::bytes;
 
-/// A column: its heading, and whether large values are what one looks for.
+/// A column: its heading, and whether large values come first.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     pub name: &'static str,

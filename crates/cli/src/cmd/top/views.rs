@@ -1,4 +1,4 @@
-//! What the views show of two looks at the daemon.
+//! What the views show of two samples of the daemon.
 
 use std::time::Instant;
 
@@ -90,7 +90,7 @@ const WORKERS: [Column; 8] = [
     text("SERVING"),
 ];
 
-/// One look at the daemon.
+/// One sample of the daemon.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// When the daemon was asked.
@@ -197,7 +197,7 @@ fn network(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
     rows
 }
 
-/// The load of a worker between two looks.
+/// The load of a worker between two samples.
 pub fn load(name: &str, before: &Sample, now: &Sample) -> Option<f64> {
     shares(name, before, now).map(|[load, ..]| load)
 }

@@ -36,7 +36,7 @@ pub fn value(families: &Families, name: &str, labels: &[(&str, &str)]) -> Option
     Some(value)
 }
 
-/// Reads a whole text, and says what is wrong with it.
+/// Parses a whole text; the error names what is wrong with it.
 pub fn parse(text: &str) -> Result<Families, String> {
     let text = text.strip_suffix("# EOF\n").ok_or("it does not end with # EOF")?;
     let mut families = Families::new();
@@ -48,14 +48,14 @@ pub fn parse(text: &str) -> Result<Families, String> {
             let mut words = comment.splitn(3, ' ');
             let (word, name, rest) = (words.next(), words.next(), words.next());
             let (Some(word), Some(name), Some(rest)) = (word, name, rest) else {
-                return Err(bad("a comment that says nothing"));
+                return Err(bad("a comment without meaning"));
             };
             if name != current {
                 if !is_name(name) {
                     return Err(bad("no name of a family"));
                 }
                 if families.insert(name.into(), Family::default()).is_some() {
-                    return Err(bad("a family is told twice"));
+                    return Err(bad("a family occurs twice"));
                 }
                 current = name.into();
             }

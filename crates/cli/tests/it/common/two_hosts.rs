@@ -81,7 +81,7 @@ impl Node {
         self.daemon.must(&["reload"]);
     }
 
-    /// What `vmlane status` says of a peer; the helper itself has no name.
+    /// What `vmlane status` reports of a peer; the helper itself has no name.
     pub fn peer(&self, name: &str) -> Option<Value> {
         let status: Value = serde_json::from_str(&self.daemon.ask(&["status", "--json"]).out).ok()?;
         status["peers"].as_array()?.iter().find(|peer| peer["name"] == name).cloned()

@@ -44,11 +44,11 @@ const UPLINKS: [Shown; 6] = [
 const TEAMS: [Shown; 4] = [
     shown("failovers", "team_failovers", "Times a member that was in use lost its link"),
     shown("failbacks", "team_failbacks", "Times a member took its place back"),
-    shown("notified", "team_notices", "Frames that told the network where an address is now"),
+    shown("notified", "team_notices", "Announcements to the network of where an address is now"),
     shown(
         "not_notified",
         "team_notices_left_out",
-        "Addresses of which the network was not told: too many at once",
+        "Addresses that were not announced to the network: too many at once",
     ),
 ];
 

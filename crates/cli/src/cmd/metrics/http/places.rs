@@ -1,7 +1,7 @@
 //! Who is connected, and who makes room when all places are taken.
 //!
 //! The users of loopback addresses are not known here. A client that wants an answer sends its request at
-//! once and reads the answer at once, so one that does neither keeps no one else out, whoever it is.
+//! once and reads the answer at once, so one that does neither keeps no one else out.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
