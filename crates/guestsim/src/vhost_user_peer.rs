@@ -186,6 +186,6 @@ impl RawPeer {
     /// Waits until the front end closes the connection.
     pub fn expect_end(&mut self) {
         let end = receive(&mut self.socket);
-        assert!(end.is_none(), "the front end says {:?}", end.map(|(header, ..)| header));
+        assert!(end.is_none(), "the front end sent {:?}", end.map(|(header, ..)| header));
     }
 }

@@ -90,7 +90,7 @@ impl Direction {
         self.sleep
     }
 
-    /// Bytes of a spill that are not delivered yet.
+    /// Bytes of the overflow that are not delivered yet.
     pub fn overflow(&self) -> usize {
         match &self.source {
             Source::Ring => 0,
@@ -144,7 +144,7 @@ impl Direction {
     }
 
     #[inline]
-    #[expect(clippy::indexing_slicing, reason = "`at` and what is left behind it are within the spill")]
+    #[expect(clippy::indexing_slicing, reason = "`at` and what is left behind it are within the overflow")]
     fn step(
         &mut self,
         from: Option<&mut (dyn StreamPort + 'static)>,

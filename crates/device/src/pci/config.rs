@@ -1,9 +1,9 @@
 //! Configuration space as storage: bytes, a mask of those a guest may write, and a few bits the
-//! device looks at.
+//! device examines.
 //!
 //! A VMM that attaches the function keeps BAR addresses and the MSI-X table to itself; it reads the
 //! BAR *kind* (I/O, 64-bit) from here and forwards most writes. So registers behave like hardware's
-//! (sizing included) but carry no action: a device looks at [`ConfigSpace::bus_master`] and the like
+//! (sizing included) but carry no action: a device examines [`ConfigSpace::bus_master`] and the like
 //! after a write. Every access of any width and offset is answered byte by byte.
 
 mod builder;

@@ -7,7 +7,7 @@
 //! | `log.rs` | pages that were written, for a VMM that migrates its guest |
 //! | `net` | the NIC: its rings as a `FramePort` |
 //!
-//! As with VMXNET3 two threads share a device. The *session* keeps what the VMM said about rings and
+//! As with VMXNET3 two threads share a device. The *session* keeps what the VMM set for rings and
 //! memory; whenever it changes, the device is stopped and run again with a [`vhost::Setup`]. The
 //! *worker* owns the rings while they run, and leaves behind how far it came.
 

@@ -38,11 +38,11 @@ impl Recall {
         self.called.is_some()
     }
 
-    /// Is the guest to be called again now? `heard`: it is known to have looked.
+    /// Is the guest to be called again now? `notified`: it is known to have polled.
     #[cold]
-    pub fn is_due(&mut self, now: Instant, heard: bool) -> bool {
+    pub fn take_due(&mut self, now: Instant, notified: bool) -> bool {
         let Some((at, times)) = self.called else { return false };
-        if heard || times == TIMES {
+        if notified || times == TIMES {
             self.called = None;
             return false;
         }

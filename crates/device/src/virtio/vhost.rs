@@ -27,7 +27,7 @@ pub trait VhostDevice: Send {
         false
     }
 
-    /// The network is to hear where the device's address is, if it has one: its guest has come from another
+    /// The network is to learn where the device's address is, if it has one: its guest has come from another
     /// host.
     fn announce(&mut self) {}
 
@@ -90,7 +90,7 @@ pub struct RingSetup {
     pub driver: u64,
     /// The device's half: used ring, or its event suppression.
     pub device: u64,
-    /// What SET_VRING_BASE and GET_VRING_BASE tell: where the next chain is taken from, and in packed
+    /// What SET_VRING_BASE and GET_VRING_BASE carry: where the next chain is taken from, and in packed
     /// rings (upper half) where the next completion goes.
     pub position: Arc<AtomicU32>,
     /// Where to note how far it came, should this process die.
@@ -108,17 +108,17 @@ impl RingSetup {
 
 /// The event fds of a device's rings, wherever they lead. Shared with workers.
 pub trait Lines: Send + Sync {
-    /// Tells the guest of completions in `ring`.
+    /// Notifies the guest of completions in `ring`.
     fn call(&self, ring: usize);
 
     /// May the guest sleep on after a call, as User Mode Linux does? Before it sleeps with interrupts off it
-    /// looks for alarms, but for no other signal, so that one that came since is not seen before the next
+    /// checks for alarms, but for no other signal, so that one that came since is not seen before the next
     /// (`os_idle_sleep` in arch/um/os-Linux/time.c, up to 7.2 at least).
     fn may_lose_calls(&self) -> bool {
         false
     }
 
-    /// Tells the VMM that `ring` broke and stands still.
+    /// Notifies the VMM that `ring` broke and stands still.
     fn fail(&self, ring: usize);
 
     /// Becomes readable when the guest announces something in any ring, until [`Self::clear`].

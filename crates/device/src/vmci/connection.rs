@@ -31,8 +31,8 @@ pub struct Connection {
     /// None for an endpoint of another kind.
     pub notifiers: Sides<Option<Arc<Notifier>>>,
     pub client_left: bool,
-    /// What each end has said about its future, as bits: the engine hears of each once, however often
-    /// a guest repeats it.
+    /// What each end has announced about its future, as bits: the engine is notified of each once, however
+    /// often a guest repeats it.
     announced: Sides<Cell<u8>>,
     /// Counts against its client's quota. Not once the client's VM has been removed: another may have
     /// the context id by now.
@@ -91,12 +91,12 @@ impl Connection {
         self.state == State::Established
     }
 
-    /// What each end has said.
+    /// What each end has announced.
     pub fn announced(&self) -> Sides<u8> {
         self.announced.each_ref().map(|announced| announced.get())
     }
 
-    /// How each end's bytes end, as far as it has said.
+    /// How each end's bytes end, as far as it has announced it.
     pub fn pending_ends(&self) -> Sides<Vec<End>> {
         self.announced.each_ref().map(|announced| {
             let ends = [(ANNOUNCED_SEND, End::Finished), (ANNOUNCED_RESET, End::Reset)];
@@ -104,7 +104,7 @@ impl Connection {
         })
     }
 
-    /// What each end is told at once because of what its peer has said.
+    /// What each end is notified of at once because of what its peer has announced.
     pub fn refusals(&self) -> Sides<Option<End>> {
         Sides::from_fn(|side| {
             let refused = self.announced[side.other()].get() & ANNOUNCED_RECEIVE != 0;
@@ -165,7 +165,7 @@ impl Connection {
         self.notifiers = notifiers;
     }
 
-    /// True the first time that `role` says `what`.
+    /// Notes that `role` announces `what`. True the first time.
     pub fn announce(&self, role: Role, what: u8) -> bool {
         let announced = &self.announced[role.side()];
         announced.replace(announced.get() | what) & what == 0

@@ -151,7 +151,7 @@ impl Contexts {
         }
     }
 
-    /// The same of a packet that says nothing more than its type. False: there is no one.
+    /// The same of a packet that carries nothing more than its type. False: there is no one.
     pub fn answer(&self, from: SocketAddress, to: SocketAddress, kind: PacketType) -> bool {
         let Some(inbox) = self.get(to.0).and_then(Context::reachable_inbox) else { return false };
         let packet = ControlPacket::new(kind, 0, 0);

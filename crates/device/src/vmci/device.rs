@@ -340,7 +340,7 @@ impl VmciDevice {
     }
 
     /// True while the daemon keeps the device from doing anything.
-    fn is_out_of_service(&mut self) -> bool {
+    fn apply_quarantine(&mut self) -> bool {
         let out = self.inbox.is_quarantined();
         // What an access under way at that moment set up goes, too.
         if out && !self.out_of_service {
@@ -415,7 +415,7 @@ impl PciDevice for VmciDevice {
         }
         self.bursting = false;
         data.fill(0);
-        if self.is_out_of_service() {
+        if self.apply_quarantine() {
             self.read_out_of_service(region, offset, data);
             return Ok(());
         }
@@ -445,7 +445,7 @@ impl PciDevice for VmciDevice {
         let reg = register.and_then(Reg::at);
         let word = <[u8; 4]>::try_from(data);
         self.bursting = false;
-        if self.is_out_of_service() {
+        if self.apply_quarantine() {
             self.write_out_of_service(reg, word.map(u32::from_le_bytes).unwrap_or_default());
             return Ok(());
         }

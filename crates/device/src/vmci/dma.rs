@@ -63,7 +63,7 @@ pub fn fetch(memory: &MemoryMap, addr: u64, out: &mut Vec<u8>) -> Result<(), Bad
     Ok(())
 }
 
-/// Tells the guest that its send is done. Returns false if the header cannot be written.
+/// Notifies the guest that its send is done. Returns false if the header cannot be written.
 pub fn finish_send(memory: &MemoryMap, addr: u64, result: i32) -> bool {
     let at = |offset| addr.saturating_add(offset);
     let _ = memory.write(at(DMA_RESULT), &i64::from(result).to_le_bytes());
@@ -102,7 +102,7 @@ pub fn deliver(
     Ok(())
 }
 
-/// Tells the guest that its buffer is filled: `busy` becomes 1 with everything before it visible.
+/// Notifies the guest that its buffer is filled: `busy` becomes 1 with everything before it visible.
 pub fn finish_receive(memory: &MemoryMap, addr: u64) -> bool {
     addr.checked_add(DMA_BUSY).is_some_and(|at| memory.store_u32(at, 1).is_ok())
 }

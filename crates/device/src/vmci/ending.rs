@@ -45,7 +45,7 @@ impl Inner {
         self.remove_connection_as(key, Failed::Gone)
     }
 
-    /// The same; an endpoint of another kind that waits for it hears `why`.
+    /// The same; an endpoint of another kind that waits for it is notified of `why`.
     pub(super) fn remove_connection_as(&mut self, key: Key, why: Failed) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
         self.give_up(&connection, why);
@@ -64,7 +64,7 @@ impl Inner {
         }
     }
 
-    /// A context is gone: the peers of its half-made connections hear of it now, those of complete
+    /// A context is gone: the peers of its half-made connections are notified of it now, those of complete
     /// ones when the engine has delivered what there was.
     pub(super) fn forget_connections(&mut self, cid: u32) {
         let keys: Vec<Key> = self
@@ -85,7 +85,7 @@ impl Inner {
         }
     }
 
-    /// A connection is forgotten before it was joined: its other end hears `why`.
+    /// A connection is forgotten before it was joined: its other end is notified of `why`.
     fn give_up(&mut self, connection: &Connection, why: Failed) {
         let Some(call) = connection.call.filter(|_| !connection.is_joined()) else { return };
         self.others.apply(call, Event::Withdraw(call.role, why));

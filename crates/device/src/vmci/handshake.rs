@@ -40,7 +40,7 @@ pub enum Verdict {
     Forward(State),
     /// The client's offer of a queue pair: check the pair, then forward.
     Offer,
-    /// The server says it attached: check that it did, then forward.
+    /// The server announces that it attached: check that it did, then forward.
     Attach,
     /// About bytes and room: the engine's business, never passed on.
     Notice,

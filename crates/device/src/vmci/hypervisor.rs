@@ -1,6 +1,6 @@
 //! The VMCI devices of all VMs: their contexts, datagrams between them.
 //!
-//! The daemon plays the hypervisor. A sender is known by its session, never by what its packet says;
+//! The daemon plays the hypervisor. A sender is known by its session, never by what its packet claims;
 //! no traffic of any kind crosses groups.
 
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Hypervisor {
         }
     }
 
-    /// Where the driver's buffers are, as its device was told: kept here, too, for a device whose own state
+    /// Where the driver's buffers are, as its device was set up: kept here, too, for a device whose own state
     /// is lost. Their vCPUs wait for answers there.
     pub(super) fn set_buffers_high(&self, cid: u32, high: [u32; 2]) {
         let mut inner = self.inner.lock();
@@ -243,7 +243,7 @@ impl Hypervisor {
         self.streams.leave(&leaving);
         self.run_after();
         let mut inner = self.inner.lock();
-        // Ends that were told while the context left may have queued something for it.
+        // Ends that were notified while the context left may have queued something for it.
         if let Some(context) = inner.contexts.get(cid) {
             context.inbox.clear();
         }
@@ -287,8 +287,8 @@ impl Hypervisor {
         }
     }
 
-    /// What tells whose a stream's end is: the budget that all ends of this VM share. `None` if it has no
-    /// VMCI device.
+    /// What identifies whose a stream's end is: the budget that all ends of this VM share. `None` if it has
+    /// no VMCI device.
     pub fn stream_owner(&self, cid: u32) -> Option<Arc<Budget>> {
         self.inner.lock().contexts.get(cid).map(|context| context.budget.clone())
     }

@@ -140,7 +140,7 @@ impl Inbox {
     }
 
     /// The same, committed at once and together with `also`.
-    pub fn push_told(&self, bytes: Box<[u8]>, also: (vmlane_state::Key, &[u8])) {
+    pub fn push_with(&self, bytes: Box<[u8]>, also: (vmlane_state::Key, &[u8])) {
         let mut inner = self.inner.lock();
         let number = inner.number();
         if let Some(log) = &self.log {
@@ -171,7 +171,7 @@ impl Inbox {
         self.inner.lock().next = first;
     }
 
-    /// What the records say was waiting, in order, in front of everything else.
+    /// What was waiting by the records, in order, in front of everything else.
     pub fn restore_first(&self, waiting: Vec<(u64, Charged, Box<[u8]>)>) {
         let mut inner = self.inner.lock();
         for (number, account, bytes) in waiting.into_iter().rev() {
@@ -221,7 +221,7 @@ impl Inbox {
         }
     }
 
-    /// Whether a guest was announced something or not: it looks.
+    /// Whether a guest was notified of something or not: it polls.
     pub fn announce_again(&self) {
         self.announced.store(true, Ordering::SeqCst);
         self.signals.raise(CAUSE_DATAGRAM);

@@ -15,7 +15,7 @@
 //! | `queue_pair/` | queue pairs: create, attach, detach, the pages of an end |
 //! | `routed.rs`, `other_ends.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
 //! | `stream.rs`, `handshake.rs`, `pace.rs` | stream connections: control packets, what each state allows, how many at once |
-//! | `inbox.rs`, `account.rs`, `notice.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
+//! | `inbox.rs`, `account.rs`, `notice.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest is notified of it |
 //! | `record.rs`, `record/` | what is recorded for the next daemon: keys, when it is written, how it is restored |
 //! | `views.rs`, `stats.rs` | what an operator may see |
 //!

@@ -38,8 +38,8 @@ impl Address {
     }
 }
 
-/// The notices of one guest's end of a connection: which wait in its inbox, and what they say when they leave
-/// it.
+/// The notices of one guest's end of a connection: which wait in its inbox, and what they carry when they
+/// leave it.
 pub struct Notices {
     /// `None` for a queue pair outside any vSockets connection: it has no notices.
     address: Option<Address>,
@@ -82,7 +82,7 @@ impl Notices {
         self.queued.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
-    /// The device waits for `offset` in the ring: said by the next notice of this kind, if it is one of
+    /// The device waits for `offset` in the ring: carried by the next notice of this kind, if it is one of
     /// those.
     pub fn set_waiting(&self, notice: Notice, generation: u64, offset: u64) {
         let what = generation << 32 | offset;
@@ -95,7 +95,7 @@ impl Notices {
 
     /// The packet for a notice that leaves the inbox now; `None` if the connection has ended.
     pub fn take(&self, notice: Notice, stats: &VmciStats) -> Option<[u8; NOTICE_LEN]> {
-        // Cleared before the guest can see the packet: what is owed from here on is queued anew.
+        // Cleared before the guest can see the packet: what is due from here on is queued anew.
         self.queued.fetch_and(!(notice as u8), Ordering::SeqCst);
         let address = self.address.as_ref().filter(|_| self.is_open())?;
         let waiting = |kind, what: &AtomicU64| {

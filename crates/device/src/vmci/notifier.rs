@@ -48,7 +48,7 @@ enum Hold {
     Until(Instant),
 }
 
-/// Tells one guest's end of a connection what its peer, the device, has to say.
+/// Notifies one guest's end of a connection of bytes, room and ends at its peer, the device.
 pub struct Notifier {
     inbox: Arc<Inbox>,
     /// Its pair and end, for the next daemon.
@@ -60,13 +60,13 @@ pub struct Notifier {
     handle: Handle,
     peer_cid: u32,
     protocol: Protocol,
-    /// Ends already told, one bit each; and those of them that are recorded as such.
-    told: AtomicU8,
+    /// Ends already notified of, one bit each; and those of them that are recorded as such.
+    notified: AtomicU8,
     recorded: AtomicU8,
     hold: Mutex<Hold>,
-    /// False once `hold` is over for good: the common case, looked at without the lock.
+    /// False once `hold` is over for good: the common case, examined without the lock.
     holding: AtomicBool,
-    /// Bits of [`Notice`] that are owed but held back, and [`ENDS`].
+    /// Bits of [`Notice`] that are due but deferred, and [`ENDS`].
     deferred: AtomicU8,
     deferred_ends: Mutex<Vec<End>>,
     /// The guest announced that it waits for bytes (older protocol).
@@ -77,7 +77,7 @@ pub struct Notifier {
 
 impl Notifier {
     /// `address`: the guest's end of the connection, if the pair belongs to one. `handle` and
-    /// `peer_cid`: the pair, and whose detaching the guest is to be told of. `hold`: the guest is the
+    /// `peer_cid`: the pair, and whose detaching the guest is to be notified of. `hold`: the guest is the
     /// connecting side, its ATTACH is still to come.
     pub fn new(
         inbox: Arc<Inbox>,
@@ -97,7 +97,7 @@ impl Notifier {
             handle,
             peer_cid,
             protocol,
-            told: AtomicU8::new(0),
+            notified: AtomicU8::new(0),
             hold: Mutex::new(if hold { Hold::UntilAttach } else { Hold::None }),
             holding: AtomicBool::new(hold),
             deferred: AtomicU8::new(0),
@@ -141,7 +141,7 @@ impl Notifier {
 
     /// The device is about to wait until the guest has passed `index` (older protocol).
     pub fn wait_for(&self, notice: Notice, index: u64) {
-        // Linux stores generation and offset and never looks at them.
+        // Linux stores generation and offset and never examines them.
         self.notices.set_waiting(notice, 0, index);
         self.notify(notice);
     }
@@ -178,7 +178,7 @@ impl Notifier {
         }
     }
 
-    /// Sends what was held back if it may go now. True while it may not: the stream must not sleep.
+    /// Sends what was deferred if it may go now. True while it may not: the stream must not sleep.
     pub fn deferring(&self) -> bool {
         // Before ATTACH nothing can go, however long the server takes: the ATTACH wakes the stream.
         if self.deferred.load(Ordering::Relaxed) == 0 || matches!(*self.hold.lock(), Hold::UntilAttach) {
@@ -193,7 +193,7 @@ impl Notifier {
                 self.notify(notice);
             }
         }
-        self.tell_deferred();
+        self.send_deferred();
         false
     }
 
@@ -205,20 +205,20 @@ impl Notifier {
             self.holding.store(false, Ordering::Relaxed);
             drop(hold);
             self.deferred.store(0, Ordering::Relaxed);
-            self.tell_deferred();
+            self.send_deferred();
         }
     }
 
-    fn tell_deferred(&self) {
+    fn send_deferred(&self) {
         for end in std::mem::take(&mut *self.deferred_ends.lock()) {
-            self.tell(end);
+            self.send(end);
         }
     }
 
-    /// Tells the guest how its stream ends; each end once.
+    /// Notifies the guest of how its stream ends; each end once.
     pub fn end(&self, end: End) {
         let bit = 1 << end as u8;
-        if self.told.fetch_or(bit, Ordering::SeqCst) & bit != 0 {
+        if self.notified.fetch_or(bit, Ordering::SeqCst) & bit != 0 {
             return;
         }
         if matches!(end, End::Detached | End::Reset) {
@@ -229,28 +229,28 @@ impl Notifier {
             self.deferred.fetch_or(ENDS, Ordering::Relaxed);
             return;
         }
-        self.tell(end);
+        self.send(end);
     }
 
-    /// A previous daemon had told these ends.
-    pub fn restore_told(&self, bits: u8) {
-        self.told.store(bits, Ordering::SeqCst);
+    /// A previous daemon had notified the guest of these ends.
+    pub fn restore_notified(&self, bits: u8) {
+        self.notified.store(bits, Ordering::SeqCst);
         self.recorded.store(bits, Ordering::SeqCst);
     }
 
     /// Where the guest reads `bytes` that its peer has left, from index `tail` on.
     pub fn keep(&self, tail: u64, bytes: &[u8]) {
         if let Some(log) = &self.place.log {
-            log.write((record::SPILL, self.place.serial, self.place.side), &record::spill(tail, bytes));
+            log.write((record::OVERFLOW, self.place.serial, self.place.side), &record::overflow(tail, bytes));
         }
     }
 
     fn queue(&self, end: End, bytes: Box<[u8]>) {
         let bits = self.recorded.fetch_or(1 << end as u8, Ordering::SeqCst) | 1 << end as u8;
-        self.inbox.push_told(bytes, ((record::TOLD, self.place.serial, self.place.side), &[bits]));
+        self.inbox.push_with(bytes, ((record::NOTIFIED, self.place.serial, self.place.side), &[bits]));
     }
 
-    fn tell(&self, end: End) {
+    fn send(&self, end: End) {
         if end == End::Detached {
             let event = QueuePairEvent::new(event::QP_PEER_DETACH, self.handle, self.peer_cid);
             let dst = Handle::new(self.cid, EVENT_RESOURCE);
@@ -268,9 +268,9 @@ impl Notifier {
         self.queue(end, bytes.into());
     }
 
-    /// The engine has let go of this end: after what was held back, nothing more is said.
+    /// The engine has let go of this end: after what was deferred, nothing more is sent.
     pub fn close(&self) {
-        self.tell_deferred();
+        self.send_deferred();
         self.notices.close();
     }
 }
@@ -281,7 +281,7 @@ mod tests {
     use crate::irq::NoInterrupts;
     use crate::vmci::signals::Signals;
 
-    /// A connecting guest whose ATTACH waits in its inbox, and that is owed a notice.
+    /// A connecting guest whose ATTACH waits in its inbox, and that is due a notice.
     fn attaching() -> (Arc<Inbox>, Arc<Notifier>) {
         let signals = Signals::new(Arc::new(NoInterrupts), Arc::default());
         let inbox = Arc::new(Inbox::new(1 << 16, signals, Arc::default(), (3, None, 1)));

@@ -20,7 +20,7 @@ pub struct RoutedPeer {
 /// See the module's text.
 pub struct OtherEnds {
     router: Arc<Router>,
-    /// What hears of guests' ends.
+    /// What is notified of guests' ends.
     guest_ends: Arc<dyn Remote>,
     /// Calls to make once the lock is free.
     after: Calls,
@@ -46,7 +46,7 @@ impl OtherEnds {
         Ok(call)
     }
 
-    /// The router is told what became of the guest's end.
+    /// The router is notified of what became of the guest's end.
     pub fn apply(&mut self, call: Call, event: Event<StreamEnd>) -> Option<StreamId> {
         let applied = self.router.apply_as(call, event, Some(self.guest_ends.clone()));
         self.after.extend(applied.calls);

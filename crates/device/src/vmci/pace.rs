@@ -19,7 +19,7 @@ const AT_ONCE: usize = 3;
 /// A handshake that has not moved for this long delays no other: its server has given it up by then.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// REQUESTs that wait, of all guests together; beyond, they are passed on at once. A look at all of
+/// REQUESTs that wait, of all guests together; beyond, they are passed on at once. A check of all of
 /// them must stay cheap, because any guest's packet may be the reason for one.
 const MOST_WAITING: usize = 256;
 
@@ -94,7 +94,7 @@ impl Inner {
         let sent =
             connection.is_some_and(|one| self.contexts.forward(key, one, Role::Client, request).is_ok());
         if !sent {
-            // The program was told that its packet went out: it learns like this that it led nowhere.
+            // The program was given success for its packet: it learns like this that it led nowhere.
             self.remove_connection(key);
             self.contexts.send_reset(server, key.client);
         }

@@ -12,7 +12,7 @@ use vmlane_wire::vmci::{FIRST_FREE_RESOURCE, Handle};
 use super::queue_pair::{Pair, PairState};
 
 /// Names a pair whose creator was reset: the end that is left and its handle, which may mean several pairs if
-/// the creator was reset several times, and the pair's serial number, which tells them apart.
+/// the creator was reset several times, and the pair's serial number, which distinguishes them.
 pub(super) type Orphan = (u32, (u32, u32), u64);
 
 /// A pair, by what it is found with.

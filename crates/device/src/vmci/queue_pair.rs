@@ -61,7 +61,7 @@ pub struct Pair {
     pub creator: u32,
     /// Set by [`Pairs::attach`](super::pairs::Pairs::attach) once the pair is in the table.
     pub attacher: Option<u32>,
-    /// Whom the creator named: a VM, the host (then the tracked connection says who is meant), or anyone.
+    /// Whom the creator named: a VM, the host (then the tracked connection states who is meant), or anyone.
     pub peer: u32,
     pub flags: u32,
     pub produce_size: u64,

@@ -19,8 +19,8 @@ pub const DOORBELL: u32 = 3;
 pub const WELL_KNOWN: u32 = 4;
 pub const PAIR: u32 = 5;
 pub const PAGES: u32 = 6;
-pub const SPILL: u32 = 7;
-pub const TOLD: u32 = 8;
+pub const OVERFLOW: u32 = 7;
+pub const NOTIFIED: u32 = 8;
 pub const CONNECTION: u32 = 9;
 pub const ITEM: u32 = 10;
 pub const EXECUTED: u32 = 11;
@@ -63,14 +63,14 @@ pub fn parse_waiting(record: &[u8]) -> Option<(Charged, Box<[u8]>)> {
     };
     let bytes = from.bytes()?;
     from.end()?;
-    // Its receiver finds the next one by what its header says.
+    // Its receiver finds the next one by its header.
     let (header, payload) = DatagramHeader::read_from_prefix(bytes).ok()?;
     let whole = header.payload_size() == payload.len() as u64 && bytes.len() <= MAX_DATAGRAM;
     (whole && header.dst().resource != INVALID_ID).then(|| (of, bytes.into()))
 }
 
 /// What one side's peer has left for it, which begins at index `tail`.
-pub fn spill(tail: u64, bytes: &[u8]) -> Vec<u8> {
+pub fn overflow(tail: u64, bytes: &[u8]) -> Vec<u8> {
     let mut out = Writer::new();
     out.u64(tail).bytes(bytes);
     out.0
@@ -106,13 +106,13 @@ pub fn socket_address(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
-/// What else the records say of a pair, by side.
+/// What else the records state of a pair, by side.
 #[derive(Default)]
 pub struct PairParts {
     /// Bytes of a page, and the pages' addresses.
     pub pages: Sides<Option<(usize, Vec<u64>)>>,
-    /// Ends that each side was told.
-    pub told: Sides<u8>,
+    /// Ends that each side was notified of.
+    pub notified: Sides<u8>,
     /// What each side's peer has left for it, and the tail where that begins.
-    pub spill: Sides<Option<(u64, Vec<u8>)>>,
+    pub overflow: Sides<Option<(u64, Vec<u8>)>>,
 }

@@ -10,7 +10,7 @@
 //! Remote::accepted -> NEGOTIATE(2)               NEGOTIATE(2): OFFER of a pair without memory of its own
 //! OFFER: Event::Supply, joined, ATTACH           ALLOC: Event::Attach, joined; ATTACH: Event::Confirm
 //! ```
-//! What the router is told with the hypervisor's lock held is in `other_ends.rs`.
+//! What the router is notified of with the hypervisor's lock held is in `other_ends.rs`.
 
 use std::sync::Weak;
 use std::time::Instant;
@@ -53,7 +53,7 @@ impl Endpoint for VmciEndpoint {
     }
 }
 
-/// What hears of the guests' ends of such connections.
+/// What is notified of the guests' ends of such connections.
 pub(super) struct GuestEnds(pub Weak<Hypervisor>);
 
 impl Remote for GuestEnds {

@@ -100,7 +100,7 @@ impl Signals {
         }
     }
 
-    /// Something changed: what was withheld may be deliverable now.
+    /// Something changed: what was deferred may be deliverable now.
     fn release(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         self.deliver(self.deferred.swap(0, Ordering::SeqCst));

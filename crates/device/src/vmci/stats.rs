@@ -103,7 +103,7 @@ impl Quota {
     }
 }
 
-/// Why a datagram or a call was refused: what the guest is told and what is counted.
+/// Why a datagram or a call was refused: what the guest receives as an error and what is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Size(VmciError),

@@ -138,7 +138,7 @@ impl Hypervisor {
         if let (Some(call), State::Offered, Verdict::Shutdown | Verdict::Reset) =
             (connection.call.filter(|_| connection.is_joined()), connection.state, verdict)
         {
-            // A server that says so has attached, whether or not its ATTACH comes.
+            // A server that announces ATTACH has attached, whether or not its ATTACH comes.
             inner.others.apply(call, Event::Confirm);
         }
         let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
@@ -154,10 +154,10 @@ impl Hypervisor {
                     inner.remove_connection_as(key, Failed::Refused);
                 }
                 None => {
-                    // Whether or not the other end can be told, this connection is over.
-                    let told = inner.contexts.forward(key, connection, role, packet.body);
+                    // Whether or not the other end can be notified, this connection is over.
+                    let notified = inner.contexts.forward(key, connection, role, packet.body);
                     inner.remove_connection(key);
-                    return told;
+                    return notified;
                 }
             },
             Verdict::Forward(_) if connection.call.is_some() => {

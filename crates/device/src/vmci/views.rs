@@ -24,7 +24,7 @@ pub struct VmView {
     /// Packets of the device itself waiting for it.
     pub packets_waiting: usize,
     /// Bytes it may still leave behind.
-    pub spill_left: usize,
+    pub overflow_left: usize,
     pub stats: Arc<VmciStats>,
     /// What it may use at most, and how often it wanted more.
     pub bounds: Vec<Bound>,
@@ -93,7 +93,7 @@ impl Hypervisor {
                 doorbells: context.doorbells.len(),
                 inbox_bytes: context.inbox.bytes(),
                 packets_waiting: context.inbox.own(),
-                spill_left: context.budget.left(),
+                overflow_left: context.budget.left(),
                 stats: context.stats.clone(),
                 bounds: bounds(context, known.get(cid).map_or(0, |vm| vm.connections)),
             })

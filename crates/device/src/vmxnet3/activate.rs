@@ -1,5 +1,5 @@
 //! ACTIVATE: what the driver put into memory becomes a [`Setup`](super::setup::Setup), or is refused
-//! with a reason. Everything is copied out once; only the copies are looked at.
+//! with a reason. Everything is copied out once; only the copies are examined.
 
 use vmlane_mem::{MemoryMap, Window};
 use vmlane_wire::vmxnet3::regs::{EXTENDED_VECTORS, VECTORS};

@@ -103,7 +103,7 @@ pub fn restore(nic: &mut Nic, checkpoint: &Checkpoint<'_>) -> Result<(), Unusabl
     nic.regs = regs;
     nic.config.handle.set_identity(nic.regs.revision, nic.regs.mac);
     if active && let Err(error) = nic.resume_activation() {
-        // The driver was told by an event, where that was possible; it resets the device then.
+        // The driver was notified by an event, where that was possible; it resets the device then.
         tracing::warn!(mac = %nic.config.mac, error, "a previous daemon's activation is not continued");
     }
     Ok(())

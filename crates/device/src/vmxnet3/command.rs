@@ -174,7 +174,7 @@ impl Nic {
             event_vector: interrupts.event,
             failed: AtomicBool::new(false),
         });
-        // Some drivers preset `stopped`; it is the device's to say.
+        // Some drivers preset `stopped`; it is the device's to set.
         stats::write_status(&table, &shared);
         self.vectors.arm(interrupts.count, interrupts.auto_mask);
         let running = Running { shared: shared.clone(), control: interrupts.control };
@@ -256,7 +256,7 @@ impl Nic {
         self.publish();
     }
 
-    /// A driver that was told nothing shows moderation as switched off.
+    /// A driver that was given nothing shows moderation as switched off.
     fn get_coalesce(&self) -> u32 {
         let Some(block) = self.coalesce_block() else { return DONE };
         let scheme = self.regs.coalesce.unwrap_or(Coalesce::new(Coalesce::ADAPTIVE, [0; 3]));

@@ -18,11 +18,11 @@ pub struct NicConfig {
     /// The permanent address.
     pub mac: Mac,
     pub profile: Profile,
-    /// Queues of either kind, 1 to 32. Drivers below revision 6 cannot be told and use up to 8.
+    /// Queues of either kind, 1 to 32. Drivers below revision 6 cannot be informed and use up to 8.
     pub max_queues: u8,
     /// The port carries no larger packet, whatever MTU its driver chose. Bytes, without Ethernet header.
     pub mtu: u16,
-    /// BAR 0 is trapped instead of mapped by the VMM. The VMM must then be told not to post writes.
+    /// BAR 0 is trapped instead of mapped by the VMM. The VMM must then be configured not to post writes.
     pub trapped: bool,
     /// What the operator holds of this NIC.
     pub handle: Arc<NicHandle>,

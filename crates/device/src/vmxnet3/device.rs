@@ -25,7 +25,7 @@ use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, R
 pub struct Vmxnet3Device {
     nic: Nic,
     kept: Kept,
-    posting_told: bool,
+    posting_logged: bool,
 }
 
 impl Vmxnet3Device {
@@ -58,7 +58,7 @@ impl Vmxnet3Device {
             quiet_until: None,
             config,
         };
-        Ok(Vmxnet3Device { nic, kept, posting_told: false })
+        Ok(Vmxnet3Device { nic, kept, posting_logged: false })
     }
 
     fn read_register(&mut self, reg: Reg) -> u32 {
@@ -111,7 +111,7 @@ impl Vmxnet3Device {
 
     fn note_posting(&mut self) {
         self.nic.stats().posted_commands.inc();
-        if !std::mem::replace(&mut self.posting_told, true) {
+        if !std::mem::replace(&mut self.posting_logged, true) {
             tracing::error!(
                 mac = %self.nic.config.mac,
                 "the VMM does not wait for commands: the guest will reuse memory that is still in use; \
@@ -144,7 +144,7 @@ impl PciDevice for Vmxnet3Device {
         }
         in_range(region, offset, data.len())?;
         data.fill(0);
-        if self.nic.is_out_of_service() {
+        if self.nic.apply_quarantine() {
             out_of_service::read(&self.nic.regs, region, offset, data);
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl PciDevice for Vmxnet3Device {
             return Ok(());
         }
         in_range(region, offset, data.len())?;
-        if self.nic.is_out_of_service() {
+        if self.nic.apply_quarantine() {
             let revision = self.nic.revision();
             out_of_service::write(&mut self.nic.regs, revision, region, offset, data);
             return Ok(());

@@ -1,4 +1,4 @@
-//! What the driver last said about filters, features, scaling and moderation, and what follows.
+//! What the driver last set for filters, features, scaling and moderation, and what follows.
 
 use vmlane_mem::MemoryMap;
 use vmlane_port::{Filter, VlanSet};
@@ -17,7 +17,7 @@ const MAX_DEPTH: u32 = 128;
 /// Interrupts a second.
 const RATES: std::ops::RangeInclusive<u32> = 100..=100_000;
 
-/// Copies of what was in memory when the driver said that it is valid.
+/// Copies of what was in memory when the driver declared it valid.
 #[derive(Clone, Debug)]
 pub struct DriverConfig {
     features: u64,
@@ -125,7 +125,7 @@ impl DriverConfig {
     }
 }
 
-/// Values that make no sense are bent until they do: drivers do not look at the result.
+/// Values that make no sense are bent until they do: drivers do not examine the result.
 fn scheme_moderation(scheme: &Coalesce) -> Moderation {
     let [first, second, third] = scheme.parameters.map(|parameter| parameter.get());
     match scheme.mode.get() {

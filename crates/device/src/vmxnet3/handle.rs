@@ -78,7 +78,7 @@ impl NicHandle {
         NicHandle { stats, quarantined: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
-    /// Sets the link up or down and tells the guest. Which frames still pass is not decided here.
+    /// Sets the link up or down and notifies the guest. Which frames still pass is not decided here.
     pub fn set_link(&self, up: bool) {
         let mut state = self.state.lock();
         if state.up == up {

@@ -9,7 +9,7 @@
 //! | `checkpoint.rs` | what the next daemon needs, and how it continues |
 //! | `out_of_service.rs` | a NIC that the operator has taken out of service |
 //! | `activate.rs` | the shared area checked once and for all |
-//! | `driver_config.rs`, `rss.rs` | filters, features, scaling, moderation as the driver last said |
+//! | `driver_config.rs`, `rss.rs` | filters, features, scaling, moderation as the driver last set them |
 //! | `profile.rs` | which NIC the guest is given |
 //! | `handle.rs`, `stats.rs` | the operator's view: link, counters |
 //! | `setup.rs` | what session and worker share |

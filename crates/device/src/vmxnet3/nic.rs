@@ -154,7 +154,7 @@ impl Nic {
 
     /// Takes an active NIC out of service that the operator, or the daemon itself, does not want to run. True
     /// while it does nothing.
-    pub fn is_out_of_service(&mut self) -> bool {
+    pub fn apply_quarantine(&mut self) -> bool {
         let out = self.config.handle.is_quarantined();
         if out && self.active.is_some() {
             self.quiesce();

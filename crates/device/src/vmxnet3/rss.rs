@@ -7,7 +7,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::setup::Rss;
 
-/// What is hashed with ports until the driver says otherwise (revision 4 on).
+/// What is hashed with ports until the driver sets it (revision 4 on).
 pub const DEFAULT_FIELDS: u32 = rss_field::TCP4 | rss_field::TCP6;
 /// All that can be.
 pub const ALL_FIELDS: u32 = rss_field::TCP4 | rss_field::TCP6 | rss_field::UDP4 | rss_field::UDP6;

@@ -149,9 +149,9 @@ fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
     let (c, d) = connect(&third, &second, 5001, rings(65_536));
     assert!(world.hypervisor.stream_owner(9).is_none(), "no such VM");
     faulty.arm(&world.hypervisor.stream_owner(3).expect("a VM with a device"), Fault::Panic);
-    // The worker looks at a reader's memory now and then while bytes wait there.
+    // The worker examines a reader's memory now and then while bytes wait there.
     for (guest, stream) in [(&first, &a), (&second, &b)] {
-        wait_until("the end is told", || {
+        wait_until("the end is reported", || {
             if a.peer_shutdown() == 0 && a.queues(|queues| queues.room()) > 0 {
                 let _ = a.send(&[1]);
             }

@@ -9,7 +9,7 @@ use vmlane_port::{Budget, End, Side, StreamEnd, StreamId};
 use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Remote};
 use vmlane_wire::host::layout;
 
-/// Notes what it is told.
+/// Notes what it is notified of.
 #[derive(Default)]
 pub struct Host {
     pub calls: Mutex<Vec<Call>>,

@@ -131,7 +131,7 @@ impl WakeUp for Inside {
     }
 
     fn needs(&self) -> Needs {
-        self.asked.note("glance", Needs::Nothing)
+        self.asked.note("needs", Needs::Nothing)
     }
 
     fn signs(&self, _: &mut Vec<Sign>) -> bool {
@@ -327,7 +327,7 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     asked.take().join(" ")
 }
 
-const OF_FRAMES: &str = "fetch frame finish capabilities filter deliver has_room flush tick refresh fail info arm disarm glance signs doorbell_fd readable_fd";
+const OF_FRAMES: &str = "fetch frame finish capabilities filter deliver has_room flush tick refresh fail info arm disarm needs signs doorbell_fd readable_fd";
 
 #[test]
 fn a_frame_port_that_is_captured_or_fails_on_request_answers_as_the_one_inside() {

@@ -55,7 +55,7 @@ fn what_a_stream_defers_when_it_falls_asleep_is_delivered_before_its_worker_slee
     let parks = workers.stats().parks.get();
     let asked = receiver.asked.load(SeqCst);
     wait_until("the worker asks again", || receiver.asked.load(SeqCst) > asked + 100);
-    assert_eq!(workers.stats().parks.get(), parks, "the worker slept with a notice withheld");
+    assert_eq!(workers.stats().parks.get(), parks, "the worker slept with a notice deferred");
     receiver.too_early.store(false, SeqCst);
     wait_until("the notice is delivered", || receiver.received.load(SeqCst) == 1);
     wait_until("the worker sleeps", || workers.stats().parks.get() > parks);

@@ -166,7 +166,7 @@ fn a_worker_stays_awake_for_what_may_not_be_delivered_yet() {
     bench.port.too_early.store(true, SeqCst);
     bench.port.written.store(1, SeqCst);
     bench.requests.parking().wake();
-    wait_until("it is withheld", || bench.port.deferred.load(SeqCst) == 1);
+    wait_until("it is deferred", || bench.port.deferred.load(SeqCst) == 1);
     let (sleeps, rounds) = (bench.port.sleeps.load(SeqCst), bench.port.rounds.load(SeqCst));
     wait_until("more rounds", || bench.port.rounds.load(SeqCst) > rounds + 100);
     assert_eq!(bench.port.sleeps.load(SeqCst), sleeps);

@@ -82,7 +82,7 @@ impl ConfigBuilder {
             Bar::Mem32 { size } => (u64::from(size), 0, 1),
             Bar::Mem64 { size } => (size, bar::MEM64, 2),
         };
-        // The low bits say what kind it is, so nothing smaller than this can be told apart.
+        // The low bits say what kind it is, so nothing smaller than this can be distinguished.
         let least = if flags == bar::IO { 4 } else { 16 };
         // A number beyond the last register is refused below, so it may be clipped here.
         let at = offset::BAR0 + 4 * index.min(6);

@@ -14,7 +14,7 @@ use crate::virtio::queue::{Broken, Queue, Segment};
 
 /// Bytes of the longest command: a table of some 600 addresses.
 const MAX_COMMAND: usize = 4096;
-/// Commands carried out in one go, and how long until the next go: each makes the switch look at all ports.
+/// Commands carried out in one go, and how long until the next go: each makes the switch examine all ports.
 const BATCH: usize = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 const MAC: usize = 6;
@@ -186,11 +186,11 @@ pub struct ControlQueue {
     overhead: Overhead,
 }
 
-/// What came of a look at the queue.
+/// What came of a poll of the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// The driver wants to be told.
-    pub tell: bool,
+    /// The driver wants to be notified.
+    pub notify: bool,
     /// Commands were carried out.
     pub changed: bool,
     /// There is more, for later.
@@ -251,7 +251,7 @@ impl ControlQueue {
             let written = self.answer(if done { control::OK } else { control::ERROR });
             self.queue.complete(taken.id(), taken.count(), written);
         }
-        served.tell = self.queue.publish();
+        served.notify = self.queue.publish();
         served.more = self.waits();
         Ok(served)
     }

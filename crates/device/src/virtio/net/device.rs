@@ -51,7 +51,7 @@ impl VhostDevice for NetDevice {
         use net_feature::*;
         let mut features =
             feature::VERSION_1 | feature::ANY_LAYOUT | feature::INDIRECT | feature::EVENT_INDEX;
-        // What was lent comes back in any order, but is completed in the ring's (`TxQueue::flush`).
+        // What is in flight comes back in any order, but is completed in the ring's (`TxQueue::flush`).
         features |= feature::IN_ORDER;
         features |=
             CSUM | GUEST_CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | HOST_USO | MERGEABLE | STATUS | MTU | MAC;

@@ -5,7 +5,7 @@
 //! | `config.rs` | the NIC as its operator wants it |
 //! | `device.rs` | features, configuration space, which rings run |
 //! | `port.rs` | the running rings as a `FramePort` |
-//! | `tx.rs`, `rx.rs` | the guest's frames lent; others' frames copied into its buffers |
+//! | `tx.rs`, `rx.rs` | the guest's frames described; others' frames copied into its buffers |
 //! | `control.rs` | the control queue: receive modes, addresses, VLANs, pairs in use, offloads |
 //! | `steering.rs` | the receive queue of a flow |
 

@@ -22,7 +22,7 @@ use crate::virtio::queue::{Broken, Queue};
 use crate::virtio::recall::Recall;
 use crate::virtio::vhost::{Lines, Setup};
 
-/// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
+/// Bytes of the longest super-frame: what an IPv4 length can hold, behind an Ethernet header.
 const AGGREGATE: usize = HEADER + u16::MAX as usize;
 /// Smaller receive rings get shorter aggregates.
 const AMPLE_RING: usize = 128;
@@ -227,9 +227,9 @@ impl NetPort {
         let Some(control) = &mut self.control else { return false };
         let Control { queue, requested, features, most_pairs, changed, .. } = control;
         match queue.serve(now, |command| requested.apply(command, *features, *most_pairs)) {
-            Ok(Served { tell, changed: new, more }) => {
+            Ok(Served { notify, changed: new, more }) => {
                 *changed |= new;
-                if tell {
+                if notify {
                     let ring = queue.ring;
                     self.counters.calls.bump(1);
                     self.lines.call(ring);
@@ -325,8 +325,8 @@ impl NetPort {
     /// more.
     #[cold]
     fn repeat_call(&mut self, now: Instant) -> bool {
-        let heard = self.rx.iter().all(|queue| queue.queue.is_notified());
-        if self.recall.is_due(now, heard)
+        let notified = self.rx.iter().all(|queue| queue.queue.is_notified());
+        if self.recall.take_due(now, notified)
             && let Some(queue) = self.rx.first()
         {
             self.counters.calls.bump(1);
@@ -346,7 +346,7 @@ impl FramePort for NetPort {
     }
 
     #[inline]
-    #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has lent from")]
+    #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has taken a frame from")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let (queue, slot) = token.slot();
         self.tx[queue].frame(slot)
@@ -412,7 +412,7 @@ impl WakeUp for NetPort {
     fn arm(&mut self) -> bool {
         self.tx.iter_mut().for_each(|queue| queue.queue.listen());
         self.control.iter_mut().for_each(|control| control.queue.listen());
-        // A driver stores a chain and then loads what we asked for: one of the two looks sees the other's
+        // A driver stores a chain and then loads what we asked for: one of the two loads sees the other's
         // store.
         fence(Ordering::SeqCst);
         self.tx.iter().any(TxQueue::waits)

@@ -25,7 +25,7 @@ pub struct RxRules {
     /// Bytes of the longest frame that is no aggregate, with an inner tag or two.
     pub frame: usize,
     pub mergeable: bool,
-    /// Partial checksums and verdicts may be told.
+    /// Partial checksums and verdicts may be reported.
     pub checksum: bool,
     /// Super-frames of whatever kind.
     pub aggregates: bool,
@@ -51,7 +51,7 @@ pub struct RxQueue {
     /// Where the chain was to be that the last refused frame lacked.
     missing: Option<Cursor>,
     pub broken: bool,
-    /// What the VMM is to be told of.
+    /// What the VMM is to be notified of.
     fault: Option<Broken>,
 }
 
@@ -207,7 +207,7 @@ impl RxQueue {
 }
 
 /// Does a header of `header` bytes at `addr` end where a cache line does, so that no byte of the frame is in
-/// a line with it? DPDK's buffers are such ones. What the header says is mostly what the last one said, and
+/// a line with it? DPDK's buffers are such ones. The header's content is mostly that of the last one, and
 /// neither side stores it then.
 #[inline]
 fn has_own_line(addr: u64, header: usize) -> bool {

@@ -3,7 +3,7 @@
 
 use vmlane_port::Network;
 
-/// Flows that are told apart.
+/// Flows that are distinguished.
 const BUCKETS: usize = 1024;
 
 /// By flow, the queue pair that its guest uses for it.

@@ -1,4 +1,4 @@
-//! One transmit ring: frames are gathered from chains, lent, and completed in ring order.
+//! One transmit ring: frames are gathered from chains, described, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, lines_ahead};
 use vmlane_port::{
@@ -9,9 +9,9 @@ use vmlane_wire::ethernet::{HEADER, TAG};
 use super::rx::{LONG_HEADER, behind_own_line};
 use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
 
-/// Frames of one ring that may be lent at once.
+/// Frames of one ring that may be in flight at once.
 const LOOKAHEAD: usize = 256;
-/// Frames that are left out in one look, at most.
+/// Frames that are left out in one poll, at most.
 const MAX_SKIPS: usize = 64;
 
 /// What was negotiated, as far as it concerns frames that the guest sends.
@@ -79,7 +79,7 @@ impl TxQueue {
         }
     }
 
-    /// Frames that may be lent at once.
+    /// Frames that may be in flight at once.
     pub fn lookahead(&self) -> usize {
         self.pending.len().min(LOOKAHEAD)
     }
@@ -165,7 +165,7 @@ impl TxQueue {
         self.in_flight.give_back(slot);
     }
 
-    /// Completes what can be completed in ring order. True if the driver wants to be told.
+    /// Completes what can be completed in ring order. True if the driver wants to be notified.
     #[inline]
     pub fn flush(&mut self) -> bool {
         self.skipped = false;

@@ -5,7 +5,7 @@ use vmlane_mem::Fault;
 /// Pieces of one chain, indirect tables included. Linux uses at most a few dozen.
 pub const MAX_SEGMENTS: usize = 1024;
 
-/// A piece of guest memory that a descriptor names; nothing says yet that it exists.
+/// A piece of guest memory that a descriptor names; it is not known yet whether it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub addr: u64,

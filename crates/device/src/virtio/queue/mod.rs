@@ -45,7 +45,7 @@ pub struct Queue {
     /// An indirect table, read once.
     table: Vec<u8>,
     position: Arc<AtomicU32>,
-    /// Descriptors read so far, and looks for one.
+    /// Descriptors read so far, and polls for one.
     walked: u64,
     log: Option<DirtyLog>,
     /// What of the ring the device writes: address and bytes.
@@ -109,8 +109,8 @@ impl Queue {
         read
     }
 
-    /// The usual case, quickly: the chain at `at` if it is a single descriptor that breaks no rule. None says
-    /// nothing about the ring; [`Self::read`] does.
+    /// The usual case, quickly: the chain at `at` if it is a single descriptor that breaks no rule. None
+    /// does not mean that the ring is empty or broken; [`Self::read`] finds out.
     #[inline]
     pub fn read_single(&mut self, at: Cursor) -> Option<(Taken, Segment)> {
         let read = match &mut self.kind {
@@ -128,7 +128,7 @@ impl Queue {
         self.walked
     }
 
-    /// Looks ahead from `at`, behind the chain that was read last: `touch` is told of first buffers (or
+    /// Looks ahead from `at`, behind the chain that was read last: `touch` is given first buffers (or
     /// indirect tables) whose turn comes soon, and how long they are, to be fetched; nothing about them is
     /// certain.
     #[inline]
@@ -139,7 +139,7 @@ impl Queue {
         }
     }
 
-    /// A fresh look: is there a chain at `at`?
+    /// A fresh check: is there a chain at `at`?
     #[inline]
     pub fn is_there(&self, at: Cursor) -> bool {
         match &self.kind {
@@ -157,18 +157,18 @@ impl Queue {
         }
     }
 
-    /// Makes completions visible. True if the driver wants to be told.
+    /// Makes completions visible. True if the driver wants to be notified.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let tell = match &mut self.kind {
+        let notify = match &mut self.kind {
             Kind::Split(ring) => ring.publish(),
             Kind::Packed(ring) => ring.publish(),
         };
         self.log_ring();
-        tell
+        notify
     }
 
-    /// If completions are not visible yet: what the ring's record, if it has one, says once they are, and
+    /// If completions are not visible yet: what the ring's record, if it has one, holds once they are, and
     /// where in its window.
     #[inline]
     pub fn unshown(&self) -> Option<(usize, u64)> {
@@ -178,8 +178,8 @@ impl Queue {
         }
     }
 
-    /// Is it known that the driver has looked at all completions that are visible? Drivers say so in split
-    /// rings with event index alone: there they ask to hear of the next one.
+    /// Is it known that the driver has examined all completions that are visible? Drivers announce it in
+    /// split rings with event index alone: there they ask to be notified of the next one.
     pub fn is_notified(&self) -> bool {
         matches!(&self.kind, Kind::Split(ring) if ring.is_notified())
     }
@@ -198,7 +198,7 @@ impl Queue {
         }
     }
 
-    /// Tells the driver that it need not announce chains.
+    /// Notifies the driver that it need not announce chains.
     pub fn quiet(&mut self) {
         match &mut self.kind {
             Kind::Split(ring) => ring.quiet(),
@@ -207,7 +207,7 @@ impl Queue {
         self.log_ring();
     }
 
-    /// Asks the driver to announce its next chain. A full fence and a fresh look must follow.
+    /// Asks the driver to announce its next chain. A full fence and a fresh check must follow.
     pub fn listen(&mut self) {
         match &mut self.kind {
             Kind::Split(ring) => ring.listen(self.next),

@@ -1,7 +1,7 @@
 //! In-flight tracking: what a ring's next owner must know if this one dies, in memory that the VMM keeps.
 //!
 //! Chains are completed in the order of the ring, so what is not completed follows from how far the
-//! completions came. A split ring says that itself. A packed one does not, and its completions overwrite
+//! completions came. A split ring shows that itself. A packed one does not, and its completions overwrite
 //! the chains: so they are noted here before the ring is touched, and the next daemon finishes what was
 //! begun, or finds that it was not. The head of a record is that of `QueueRegionSplit` and
 //! `QueueRegionPacked` in QEMU's `docs/interop/vhost-user.rst`; the entries behind it are our own.

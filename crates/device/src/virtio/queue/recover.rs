@@ -12,7 +12,7 @@ use crate::virtio::vhost::RingSetup;
 /// vu_setup_vq). After a whole lap, which that position would mean, the first descriptor has the device's
 /// mark; where it does not, the ring is at its beginning.
 ///
-/// DPDK's virtio-user says where the driver is and nothing of the device (drivers/net/virtio/virtio_user,
+/// DPDK's virtio-user knows where the driver is and nothing of the device (drivers/net/virtio/virtio_user,
 /// virtio_user_kick_queue; as a back end, DPDK takes the one for the other). A device at 0 without the mark
 /// would be a whole lap behind, or more.
 fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
@@ -34,7 +34,7 @@ fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32
 }
 
 /// The index of the used ring. `noted`: a record that is written before the ring is, and so may be ahead of
-/// it: what it says is shown.
+/// it: what it holds is shown.
 fn split(setup: &RingSetup, noted: Option<&Record>, memory: &MemoryMap) -> Option<u32> {
     let at = setup.device.checked_add(2)?;
     let mut index = [0; 2];
@@ -47,15 +47,15 @@ fn split(setup: &RingSetup, noted: Option<&Record>, memory: &MemoryMap) -> Optio
     Some(ahead.unwrap_or(index).into())
 }
 
-/// Where a ring whose device died continues, if its record says so: a position as SET_VRING_BASE has it. The
+/// Where a ring whose device died continues, if its record has it: a position as SET_VRING_BASE has it. The
 /// record and the ring are the VMM's and the guest's: what comes out is checked by [`super::Queue::new`].
 pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
     let known = setup.record.as_ref().filter(|record| record.is_of(setup.size));
     if features & feature::PACKED == 0
         && let Some(record) = &setup.record
     {
-        // Also where nothing was recorded: Cloud Hypervisor, which keeps such memory, says where the driver
-        // is instead of how far a device came (virtio-devices/src/vhost_user/vu_common_ctrl.rs,
+        // Also where nothing was recorded: Cloud Hypervisor, which keeps such memory, reports where the
+        // driver is instead of how far a device came (virtio-devices/src/vhost_user/vu_common_ctrl.rs,
         // setup_vhost_user).
         return split(setup, known.filter(|_| record.is_own()), memory);
     }

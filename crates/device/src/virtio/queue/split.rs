@@ -33,7 +33,7 @@ pub struct Split {
     /// Nothing was published yet: the driver may wait for what was before.
     fresh: bool,
     record: Option<Record>,
-    /// Up to where buffers were looked ahead for.
+    /// Up to where buffers were prefetched.
     touched: Index,
 }
 
@@ -210,7 +210,7 @@ impl Split {
             record.split(new);
         }
         self.published.set(new);
-        // The driver stores what it wants and then loads the index: one of the two looks sees the
+        // The driver stores what it wants and then loads the index: one of the two loads sees the
         // other's store.
         fence(Ordering::SeqCst);
         let fresh = self.fresh;
@@ -225,14 +225,14 @@ impl Split {
         }
     }
 
-    /// Has the driver looked at all completions that are visible? Unknown, and so false, without event index.
+    /// Has the driver examined all completions that are visible? Unknown, and so false, without event index.
     pub fn is_notified(&self) -> bool {
         let event = || self.available.load_u16(ENTRIES + 2 * usize::from(self.size.get()));
         self.event_index && event() == self.published.get()
     }
 
     pub fn quiet(&mut self) {
-        // With event index the flags are not looked at; a chain that is behind the event already
+        // With event index the flags are not examined; a chain that is behind the event already
         // announces nothing until the index has come around.
         if !self.event_index {
             self.used.store_u16(FLAGS, NO_NOTICE);

@@ -121,7 +121,7 @@ impl Backlog {
         true
     }
 
-    /// Granules that were looked at for room since this was last asked: much where others lie between packets
+    /// Granules that were examined for room since this was last asked: much where others lie between packets
     /// that wait.
     pub fn take_searched(&mut self) -> usize {
         self.area.as_mut().map_or(0, |(area, _)| area.take_searched())
@@ -163,7 +163,7 @@ impl Backlog {
     }
 
     /// Has the receiver taken nothing for as long as it may?
-    pub fn is_over(&mut self, receiver: u32, now: Instant) -> bool {
+    pub fn check_timeout(&mut self, receiver: u32, now: Instant) -> bool {
         let line = self.lines.get_mut(&receiver);
         let since = line.map(|line| *line.since.get_or_insert(now));
         since.is_some_and(|since| now.saturating_duration_since(since) >= LONGEST)
@@ -192,7 +192,7 @@ impl Backlog {
         headers.filter(|header| names.insert(Waiting::name(header))).collect()
     }
 
-    /// Nothing waits of the connection that the packet `header` is of. How many packets were looked at.
+    /// Nothing waits of the connection that the packet `header` is of. How many packets were examined.
     pub fn forget_connection(&mut self, receiver: u32, header: &Header) -> usize {
         let Some(line) = self.lines.get_mut(&receiver) else { return 0 };
         let (count, before) = (line.packets.len(), line.cost);
@@ -270,9 +270,9 @@ mod tests {
     fn a_receiver_that_takes_something_has_its_time_again() {
         let ((_, _, mut backlog), payload, now) = (new(), payload(4096), Instant::now());
         assert!(backlog.push(4, packet(2), (&payload, 0..100), now));
-        assert!(!backlog.is_over(4, now + LONGEST / 2) && backlog.is_over(4, now + LONGEST));
+        assert!(!backlog.check_timeout(4, now + LONGEST / 2) && backlog.check_timeout(4, now + LONGEST));
         backlog.moves(4, now + LONGEST);
-        assert!(!backlog.is_over(4, now + LONGEST) && !backlog.is_over(5, now + LONGEST));
+        assert!(!backlog.check_timeout(4, now + LONGEST) && !backlog.check_timeout(5, now + LONGEST));
     }
 
     /// What was valid when the last daemon died comes back, in order, as far as it was not delivered; places

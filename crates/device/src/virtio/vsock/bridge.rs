@@ -169,7 +169,8 @@ impl Bridge {
             stream.into_iter().for_each(|stream| _ = self.turn_now(stream, now));
             lane.keep_rest();
         }
-        // Behind all turns: what these commit is not to say that chains were had that are completed later.
+        // Behind all turns: what these commit is not to claim that chains were taken that are completed
+        // later.
         for name in in_flight.drain(..) {
             self.link(&name).into_iter().for_each(|link| link.lane.note_received());
         }
@@ -216,7 +217,7 @@ impl Bridge {
     fn insert(&mut self, name: Name, link: Link) {
         let Some(guest) = self.guests.get_mut(&name.cid) else { return };
         self.relayed += usize::from(link.relayed);
-        // There is room: `admits` said so.
+        // There is room: `admits` has checked it.
         self.places.take(name.cid);
         guest.insert(name, link);
     }
@@ -240,7 +241,7 @@ impl Bridge {
         let done = |good| if good { Relayed::Taken } else { Relayed::Refused };
         let name = Name::of(&header);
         let stream = header.kind.get() == kind::STREAM;
-        if stream && header.op.get() == op::RST && self.is_repeat(&name, &header) {
+        if stream && header.op.get() == op::RST && self.take_repeat(&name, &header) {
             return Relayed::Taken;
         }
         if stream && header.op.get() == op::REQUEST {
@@ -349,9 +350,9 @@ impl Bridge {
         true
     }
 
-    /// See [`GuestLinks::is_repeat`].
-    fn is_repeat(&mut self, name: &Name, reset: &Header) -> bool {
-        self.guests.get_mut(&name.cid).is_some_and(|guest| guest.is_repeat(name, reset))
+    /// See [`GuestLinks::take_repeat`].
+    fn take_repeat(&mut self, name: &Name, reset: &Header) -> bool {
+        self.guests.get_mut(&name.cid).is_some_and(|guest| guest.take_repeat(name, reset))
     }
 
     /// See [`GuestLinks::expect_resets`].
@@ -366,7 +367,7 @@ impl Bridge {
         self.guests.get(&name.cid).into_iter().for_each(|guest| guest.note(name));
     }
 
-    /// Forgets a connection; the peer hears of a reset, or that the guest is gone.
+    /// Forgets a connection; the peer is notified of a reset, or that the guest is gone.
     fn drop_link(&mut self, name: Name, reset: bool) {
         let Some(call) = self.remove(&name).and_then(|link| link.call) else { return };
         if reset {
@@ -471,8 +472,8 @@ impl Bridge {
         moved
     }
 
-    /// Takes what the router reports, as far as the guest has room for what follows from it. True if there was
-    /// anything. A client that has had its share of the round waits for the next.
+    /// Takes what the router reports, as far as the guest has room for what follows from it. True if there
+    /// was anything. A client that has had its share of the round waits for the next.
     fn take_events(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>, early: bool) -> bool {
         if let (Some(guest), Some(port)) = (self.guests.get_mut(&cid), vms.port(cid)) {
             guest.end_lost(port);

@@ -1,9 +1,9 @@
-//! The credit of one direction: how many bytes are under way, and when to ask for news of them.
+//! The credit of one direction: how many bytes are under way, and when to ask what of them was taken.
 //!
-//! A Linux receiver says that it has taken bytes only when little of its buffer is left
+//! A Linux receiver announces that it has taken bytes only when little of its buffer is left
 //! (virtio_transport_stream_do_dequeue). Its sender has stopped by then, and neither end does anything until
-//! the news has gone all the way back. CREDIT_REQUEST (virtio 1.2, 5.10.6.3) makes it say so at once; asked
-//! in the middle of the buffer, it does while the sender still has credit.
+//! its credit has gone all the way back. CREDIT_REQUEST (virtio 1.2, 5.10.6.3) makes it announce that at
+//! once; asked in the middle of the buffer, it does while the sender still has credit.
 
 use vmlane_wire::virtio_vsock::Header;
 
@@ -20,13 +20,13 @@ const LEAST: u32 = 16 << 10;
 pub struct Flow {
     /// Sent, by the sender.
     sent: u32,
-    /// Taken of them, and room for untaken ones, as the receiver last said.
+    /// Taken of them, and room for untaken ones, as the receiver last announced.
     taken: u32,
     room: u32,
     /// `sent` when the receiver was last asked.
     asked: u32,
-    /// It began before this daemon did: how much was sent is not known until the receiver says what it has
-    /// taken.
+    /// It began before this daemon did: how much was sent is not known until the receiver announces what it
+    /// has taken.
     is_unknown: bool,
 }
 
@@ -36,14 +36,14 @@ impl Flow {
         Flow { is_unknown: true, ..Flow::default() }
     }
 
-    /// That of one of which as much was sent before this daemon; the receiver is to say what it takes.
+    /// That of one of which as much was sent before this daemon; the receiver is to announce what it takes.
     pub fn resumed(sent: u32) -> Flow {
         Flow { sent, taken: sent, asked: sent, ..Flow::default() }
     }
 
-    /// The receiver's packets say what it has taken.
+    /// The receiver's packets carry what it has taken.
     #[inline]
-    pub fn hears(&mut self, header: &Header) {
+    pub fn update(&mut self, header: &Header) {
         (self.room, self.taken) = (header.buf_alloc.get(), header.fwd_cnt.get());
         if self.is_unknown {
             // Too little, by what was under way: its receiver is asked a little later than others.
@@ -51,7 +51,7 @@ impl Flow {
         }
     }
 
-    /// What a receiver says that has taken all of it.
+    /// What a receiver announces once it has taken all of it.
     pub fn all_taken(&self) -> Credit {
         Credit { room: self.room, taken: self.sent }
     }
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    fn news(room: u32, taken: u32) -> Header {
+    fn credit(room: u32, taken: u32) -> Header {
         let header = Header::new((4, 2), (3, 1), kind::STREAM, op::CREDIT_UPDATE);
         Header { buf_alloc: room.into(), fwd_cnt: taken.into(), ..header }
     }
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn it_asks_in_the_middle_and_not_too_often() {
         let mut flow = Flow::default();
-        flow.hears(&news(256 << 10, 0));
+        flow.update(&credit(256 << 10, 0));
         let asked: Vec<u32> = (1..=64).filter(|_| flow.sends(4 << 10)).collect();
         assert_eq!(asked, [32, 48, 64]);
         assert_eq!(flow.left(), 0);
-        flow.hears(&news(256 << 10, 256 << 10));
+        flow.update(&credit(256 << 10, 256 << 10));
         assert_eq!(flow.left(), 256 << 10);
         let asked: Vec<u32> = (1..=40).filter(|_| flow.sends(4 << 10)).collect();
         assert_eq!(asked, [32]);
@@ -106,11 +106,11 @@ mod tests {
         let mut flow = Flow { sent: at, taken: at, room: 100, asked: at, is_unknown: false };
         assert!(!flow.sends(100), "asked too soon");
         assert_eq!(flow.left(), 0);
-        flow.hears(&news(100, 50));
+        flow.update(&credit(100, 50));
         assert_eq!(flow.left(), 61);
         // It has taken more than was sent; its buffer is tiny, or there is none.
         for (room, taken) in [(100, 1000), (1, 89), (0, 89)] {
-            flow.hears(&news(room, taken));
+            flow.update(&credit(room, taken));
             assert!(flow.left() <= room);
             let questions = (0..1000).filter(|_| flow.sends(100)).count();
             assert!(questions <= 100_000 / LEAST as usize, "{questions}");

@@ -64,12 +64,12 @@ impl VhostDevice for VsockDevice {
         if setup.resumed {
             self.reset = Reset::Done;
         }
-        if self.reset.is_due(&setup) {
+        if self.reset.take_due(&setup) {
             match send_reset(&setup) {
                 Ok(true) => self.lines.call(EVENTS),
                 Ok(false) => {}
                 Err(why) => {
-                    tracing::warn!(cid = self.cid, %why, "a guest did not hear that its connections ended")
+                    tracing::warn!(cid = self.cid, %why, "a guest was not notified that its connections ended")
                 }
             }
         }

@@ -1,6 +1,6 @@
-//! The event queue: what a driver hears that has connections of which this daemon knows nothing.
+//! The event queue: how a driver is notified that has connections of which this daemon knows nothing.
 //!
-//! A guest that was moved here, or whose daemon is another one now, is told with
+//! A guest that was moved here, or whose daemon is another one now, is notified with
 //! VIRTIO_VSOCK_EVENT_TRANSPORT_RESET: its driver resets all its sockets and reads its CID again (virtio 1.2,
 //! section 5.10.6.7). QEMU keeps the queue to itself and sends the event for its own devices; front ends that
 //! hand the queue over leave that to the device.
@@ -15,19 +15,19 @@ use crate::virtio::vhost::Setup;
 const TX: usize = 1;
 pub const EVENTS: usize = 2;
 
-/// Whether a session's driver is to hear of a reset.
+/// Whether a session's driver is to be notified of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reset {
     /// Its rings have not run yet.
     #[default]
     Unknown,
     /// They came from elsewhere, and the event queue is not there yet.
-    Owed,
-    /// It has heard, or it has begun here.
+    Due,
+    /// It was notified, or it has begun here.
     Done,
 }
 
-/// Why a driver did not hear.
+/// Why a driver was not notified.
 #[derive(Debug, thiserror::Error)]
 pub enum Missed {
     #[error("{0}")]
@@ -44,14 +44,14 @@ pub enum Missed {
 
 impl Reset {
     /// The rings of `setup` are about to run. True: send the event now.
-    pub fn is_due(&mut self, setup: &Setup) -> bool {
+    pub fn take_due(&mut self, setup: &Setup) -> bool {
         let there = |number: usize| setup.rings.get(number).and_then(Option::as_ref);
         if *self == Reset::Unknown
             && let Some(tx) = there(TX)
         {
-            *self = if tx.is_at_start() { Reset::Done } else { Reset::Owed };
+            *self = if tx.is_at_start() { Reset::Done } else { Reset::Due };
         }
-        let due = *self == Reset::Owed && there(EVENTS).is_some();
+        let due = *self == Reset::Due && there(EVENTS).is_some();
         if due {
             *self = Reset::Done;
         }

@@ -93,7 +93,7 @@ pub struct Kept {
 pub struct Part {
     /// Payload bytes that are delivered.
     pub done: usize,
-    /// What it says of its connection was noted.
+    /// What it reports of its connection was noted.
     pub passed: bool,
 }
 
@@ -149,7 +149,7 @@ impl Kept {
         }
     }
 
-    /// What the record of `ring` says once its completions are shown.
+    /// What the record of `ring` holds once its completions are shown.
     pub fn note_ring(&self, words: &mut Words, ring: &Queue) {
         if let Some((at, word)) = ring.unshown() {
             words.set_by_ring(self, at, word);

@@ -102,7 +102,7 @@ struct State {
     sent: u64,
     /// What the guest is given.
     flow: Flow,
-    /// It is to be asked for news of that.
+    /// It is to be asked for credit for that.
     asks: bool,
     ends: Ends,
     /// The guest knows that it is connected: it may be given bytes.
@@ -195,7 +195,7 @@ impl Lane {
     /// A packet of the guest has its credit. True if its peer has waited for that.
     pub fn receive_credit(&self, header: &Header) -> bool {
         let mut state = self.state.borrow_mut();
-        state.flow.hears(header);
+        state.flow.update(header);
         state.blocked && state.flow.left() > 0
     }
 
@@ -204,7 +204,7 @@ impl Lane {
         self.state.borrow_mut().open = true;
     }
 
-    /// What the guest says that has taken all of it.
+    /// What the guest announces once it has taken all of it.
     pub fn all_taken(&self) -> Credit {
         self.state.borrow().flow.all_taken()
     }

@@ -21,8 +21,9 @@ use super::transmit::{Outlet, Transmit};
 
 const TX: usize = 1;
 
-/// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before
-/// the worker sleeps. It frees their memory then; an interrupt costs an emulated guest as much as a packet.
+/// How long a driver may wait to be notified that its packets are sent, while the worker is awake: it is
+/// notified before the worker sleeps. It frees their memory then; an interrupt costs an emulated guest as
+/// much as a packet.
 const LATE: Duration = Duration::from_micros(500);
 /// With so many bytes unheard of, a sender may wait for nothing else: Linux (since 6.7) charges packets to
 /// their socket until they are freed, and does not wake a sender that got credit while they hold more than
@@ -40,14 +41,14 @@ pub struct Outgoing {
     /// Payload bytes, and how many of them are delivered.
     pub len: usize,
     pub done: usize,
-    /// What it says of its connection was noted.
+    /// What it reports of its connection was noted.
     pub passed: bool,
     /// Since when its receiver has had no buffer for it.
     pub waits: Option<Instant>,
 }
 
 /// One VM's rings. A worker owns it. Many fields, because what two rings, the packets on their way in each
-/// direction and the charge of this round need is looked at together in every turn.
+/// direction and the charge of this round need is examined together in every turn.
 pub struct Port {
     rx: Arc<Inlet>,
     tx: Arc<Outlet>,
@@ -59,10 +60,10 @@ pub struct Port {
     /// The payload of `outgoing`.
     payload: Spans,
     outgoing: Option<Outgoing>,
-    /// Since when the driver wants to hear that packets are sent, and the descriptors of those it has not
-    /// heard of.
-    owed: Option<Instant>,
-    unheard: u16,
+    /// Since when the driver wants to be notified that packets are sent, and the descriptors of those it was
+    /// not notified of.
+    notice_due: Option<Instant>,
+    unreported: u16,
     /// What those packets take of their sockets' memory, about, in bytes.
     held: usize,
     recall: Recall,
@@ -91,7 +92,7 @@ impl Drop for Doorbell {
 
 /// An invalid packet is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nonsense;
+pub struct Malformed;
 
 impl Port {
     /// The rings of `setup`. None if not both of them can run.
@@ -124,8 +125,8 @@ impl Port {
             payload: Spans::new(memory.clone(), false),
             outgoing: None,
             memory,
-            owed: None,
-            unheard: 0,
+            notice_due: None,
+            unreported: 0,
             held: 0,
             recall: Recall::new(&**lines),
             charged: 0,
@@ -153,11 +154,11 @@ impl Port {
     }
 
     /// Takes the packet that the guest sends next, if there is one and none is under way.
-    pub fn fetch(&mut self) -> Result<Option<Outgoing>, Nonsense> {
+    pub fn fetch(&mut self) -> Result<Option<Outgoing>, Malformed> {
         if let Some(outgoing) = self.outgoing.take() {
             return Ok(Some(outgoing));
         }
-        if self.broken || !self.rx.borrow().may_hear_more() {
+        if self.broken || !self.rx.borrow().may_cause_replies() {
             return Ok(None);
         }
         self.segments.clear();
@@ -179,7 +180,7 @@ impl Port {
             Some(outgoing) => Ok(Some(outgoing)),
             None => {
                 self.sent(&taken, 0);
-                Err(Nonsense)
+                Err(Malformed)
             }
         }
     }
@@ -229,7 +230,7 @@ impl Port {
 
     fn sent(&mut self, taken: &Taken, payload: usize) {
         self.tx.borrow_mut().complete(taken);
-        self.unheard = self.unheard.saturating_add(taken.count());
+        self.unreported = self.unreported.saturating_add(taken.count());
         self.held = self.held.saturating_add(PACKET + payload);
     }
 
@@ -304,22 +305,24 @@ impl Port {
         self.rx.borrow().takes_replies()
     }
 
-    /// Makes what was done visible. The driver hears of packets for it at once. Of packets that it sent it
-    /// hears when half of its ring is given back, or a little later; if they hold much memory, before the
-    /// packets for it, since these may be the credit that a sender waits for.
+    /// Makes what was done visible. The driver is notified of packets for it at once. Of packets that it sent
+    /// it is notified when half of its ring is completed, or a little later; if they hold much memory, before
+    /// the packets for it, since these may be the credit that a sender waits for.
     pub fn flush(&mut self, now: Instant) {
         self.transaction.commit();
         let calls = self.rx.borrow_mut().take_calls();
         let mut tx = self.tx.borrow_mut();
         if tx.take_calls() {
-            self.owed.get_or_insert(now);
+            self.notice_due.get_or_insert(now);
         }
         let half = tx.ring.size() / 2;
         drop(tx);
         let due = |since| {
-            self.unheard >= half || calls && self.held >= HELD || now.saturating_duration_since(since) >= LATE
+            self.unreported >= half
+                || calls && self.held >= HELD
+                || now.saturating_duration_since(since) >= LATE
         };
-        if self.owed.is_some_and(due) {
+        if self.notice_due.is_some_and(due) {
             self.flush_deferred(now);
         }
         if calls {
@@ -338,7 +341,7 @@ impl Port {
         (replied, work)
     }
 
-    /// Nothing moves: a driver whose packets hold much memory hears of them now.
+    /// Nothing moves: a driver whose packets hold much memory is notified of them now.
     pub fn deliver_held(&mut self, now: Instant) {
         if self.held >= HELD {
             self.flush_deferred(now);
@@ -350,10 +353,10 @@ impl Port {
         if !self.recall.is_pending() {
             return;
         }
-        // What is withheld is not to be heard yet.
-        let heard = self.rx.borrow().ring.is_notified()
-            && (self.owed.is_some() || self.tx.borrow().ring.is_notified());
-        if self.recall.is_due(now, heard) {
+        // What is deferred is not to be reported yet.
+        let notified = self.rx.borrow().ring.is_notified()
+            && (self.notice_due.is_some() || self.tx.borrow().ring.is_notified());
+        if self.recall.take_due(now, notified) {
             self.lines.call(RX);
         }
     }
@@ -363,24 +366,24 @@ impl Port {
         self.recall.is_pending()
     }
 
-    /// Is the driver to hear something when its time has come?
+    /// Is the driver to be notified of something when its time has come?
     pub fn defers(&self) -> bool {
-        self.owed.is_some()
+        self.notice_due.is_some()
     }
 
-    /// The driver hears it now: nothing waits for its time while the worker sleeps.
+    /// The driver is notified now: nothing waits for its time while the worker sleeps.
     pub fn flush_deferred(&mut self, now: Instant) {
-        if self.owed.take().is_some() {
-            (self.unheard, self.held) = (0, 0);
+        if self.notice_due.take().is_some() {
+            (self.unreported, self.held) = (0, 0);
             self.lines.call(TX);
             self.recall.called(now);
         }
     }
 
-    /// A fault of ours ended this port: its driver is told. Nothing but the drop follows.
+    /// A fault of ours ended this port: its driver is notified. Nothing but the drop follows.
     pub fn fail(&mut self) {
         self.broken = true;
-        self.owed = None;
+        self.notice_due = None;
         self.rx.borrow_mut().fail();
         self.lines.fail(TX);
     }
@@ -465,7 +468,7 @@ impl Port {
         self.doorbell = None;
     }
 
-    /// Does the worker hear its doorbell?
+    /// Does the worker receive its doorbell?
     pub fn announces(&self) -> bool {
         self.doorbell.is_some()
     }
@@ -482,7 +485,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.unheard = u16::MAX;
+        self.unreported = u16::MAX;
         self.flush(Instant::now());
         // What is under way is taken again when the rings run next, and goes on where it was.
         let mut tx = self.tx.borrow_mut();

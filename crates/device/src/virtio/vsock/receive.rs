@@ -20,7 +20,7 @@ use super::stats::GuestStats;
 
 /// The ring's number.
 pub const RX: usize = 0;
-/// Packets of our own that wait for buffers. While as many do, the guest's are not looked at.
+/// Packets of our own that wait for buffers. While as many do, the guest's are not examined.
 const MAX_REPLIES: usize = 256;
 
 /// Pieces of buffers that are read ahead, to see whether a packet can be delivered as a whole. Linux needs 34
@@ -68,7 +68,7 @@ pub struct Receive {
     /// Bytes of streams that its VM was not charged for yet; descriptors begin here.
     pub copied: usize,
     charged: u64,
-    /// The driver wants to hear of what was shown.
+    /// The driver wants to be notified of what was shown.
     calls: bool,
     /// It is read up to here in this round. That was not enough.
     walk_until: u64,
@@ -217,7 +217,7 @@ impl Receive {
     /// Reads one buffer more.
     #[inline]
     fn read_ahead(&mut self) -> Result<(), NoBuffers> {
-        if self.broken || !self.may_walk() {
+        if self.broken || !self.try_walk() {
             return Err(NoBuffers);
         }
         let before = self.pieces.len();
@@ -250,7 +250,7 @@ impl Receive {
     }
 
     /// May the ring be read on, in this round?
-    fn may_walk(&mut self) -> bool {
+    fn try_walk(&mut self) -> bool {
         let may = self.ring.walked() < self.walk_until;
         self.limited |= !may;
         may
@@ -315,8 +315,8 @@ impl Receive {
         self.replies.len() < MAX_REPLIES
     }
 
-    /// May the guest send more, of which it will hear by replies?
-    pub fn may_hear_more(&self) -> bool {
+    /// May the guest send more, which will cause replies?
+    pub fn may_cause_replies(&self) -> bool {
         !self.broken && self.takes_replies()
     }
 
@@ -364,7 +364,7 @@ impl Receive {
         NoBuffers
     }
 
-    /// It is used no more, and its driver is told.
+    /// It is used no more, and its driver is notified.
     #[cold]
     pub fn fail(&mut self) {
         self.broken = true;

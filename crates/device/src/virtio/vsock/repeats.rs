@@ -3,7 +3,7 @@
 //! Linux sends one when its peer has shut the connection down both ways. From then on the same ports may have
 //! a new connection. It sends another one when its program closes the old socket, however late
 //! (`virtio_transport_recv_connected` and `virtio_transport_close` in
-//! net/vmw_vsock/virtio_transport_common.c). No field of a packet says which connection it is of; so the
+//! net/vmw_vsock/virtio_transport_common.c). No field of a packet names the connection it is of; so the
 //! second one would end a new connection. But both carry the credit of the old socket, whose program has
 //! taken all that it was sent; a refusal (`virtio_transport_reset_no_sock`) has none.
 

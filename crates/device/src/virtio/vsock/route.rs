@@ -17,7 +17,7 @@ use super::backlog::{ALONE, ALONE_AND_FULL, BESIDE_OTHERS, Backlog};
 use super::bridge::{Bridge, CONNECT, Relayed};
 use super::kept::Transaction;
 use super::own_packets::{ask_for_credit, peer_reset, reply, show};
-use super::port::{Nonsense, Outgoing, Port};
+use super::port::{Malformed, Outgoing, Port};
 use super::receive::SHOWN;
 use super::stats::VsockStats;
 use super::table::{Passage, Table};
@@ -29,7 +29,7 @@ const PACKETS: usize = 64;
 const QUOTA: usize = 256 << 10;
 /// Descriptors of a receive ring that are read in a round: no more than the quota pays for.
 const WALK: usize = QUOTA / 96;
-/// Granules looked at for a packet that waits, that cost as much as one descriptor.
+/// Granules examined for a packet that waits, that cost as much as one descriptor.
 const SEARCHED: usize = 64;
 /// How long after the daemon has served all VMs one may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
@@ -59,7 +59,7 @@ pub struct Routes {
     in_flight: Vec<Outgoing>,
     /// VMs to which nothing happens are not polled.
     leaves: bool,
-    /// What looks at the packets, while there is a capture.
+    /// The tap of the packets, while there is a capture.
     taps: Vec<Arc<dyn StreamTap>>,
 }
 
@@ -121,7 +121,7 @@ impl Routes {
         &self.transaction
     }
 
-    /// Has `taps`, and no others, look at packets from one guest to another.
+    /// Has `taps`, and no others, inspect packets from one guest to another.
     pub fn set_taps(&mut self, taps: Vec<Arc<dyn StreamTap>>) {
         self.taps = taps;
     }
@@ -276,7 +276,7 @@ impl Routes {
                 moved = true;
             }
             if !delivered {
-                if !sender.backlog.is_over(to, now) {
+                if !sender.backlog.check_timeout(to, now) {
                     break;
                 }
                 vm.stalled = true;
@@ -292,7 +292,7 @@ impl Routes {
         Some(moved)
     }
 
-    /// The connections end of which something waits for `to`: both ends are told.
+    /// The connections end of which something waits for `to`: both ends are notified.
     #[cold]
     fn give_up(&mut self, to: u32, sender: &mut Sender<'_>, mut port: Option<&mut Port>) {
         for header in sender.backlog.take(to) {
@@ -316,9 +316,9 @@ impl Routes {
             let mut outgoing = match port.fetch() {
                 Ok(Some(outgoing)) => outgoing,
                 Ok(None) => break,
-                Err(Nonsense) => {
-                    self.stats.nonsense.bump(1);
-                    port.stats.nonsense.bump(1);
+                Err(Malformed) => {
+                    self.stats.malformed.bump(1);
+                    port.stats.malformed.bump(1);
                     charge(&mut self.meter, &self.stats, sender.account, port.take_work());
                     moved = true;
                     continue;
@@ -533,7 +533,7 @@ impl Routes {
         self.begun.is_none_or(|begun| now.saturating_duration_since(begun) < GRACE)
     }
 
-    /// The sender hears RST, unless that is what it said.
+    /// The sender receives RST, unless that is what it sent.
     fn refuse(&mut self, port: &mut Port, header: &Header) -> Fate {
         self.table.forget(header);
         if header.op.get() != op::RST {
@@ -588,7 +588,7 @@ impl Routes {
         self.vms.polled_ports().any(Port::defers)
     }
 
-    /// Every driver hears what was withheld from it.
+    /// Every driver is notified of what was deferred.
     pub fn flush_deferred(&mut self, now: Instant) {
         self.each_port(|port| port.flush_deferred(now));
     }
@@ -613,7 +613,7 @@ fn charge(meter: &mut Meter<u32>, stats: &VsockStats, account: Account, work: Wo
     meter.charge(account, work);
 }
 
-/// Has `action` look at a VM; a panic of ours ends its port and no other.
+/// Runs `action` on a VM; a panic of ours ends its port and no other.
 #[inline]
 fn within(vm: &mut Vm, stats: &VsockStats, action: impl FnOnce(&mut Vm)) {
     if contained(|| action(vm)).is_none() {

@@ -20,7 +20,7 @@ counters! {
         /// Packets whose source was not their sender.
         forged,
         /// Chains that are no packets.
-        nonsense,
+        malformed,
         /// Connections reset because their receiver had no buffers for too long.
         stalled,
         /// Times the worker slept.
@@ -46,7 +46,7 @@ counters! {
         /// Its packets whose source was another one.
         forged,
         /// Its chains that are no packets.
-        nonsense,
+        malformed,
         /// Of those, connects because it had as many connections as it may.
         over_connections,
         /// Connections reset because it had no buffers for too long.

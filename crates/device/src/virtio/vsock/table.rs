@@ -1,5 +1,5 @@
-//! Who is connected to whom: so that peers are told when a VM goes, to bound what one may open, and to know
-//! what is under way.
+//! Who is connected to whom: so that peers are notified when a VM goes, to bound what one may open, and to
+//! know what is under way.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -203,7 +203,7 @@ impl Table {
                 self.change(cid, &sender, |side| side.shut |= header.flags.get() & BOTH);
             }
             op::RST => {
-                if self.is_repeat(header) {
+                if self.take_repeat(header) {
                     return Passage::Repeated;
                 }
                 self.forget(header);
@@ -213,13 +213,13 @@ impl Table {
         }
         let [_, (cid, receiver)] = Table::sides(header);
         if let Some(side) = self.side(cid, &receiver) {
-            side.flow.hears(header);
+            side.flow.update(header);
         }
         Passage::Passes
     }
 
     /// Is this RST of a connection that is over? Otherwise it ends one, and may come again.
-    fn is_repeat(&mut self, header: &Header) -> bool {
+    fn take_repeat(&mut self, header: &Header) -> bool {
         let [(cid, sender), (peer, receiver)] = Table::sides(header);
         let present = self.side(cid, &sender).map(|side| side.shut);
         let given = self.side(peer, &receiver).map(|side| (side.shut, side.flow.all_taken().taken));

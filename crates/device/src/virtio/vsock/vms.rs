@@ -61,7 +61,7 @@ impl Vm {
         self.end_port();
     }
 
-    /// Ends its rings for good: its driver is told.
+    /// Ends its rings for good: its driver is notified.
     #[cold]
     pub fn end_port(&mut self) {
         self.backlog.clear();
@@ -195,7 +195,7 @@ impl Vms {
         }
     }
 
-    /// A guest that was asked to announce what it does is told that it need not.
+    /// A guest that was asked to announce what it does is notified that it need not.
     pub fn disarm(vm: &mut Vm) {
         if vm.watch.take_armed()
             && let Some(port) = &mut vm.port
@@ -241,7 +241,7 @@ impl Vms {
         }
     }
 
-    /// Those of which `may` says so, and which will announce what they do, are not polled any more.
+    /// Those for which `may` returns true, and which will announce what they do, are not polled any more.
     pub fn leave(&mut self, may: impl Fn(&Vm) -> bool) {
         let all = &mut self.all;
         self.polled.retain(|cid| {

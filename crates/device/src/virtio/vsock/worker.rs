@@ -51,7 +51,7 @@ enum Request {
     Shut(u32, bool),
     /// Something goes wrong while the VM is served.
     Fail(u32, Fault),
-    /// What looks at packets between guests from now on.
+    /// The tap of packets between guests from now on.
     Tap(Vec<Arc<dyn StreamTap>>),
     /// What an operator may see is asked for.
     ShowGuests,
@@ -200,8 +200,8 @@ impl VsockWorker {
         Arc::new(GuestEndpoint::new(cid, &self.inboxes))
     }
 
-    /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern
-    /// it.
+    /// Has `tap` examine all packets between guests, until [`Self::remove_tap`]: it decides itself which
+    /// concern it.
     pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
         let mut taps = self.taps.lock();
         taps.push(tap);

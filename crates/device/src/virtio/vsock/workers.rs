@@ -94,8 +94,8 @@ impl VsockWorkers {
         all.into_iter()
     }
 
-    /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern
-    /// it.
+    /// Has `tap` examine all packets between guests, until [`Self::remove_tap`]: it decides itself which
+    /// concern it.
     pub fn add_tap(&self, tap: &Arc<dyn StreamTap>) {
         self.all().for_each(|worker| worker.add_tap(tap.clone()));
     }

@@ -263,7 +263,7 @@ impl Hypervisor {
             Side::A => Address { cid, port: key.client.1, peer_cid: known.0, peer_port: known.1 },
             Side::B => Address { cid, port: key.server.1, peer_cid: key.client.0, peer_port: key.client.1 },
         };
-        // A connecting guest hears nothing before its ATTACH.
+        // A connecting guest receives no notice before its ATTACH.
         let (peer, hold) = ((handle, address.peer_cid), side == Side::A);
         let place = Place { log: self.log.clone(), serial, side: side as u64 };
         let protocol = connection.protocol;
@@ -357,7 +357,7 @@ fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) 
     Ok(())
 }
 
-/// What the device says to creator and attacher, and in whose name.
+/// What the device reports to creator and attacher, and in whose name.
 pub(super) fn notifiers(
     inner: &Inner,
     handle: Handle,

@@ -21,7 +21,7 @@ pub struct GuestQueues {
     page_size: usize,
     indices: Indices,
     notifier: Arc<Notifier>,
-    /// That of `notifier`: asked for at every look.
+    /// That of `notifier`: asked for at every check.
     protocol: Protocol,
     /// Bytes taken and given that the VM's counters do not have yet.
     counts: (Cell<u64>, Cell<u64>),

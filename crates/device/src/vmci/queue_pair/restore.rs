@@ -98,10 +98,10 @@ impl Pair {
 struct Ends {
     gone: Sides<bool>,
     pages: Sides<Option<Waiting>>,
-    /// Ends that each side was told.
-    told: Sides<u8>,
+    /// Ends that each side was notified of.
+    notified: Sides<u8>,
     /// What each side's peer has left for it, and the tail where that begins.
-    spill: Sides<Option<(u64, Vec<u8>)>>,
+    overflow: Sides<Option<(u64, Vec<u8>)>>,
 }
 
 /// The pages of an end whose rings have these sizes, if what is recorded of them fits and they are still
@@ -121,8 +121,8 @@ fn pages_of(
 
 /// What is left of the bytes that a peer has left behind, from the index that they begin at, for a ring of
 /// `size` bytes whose tail is `tail`.
-fn rest_of(spill: Option<(u64, Vec<u8>)>, tail: u64, size: u64) -> Vec<u8> {
-    let Some((from, bytes)) = spill.filter(|_| size > 0) else { return Vec::new() };
+fn rest_of(overflow: Option<(u64, Vec<u8>)>, tail: u64, size: u64) -> Vec<u8> {
+    let Some((from, bytes)) = overflow.filter(|_| size > 0) else { return Vec::new() };
     let delivered = (tail + size - from % size) % size;
     bytes.get(delivered as usize..).unwrap_or_default().to_vec()
 }
@@ -168,7 +168,7 @@ impl Hypervisor {
             return false;
         }
         if joined {
-            let ends = Ends { gone, pages, told: parts.told, spill: parts.spill };
+            let ends = Ends { gone, pages, notified: parts.notified, overflow: parts.overflow };
             let Some(stream) = self.resume_stream(inner, handle, &pair, ends) else { return false };
             pair.state = PairState::Joined { stream, gone };
         } else if let Some(pages) = pages.a {
@@ -213,22 +213,25 @@ impl Hypervisor {
         pair.ranges[side] = pages.ranges();
         let our = self.guest_end(inner, (key, handle, pair.serial), (cid, side)).ok()?;
         let notifier = our.notifier.clone();
-        notifier.restore_told(parts.told[side]);
+        notifier.restore_notified(parts.notified[side]);
         notifier.attached();
         let Waiting { produce, consume, page_size } = pages;
         let queues = GuestQueues::new(produce, consume, page_size, notifier.clone());
         let (produce, consume) = pair.sizes(side);
         let shown = queues.shown();
-        let spill = parts.spill[side].take();
+        let overflow = parts.overflow[side].take();
         // One that has left its bytes has left, whether or not its device knows.
-        let restored = if spill.is_some() { None } else { self.router.take_restored(key, role.other()) };
+        let restored = if overflow.is_some() { None } else { self.router.take_restored(key, role.other()) };
         let stream = match restored {
             Some((call, restored)) => {
                 let cur = restored.counts.sent().checked_rem(produce);
                 let port = |cur| QueuePairPort::resumed(queues, produce, consume, shown, Some(cur));
                 let port = cur.and_then(port).filter(|_| restored.counts.resume(shown.1, consume));
                 let Some(port) = port else {
-                    tracing::warn!(?key, "a connection does not go on: its rings are not where its ends say");
+                    tracing::warn!(
+                        ?key,
+                        "a connection does not go on: its rings do not match what its ends have recorded"
+                    );
                     restored.remote.failed(call, Failed::Gone);
                     return None;
                 };
@@ -244,7 +247,7 @@ impl Hypervisor {
                 let mut left: Sides<(Vec<u8>, Option<Arc<Budget>>)> = Sides::default();
                 let mut marks: Sides<Vec<End>> = Sides::default();
                 ends[side] = Some(our.end(port));
-                left[peer] = (rest_of(spill, shown.1, consume), None);
+                left[peer] = (rest_of(overflow, shown.1, consume), None);
                 marks[peer].push(End::Detached);
                 let (ends, left, marks) = (ends.into_array(), left.into_array(), marks.into_array());
                 self.streams.resume(Resumed { ends, left, marks })
@@ -276,7 +279,7 @@ impl Hypervisor {
     }
 
     fn resume_stream(&self, inner: &mut Inner, handle: Handle, pair: &Pair, ends: Ends) -> Option<StreamId> {
-        let Ends { gone, mut pages, told, mut spill } = ends;
+        let Ends { gone, mut pages, notified, mut overflow } = ends;
         let cids = Sides::new(pair.creator, pair.attacher?);
         let context = |cid: u32| {
             let context = inner.contexts.get(cid)?;
@@ -290,7 +293,7 @@ impl Hypervisor {
         let inboxes = contexts.each_ref().map(|(inbox, ..)| inbox);
         let notifiers = notifiers(inner, handle, cids, own, inboxes, place);
         for side in Side::BOTH {
-            notifiers[side].restore_told(told[side]);
+            notifiers[side].restore_notified(notified[side]);
         }
         let mut marks: Sides<Vec<End>> = Sides::default();
         if let Some(connection) = own.and_then(|key| inner.connections.get(&key)) {
@@ -317,14 +320,14 @@ impl Hypervisor {
                 continue;
             };
             let (produce, consume) = pair.sizes(side);
-            // What the peer was shown last says how far this end's bytes have gone.
+            // What the peer was shown last tells how far this end's bytes have gone.
             let cur = shown[peer].map(|(_, tail)| tail);
             let Some(port) = QueuePairPort::resumed(queues, produce, consume, own, cur) else {
                 Side::BOTH.into_iter().for_each(|side| notifiers[side].end(End::Detached));
                 return Some(NO_STREAM);
             };
             if gone[peer] {
-                let rest = rest_of(spill[side].take(), own.1, consume);
+                let rest = rest_of(overflow[side].take(), own.1, consume);
                 left[peer] = (rest, Some(contexts[peer].1.clone()));
             }
             let (_, budget, slow) = &contexts[side];

@@ -6,7 +6,9 @@
 
 use vmlane_state::{Journal, Writer};
 
-use super::{CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, PAGES, PAIR, SPILL, TOLD, WELL_KNOWN, address};
+use super::{
+    CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, NOTIFIED, OVERFLOW, PAGES, PAIR, WELL_KNOWN, address,
+};
 use crate::vmci::caller::Caller;
 use crate::vmci::connection::Connection;
 use crate::vmci::contexts::Context;
@@ -61,7 +63,7 @@ impl Inner {
                 let record = self.pair_by_serial(serial);
                 if record.is_none() {
                     for (kind, side) in
-                        [PAGES, SPILL, TOLD].into_iter().flat_map(|kind| [(kind, 0), (kind, 1)])
+                        [PAGES, OVERFLOW, NOTIFIED].into_iter().flat_map(|kind| [(kind, 0), (kind, 1)])
                     {
                         log.stage_removal((kind, serial, side));
                     }

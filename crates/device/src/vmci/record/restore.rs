@@ -9,8 +9,8 @@ use vmlane_vsock::Key;
 use vmlane_wire::vmci::CID_HOST;
 
 use super::{
-    CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, GENERATION, ITEM, MOST_DAEMONS, PAGES, PAIR, PairParts,
-    SPILL, TOLD, WELL_KNOWN, first_number, parse_pages, parse_waiting, socket_address,
+    CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, GENERATION, ITEM, MOST_DAEMONS, NOTIFIED, OVERFLOW,
+    PAGES, PAIR, PairParts, WELL_KNOWN, first_number, parse_pages, parse_waiting, socket_address,
 };
 use crate::vmci::connection::Connection;
 use crate::vmci::queue_pair::Pair;
@@ -45,12 +45,14 @@ impl Sorted {
                 WELL_KNOWN => sorted.well_known.push((cid, b as u32)),
                 PAIR if a < u64::MAX / 2 => drop(sorted.pairs.insert(a, record)),
                 PAGES => sorted.parts.entry(a).or_default().pages[side] = parse_pages(&record),
-                SPILL => {
+                OVERFLOW => {
                     let mut from = Reader::new(&record);
-                    let spill = from.u64().zip(from.bytes().map(<[u8]>::to_vec));
-                    sorted.parts.entry(a).or_default().spill[side] = spill;
+                    let overflow = from.u64().zip(from.bytes().map(<[u8]>::to_vec));
+                    sorted.parts.entry(a).or_default().overflow[side] = overflow;
                 }
-                TOLD => sorted.parts.entry(a).or_default().told[side] = record.first().copied().unwrap_or(0),
+                NOTIFIED => {
+                    sorted.parts.entry(a).or_default().notified[side] = record.first().copied().unwrap_or(0)
+                }
                 CONNECTION => {
                     let key = Key { client: socket_address(a), server: socket_address(b) };
                     sorted.connections.push((key, record));
@@ -90,7 +92,7 @@ impl Damage {
         for &(kind, a, b) in keys {
             match kind {
                 CONTEXT | DOORBELL | WELL_KNOWN | ITEM | EXECUTED => drop(damage.contexts.insert(a as u32)),
-                PAIR | PAGES | SPILL | TOLD => drop(damage.pairs.insert(a)),
+                PAIR | PAGES | OVERFLOW | NOTIFIED => drop(damage.pairs.insert(a)),
                 CONNECTION => {
                     let key = Key { client: socket_address(a), server: socket_address(b) };
                     damage.connections.insert(key);
@@ -156,7 +158,7 @@ impl Hypervisor {
             if sound && self.resume_pair(inner, record, parts, maps) {
                 continue;
             }
-            // Its other end did not outlive the previous daemon: the remaining end is told.
+            // Its other end did not outlive the previous daemon: the remaining end is notified.
             tracing::debug!(serial, "a queue pair of a previous daemon has ended");
             let Some(key) = connection else { continue };
             if let Some(connection) = inner.remove_connection(key) {
@@ -282,7 +284,7 @@ impl Inner {
         }
     }
 
-    /// Ends what damaged records described, and tells its ends.
+    /// Ends what damaged records described, and notifies its ends.
     fn end_damaged(&mut self, damage: &Damage) {
         self.lost.extend(&damage.contexts);
         for &serial in &damage.pairs {

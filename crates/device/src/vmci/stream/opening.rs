@@ -129,7 +129,7 @@ fn established(inner: &mut Inner, key: Key) {
 }
 
 impl Hypervisor {
-    /// OFFER to an endpoint of another kind: its end and the guest's are joined, and the guest is told so.
+    /// OFFER to an endpoint of another kind: its end and the guest's are joined, and the guest is notified.
     pub(super) fn offer_routed(
         &self,
         inner: &mut Inner,

@@ -2,7 +2,7 @@
 //!
 //! Positions are stored after each batch, in memory that outlives the daemon. A daemon that is killed
 //! between showing completions and storing has shown more than is stored: completions of the present
-//! lap that follow the stored position are its own, and say which descriptors they were for. Completions
+//! lap that follow the stored position are its own, and state which descriptors they were for. Completions
 //! behind a gap belong to a batch that the driver has not been shown (its first one is shown last): they
 //! are taken back.
 

@@ -196,7 +196,7 @@ impl Buffers {
             && ring1.head != layout.next1
         {
             ring1.head = layout.next1;
-            ring1.look_far_ahead();
+            ring1.prefetch_far_ahead();
         }
     }
 

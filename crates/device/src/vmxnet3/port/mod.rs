@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `ring.rs`, `place.rs` | rings by generation, positions in them |
 //! | `checkpoint.rs` | positions that outlive the daemon |
-//! | `tx.rs`, `offload.rs`, `order.rs` | frames gathered, checked, lent, completed in order |
+//! | `tx.rs`, `offload.rs`, `order.rs` | frames gathered, checked, described, completed in order |
 //! | `rx.rs`, `layout.rs` | frames laid into posted buffers, completed |
 //! | `rss.rs` | the receive queue of a frame |
 //! | `moderation.rs` | when an interrupt is due |
@@ -50,7 +50,7 @@ use super::setup::{Live, RxSetup, Setup, Shared, TxSetup};
 use super::stats::QUEUE_LOST;
 
 /// How long a masked vector keeps the worker from sleeping deeply. Drivers that poll for longer than
-/// that look by themselves; indices that never fire stay masked for ever.
+/// that poll by themselves; indices that never fire stay masked for ever.
 const RESTLESS: Duration = Duration::from_millis(20);
 
 /// When the NIC's vectors fire.
@@ -58,7 +58,7 @@ struct Interrupts {
     /// Where the driver's interrupt control word lies in the shared area.
     control: usize,
     moderator: Moderator,
-    /// Until when a pending vector is worth looking at often.
+    /// Until when a pending vector is worth examining often.
     restless: Option<Instant>,
 }
 
@@ -193,7 +193,7 @@ impl NicPort {
         self.rx_rules.features = features;
         self.rss = rss.filter(|rss| self.rx.len() > 1 && !rss.table.is_empty()).map(Toeplitz::new);
         self.interrupts.moderator.mode = moderation;
-        // An aggregate's verdict cannot be told where the driver wants no verdicts.
+        // An aggregate's verdict cannot be reported where the driver wants no verdicts.
         let lro = features.rx_checksum;
         self.capabilities.tso4 = lro && features.lro4;
         self.capabilities.tso6 = lro && features.lro6;
@@ -307,7 +307,7 @@ impl FramePort for NicPort {
     }
 
     #[inline]
-    #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has lent from")]
+    #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has taken a frame from")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let (queue, slot) = token.slot();
         self.tx[queue].frame(slot)
@@ -390,7 +390,7 @@ impl FramePort for NicPort {
 impl WakeUp for NicPort {
     fn arm(&mut self) -> bool {
         self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, 1));
-        // A driver stores a descriptor and then loads the threshold: one of the two looks sees the
+        // A driver stores a descriptor and then loads the threshold: one of the two loads sees the
         // other's store.
         fence(Ordering::SeqCst);
         self.tx.iter().any(TxQueue::waits)

@@ -99,7 +99,7 @@ impl Moderator {
         }
     }
 
-    /// Fires what is due. Returns true if something waits for its time; `fired` tells whether anything
+    /// Fires what is due. Returns true if something waits for its time; `fired` reports whether anything
     /// was fired (or became pending behind a mask).
     pub fn run(&mut self, vectors: &Vectors, control: impl Fn() -> u32, now: Instant) -> Outcome {
         let mut outcome = Outcome::default();

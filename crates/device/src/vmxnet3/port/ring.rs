@@ -7,7 +7,7 @@ use super::checkpoint;
 use super::place::Place;
 use crate::vmxnet3::setup::Ring;
 
-/// How many descriptors ahead the CPU is told to fetch what they name.
+/// How many descriptors ahead the CPU is asked to prefetch what they name.
 const AHEAD: usize = 4;
 
 /// A ring that the driver writes; a control word's bit `GENERATION` is the generation. Never written
@@ -47,7 +47,7 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
         (control >> GENERATION & 1 != 0) == place.generation()
     }
 
-    /// What tells that the driver has posted the position at `place`, which it has not yet.
+    /// What shows that the driver has posted the position at `place`, which it has not yet.
     pub fn sign(&self, place: Place) -> Sign {
         let word = self.ring.window.word(usize::from(place.index) * SIZE + size_of::<u64>());
         Sign::new(word, 1 << GENERATION, u64::from(!place.generation()) << GENERATION)
@@ -69,7 +69,7 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
     }
 
     /// The same for a ring of which a frame takes many.
-    pub fn look_far_ahead(&self) {
+    pub fn prefetch_far_ahead(&self) {
         let index = usize::from(self.head.index);
         (1..=4).for_each(|line| self.ring.window.prefetch((index + line * LINE) * SIZE));
     }

@@ -20,14 +20,14 @@ const FAIR_BUFFER: usize = 256;
 /// Buffers of a frame where the driver names no limit: what Linux's usual build takes.
 const DEFAULT_LIMIT: usize = 18;
 
-/// What a revision, the driver's limits and its features say about frames.
+/// What a revision, the driver's limits and its features determine about frames.
 #[derive(Clone, Copy, Debug)]
 pub struct RxRules {
     /// Bytes of the longest frame that is no aggregate, with an inner tag or two.
     pub frame: usize,
     /// Buffers of one frame.
     pub limit: usize,
-    /// Completions tell segments and size of an aggregate.
+    /// Completions carry segments and size of an aggregate.
     pub counts_segments: bool,
     pub features: Features,
 }
@@ -55,9 +55,9 @@ pub struct Scratch {
 pub struct RxQueue {
     buffers: Buffers,
     completions: CompletionRing,
-    /// For each completion slot the buffer that it last told of, where completions are fewer than
+    /// For each completion slot the buffer that it last reported, where completions are fewer than
     /// descriptors: the slot is free again when that buffer was posted anew.
-    told: Option<Vec<Option<Buffer>>>,
+    reported: Option<Vec<Option<Buffer>>>,
     data: Option<(u64, u16)>,
     /// What the last frame that did not fit waits for.
     missing: Option<Missing>,
@@ -65,8 +65,8 @@ pub struct RxQueue {
     names: [u16; 3],
     /// A buffer that cannot be stopped the queue.
     stopped: Option<Stopped>,
-    /// The driver was not told of that yet.
-    untold: bool,
+    /// The driver was not notified of that yet.
+    unreported: bool,
     /// Of its completions.
     pub line: LineId,
     pub descriptor: Window,
@@ -81,12 +81,12 @@ impl RxQueue {
         RxQueue {
             buffers: Buffers::new(RxCommands::new(setup.ring0), setup.ring1.map(RxCommands::new), depth),
             completions: CompletionRing::new(setup.completions),
-            told: (completions < descriptors).then(|| vec![None; completions]),
+            reported: (completions < descriptors).then(|| vec![None; completions]),
             data: setup.data,
             missing: None,
             names,
             stopped: None,
-            untold: false,
+            unreported: false,
             line,
             descriptor: setup.descriptor,
         }
@@ -110,7 +110,7 @@ impl RxQueue {
 
     /// What stopped the queue, once.
     pub fn take_stop(&mut self) -> Option<Stopped> {
-        self.stopped.filter(|_| std::mem::take(&mut self.untold))
+        self.stopped.filter(|_| std::mem::take(&mut self.unreported))
     }
 
     /// See [`Buffers::largest`].
@@ -162,7 +162,7 @@ impl RxQueue {
     /// look closer.
     #[inline]
     fn single(&mut self, need: usize, frame: &RxFrame<'_>, scratch: &mut Scratch) -> Option<Place> {
-        let ordinary = self.data.is_none() && self.told.is_none() && frame.aggregate.is_none();
+        let ordinary = self.data.is_none() && self.reported.is_none() && frame.aggregate.is_none();
         if !ordinary {
             return None;
         }
@@ -211,13 +211,13 @@ impl RxQueue {
     /// Are `count` completion slots free?
     #[inline]
     fn completions_left(&self, count: usize) -> Result<(), NoPlace> {
-        let Some(told) = &self.told else { return Ok(()) };
-        if count > told.len() {
+        let Some(reported) = &self.reported else { return Ok(()) };
+        if count > reported.len() {
             return Err(NoPlace::Never(DropReason::NoRoom));
         }
         let mut place = self.completions.head();
         for _ in 0..count {
-            if let Some(&Some(Buffer { second, place, .. })) = told.get(usize::from(place.index))
+            if let Some(&Some(Buffer { second, place, .. })) = reported.get(usize::from(place.index))
                 && !self.buffers.is_reposted(second, place)
             {
                 let place = Place { lap: place.lap.wrapping_add(1), ..place };
@@ -241,7 +241,7 @@ impl RxQueue {
             }
             NoPlace::Broken => {
                 self.stopped = Some(Stopped(error::SMALL_BUFFER));
-                self.untold = true;
+                self.unreported = true;
                 counters::rx_error(counters);
                 DropReason::BadReceiver
             }
@@ -260,11 +260,11 @@ impl RxQueue {
         buffers: &[Buffer],
     ) {
         self.completions.make_room(buffers.len());
-        if let Some(told) = &mut self.told {
+        if let Some(reported) = &mut self.reported {
             let mut place = self.completions.head();
             for buffer in buffers {
-                if let Some(told) = told.get_mut(usize::from(place.index)) {
-                    *told = Some(*buffer);
+                if let Some(reported) = reported.get_mut(usize::from(place.index)) {
+                    *reported = Some(*buffer);
                 }
                 place = self.completions.next(place);
             }
@@ -300,7 +300,7 @@ impl RxQueue {
     /// Resumes where the previous daemon stopped. Not possible where completions are fewer than descriptors:
     /// which of them the driver has seen is not stored.
     pub fn restore(&mut self, window: &Window, number: usize) -> Option<()> {
-        if self.told.is_some() {
+        if self.reported.is_some() {
             return None;
         }
         let size0 = self.buffers.ring0.size();
@@ -347,7 +347,7 @@ fn common(frame: &RxFrame<'_>, in_band: bool, rules: &RxRules) -> RxCompletion {
     RxCompletion::of(layers(frame, rules), frame.tag.filter(|_| !in_band))
 }
 
-/// What a completion tells about protocols and checksums.
+/// What a completion reports about protocols and checksums.
 #[inline]
 fn layers(frame: &RxFrame<'_>, rules: &RxRules) -> RxLayers {
     let known = frame.layers;

@@ -1,4 +1,4 @@
-//! One transmit queue: frames are gathered from descriptors, lent, and completed in ring order.
+//! One transmit queue: frames are gathered from descriptors, described, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans, Window};
 use vmlane_port::{DropReason, FrameInFlight, FramesInFlight, MAX_FRAME, Overhead, PortStats, Sign, TxFrame};
@@ -13,11 +13,11 @@ use super::place::Place;
 use super::ring::{CompletionRing, TxCommands};
 use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 
-/// Frames of one queue that may be lent at once.
+/// Frames of one queue that may be in flight at once.
 const LOOKAHEAD: usize = 256;
 /// Descriptors of one frame. Most drivers use at most 32; the rest is generosity.
 const MAX_DESCRIPTORS: usize = 256;
-/// Frames that are left out in one look, at most; less if they are of many descriptors.
+/// Frames that are left out in one poll, at most; less if they are of many descriptors.
 const MAX_SKIPS: usize = 64;
 
 /// Where a frame ends, and how long it is.
@@ -66,7 +66,7 @@ impl TxQueue {
         }
     }
 
-    /// Frames that may be lent at once.
+    /// Frames that may be in flight at once.
     pub fn lookahead(&self) -> usize {
         self.order.most().min(LOOKAHEAD)
     }
@@ -77,7 +77,7 @@ impl TxQueue {
         !self.stopped && self.commands.is_posted(self.commands.head)
     }
 
-    /// What tells that one does. None: none will.
+    /// What shows that one does. None: none will.
     pub fn sign(&self) -> Option<Sign> {
         (!self.stopped).then(|| self.commands.sign(self.commands.head))
     }
@@ -90,9 +90,9 @@ impl TxQueue {
         stats: &PortStats,
         counters: &QueueCounters,
     ) -> Result<Option<u16>, Stopped> {
-        let mut looked = 0;
+        let mut read = 0;
         for _ in 0..MAX_SKIPS {
-            if looked > MAX_DESCRIPTORS {
+            if read > MAX_DESCRIPTORS {
                 break;
             }
             let head = self.commands.head;
@@ -116,7 +116,7 @@ impl TxQueue {
                 }
             };
             let Extent { end, wants_completion, len, descriptors } = extent;
-            looked += descriptors;
+            read += descriptors;
             self.commands.head = self.commands.next(end);
             *number = self.order.push(end.index, wants_completion);
             match in_flight.and_then(|()| fill(frame, &first, len, rules)) {

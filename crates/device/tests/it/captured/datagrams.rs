@@ -1,4 +1,4 @@
-//! Datagrams while a capture looks at them: between VMCI guests, to the host and from it.
+//! Datagrams while a capture examines them: between VMCI guests, to the host and from it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

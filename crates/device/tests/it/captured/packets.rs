@@ -1,4 +1,4 @@
-//! Connections between two virtio-vsock guests while a capture looks at them: what is recorded is what the
+//! Connections between two virtio-vsock guests while a capture examines them: what is recorded is what the
 //! guests got.
 
 use vmlane_capture::{Counts, Direction, Filter, Kind};
@@ -80,12 +80,12 @@ fn each_packet_is_recorded_once_at_each_point_only_while_there_is_a_capture() {
         let records = capture.take();
         for point in [0, 1] {
             let of_point: Vec<&Seen> = records.iter().filter(|seen| seen.point == point).collect();
-            let said: Vec<_> =
+            let rows: Vec<_> =
                 of_point.iter().map(|seen| (seen.from.0, seen.op, seen.len as usize)).collect();
             let expected = steps.map(|(from_a, _, payload, as_linux)| {
                 (u64::from(if from_a { A } else { B }), as_linux, HEADER + PACKET + payload.len())
             });
-            assert_eq!(said, expected, "in order, operations as Linux names them");
+            assert_eq!(rows, expected, "in order, operations as Linux names them");
             assert!(of_point.iter().all(|seen| seen.kind == Kind::Stream));
             let (to_a, to_b) =
                 if point == 0 { (Direction::In, Direction::Out) } else { (Direction::Out, Direction::In) };

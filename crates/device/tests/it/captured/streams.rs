@@ -1,4 +1,4 @@
-//! A stream between two VMCI guests while a capture looks at it: who says what to whom, and nobody notices.
+//! A stream between two VMCI guests while a capture examines it: who states what to whom, and no one notices.
 
 use vmlane_capture::{Counts, Direction, Filter, Kind};
 use vmlane_guestsim::{Path, Stream};
@@ -80,6 +80,6 @@ fn filters_snap_length_and_the_end_of_a_stream() {
     assert!(records.iter().all(|seen| seen.rest.len() <= 8));
     let bytes: usize = records.iter().map(|seen| seen.len as usize - HEADER).sum();
     assert_eq!(bytes, 50_000, "the lengths are those of what was sent");
-    assert!(records.iter().any(|seen| seen.op == 2), "its end is told");
+    assert!(records.iter().any(|seen| seen.op == 2), "its end is reported");
     assert_eq!((none.take(), none.counts(0)), (vec![], Counts { present: true, ..Counts::default() }));
 }

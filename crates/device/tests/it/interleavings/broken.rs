@@ -11,9 +11,9 @@ use super::memory::ModelMemory;
 pub enum Rule {
     /// Against M1: announces a byte before it is copied.
     TailBeforeBytes,
-    /// Against M2: never says WROTE.
+    /// Against M2: never sends WROTE.
     NoWrote,
-    /// Against M3: never says READ.
+    /// Against M3: never sends READ.
     NoRead,
     /// Against M2 and M3: lets a store pass the load behind it.
     NoFence,

@@ -161,7 +161,7 @@ impl Device {
     }
 
     /// A notice from a guest was taken from the worker's in-tray. As in the worker, the engine itself
-    /// is not told: it is called again.
+    /// is not notified: it is called again.
     pub fn kick(&mut self, state: u32) -> u32 {
         self.follow(state, KICKED, |device| {
             let engine = device.nodes[state as usize].engine;
@@ -293,4 +293,4 @@ impl Device {
     }
 }
 
-const DIFFER: &str = "calls that look the same continue differently: the key of a state lacks something";
+const DIFFER: &str = "calls with the same key continue differently: the key of a state lacks something";

@@ -132,7 +132,7 @@ impl Explorer<'_> {
     fn deliver(&mut self, mut world: World, message: Message) -> Option<World> {
         match message {
             Message::WroteFromA | Message::ReadFromB => {
-                // The worker looks into its in-tray between calls.
+                // The worker checks its queue between calls.
                 if matches!(self.device.at(world.device), At::Before(_)) {
                     return None;
                 }
@@ -142,7 +142,7 @@ impl Explorer<'_> {
                     world.send(if wrote { Message::WroteToB } else { Message::ReadToA });
                 }
             }
-            // Noted by whatever thread hears the guest, which then kicks the stream.
+            // Noted by whatever thread receives the guest's notice, which then kicks the stream.
             Message::WaitingWriteFromA => {
                 world.a_waits = true;
                 world.send(Message::WroteFromA);

@@ -1,9 +1,9 @@
 //! The guests of the model: a writer and a reader in the steps of the Linux driver, and what both do
 //! with the notices they get.
 //!
-//! A step is what cannot be divided: one look at a shared index with what follows from it privately,
+//! A step is what cannot be divided: one load of a shared index with what follows from it privately,
 //! or one store. A wake that arrives before a guest has queued itself for it is lost; one between
-//! queueing and sleeping makes it look again. In the older protocol the socket lock keeps notices out
+//! queueing and sleeping makes it check again. In the older protocol the socket lock keeps notices out
 //! of everything but sleep and the gap between two system calls.
 
 use vmlane_port::queue_pair::Protocol;
@@ -97,12 +97,12 @@ impl Guest {
 pub struct Habits {
     pub size: u8,
     pub protocol: Protocol,
-    /// Bytes the writer has to say.
+    /// Bytes the writer has to send.
     pub total: u8,
     /// Bytes per write and per read at most.
     pub write: u8,
     pub read: u8,
-    /// The reader says READ once more than this is free.
+    /// The reader sends READ once more than this is free.
     pub limit: u8,
 }
 

@@ -85,7 +85,7 @@ fn explore(name: &str, quota: usize, guests: Vec<Habits>) {
     println!("{name}: {configurations} configurations, {states} states, no failure");
 }
 
-/// What the model says of an engine that breaks a rule, with one byte at a time.
+/// What the model reports of an engine that breaks a rule, with one byte at a time.
 fn failure(rule: Rule, protocol: Protocol, size: u8) -> Failure {
     let mut device = Device::new(Make { size, protocol, quota: usize::MAX, breaks: Some(rule) });
     let failed = guests(size, protocol, most(size), &[1]).into_iter().find_map(|habits| {
@@ -149,7 +149,7 @@ fn breaking_m3_is_found() {
     }
 }
 
-/// What M2 and M3 need fences for is found by a later look, too: a guest may have none.
+/// What M2 and M3 need fences for is found by a later check, too: a guest may have none.
 #[test]
 fn a_store_that_passes_the_load_behind_it_loses_no_notice() {
     for (size, total) in [(2, 7), (3, if full() { 7 } else { 5 })] {

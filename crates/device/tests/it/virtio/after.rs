@@ -200,7 +200,7 @@ fn records_of_other_rings_and_of_none() {
     let last = 4096 / record_bytes(SIZE) - 1;
     assert!(record(last, SIZE).is_some() && record(last + 1, SIZE).is_none());
     assert!(record(usize::MAX, SIZE).is_none() && record(0, 32768).is_none());
-    // Stopped in order: the front end says where to continue.
+    // Stopped in order: the front end states where to continue.
     record(0, SIZE).unwrap().forget();
     assert_eq!(recover(&watched.setup(), watched.features, &map), None);
     // Memory that the ring is no longer in.
@@ -219,12 +219,12 @@ fn packed_rings_that_begin_without_their_mark() {
     let gone = RingSetup { descriptors: u64::MAX - 7, ..bare() };
     assert_eq!(recover(&gone, watched.features, &map), None);
     // As DPDK's driver begins, and goes on: where it is itself, and nothing of the device.
-    let said = |position: u32| RingSetup { position: Arc::new(AtomicU32::new(position)), ..bare() };
-    assert_eq!(recover(&said(0x8000), watched.features, &map), Some(0x8000_8000));
-    assert_eq!(recover(&said(0x8003), watched.features, &map), Some(0x8003_8003));
-    assert_eq!(recover(&said(0x8000), watched.features & !feature::PACKED, &map), None);
+    let at_position = |position: u32| RingSetup { position: Arc::new(AtomicU32::new(position)), ..bare() };
+    assert_eq!(recover(&at_position(0x8000), watched.features, &map), Some(0x8000_8000));
+    assert_eq!(recover(&at_position(0x8003), watched.features, &map), Some(0x8003_8003));
+    assert_eq!(recover(&at_position(0x8000), watched.features & !feature::PACKED, &map), None);
     // Five are under way in the second lap.
-    assert_eq!(recover(&said(5), watched.features, &map), None);
+    assert_eq!(recover(&at_position(5), watched.features, &map), None);
     // A lap later that place has the device's mark.
     watched.driver.descriptors.store_u64(8, u64::from(desc::AVAIL | desc::USED) << 48);
     assert_eq!(recover(&bare(), watched.features, &map), None);
@@ -291,7 +291,7 @@ struct Controlled {
     nic: Nic,
     control: DriverRing,
     now: Instant,
-    /// Whether the last look changed what the port takes.
+    /// Whether the last check changed what the port takes.
     changed: bool,
 }
 
@@ -313,8 +313,8 @@ impl Controlled {
         self.nic.device.run(setup);
     }
 
-    /// A look at the control queue, later than the device lets its commands wait. True if there is more.
-    fn look(&mut self) -> bool {
+    /// A poll of the control queue, later than the device lets its commands wait. True if there is more.
+    fn poll(&mut self) -> bool {
         self.now += Duration::from_secs(1);
         let ticked = self.nic.with(|end| end.tick(self.now));
         self.changed = ticked.changed;
@@ -326,7 +326,7 @@ impl Controlled {
         let [head, data_at, answer] =
             [&[class, number][..], data, &[0x5a]].map(|bytes| self.nic.bytes(bytes));
         self.control.post(&[out(head, 2), out(data_at, data.len()), into(answer, 1)]);
-        assert!(!self.look());
+        assert!(!self.poll());
         assert_eq!(self.control.take().map(|(_, len)| len), Some(1));
         self.nic.read(answer, 1)[0]
     }
@@ -337,11 +337,11 @@ fn a_guest_with_a_control_queue_is_obeyed() {
     for features in [ALL | CONTROL, ALL | CONTROL | feature::PACKED] {
         let mut guest = Controlled::new(features);
         let filter = |guest: &Controlled| guest.nic.with(|end| end.filter().clone());
-        assert!(filter(&guest).promiscuous, "until the guest says otherwise");
+        assert!(filter(&guest).promiscuous, "until the guest sets it");
         for mode in [control::rx::PROMISCUOUS, control::rx::ALL_MULTICAST] {
             assert_eq!(guest.command(class::RX, mode, &[0]), control::OK);
             assert!(guest.changed);
-            guest.look();
+            guest.poll();
             assert!(!guest.changed, "once");
         }
         assert!(!filter(&guest).promiscuous && !filter(&guest).all_multicast);
@@ -383,13 +383,13 @@ fn commands_of_every_shape_and_size() {
     ];
     for (number, shape) in shapes.into_iter().enumerate() {
         guest.control.post(shape);
-        guest.look();
+        guest.poll();
         assert!(guest.control.take().is_some(), "shape {number}");
     }
     // A chain without end: this queue stops, the others continue.
     guest.control.write_split(0, page, 1, desc::NEXT, 0);
     guest.control.publish(0);
-    guest.look();
+    guest.poll();
     assert_eq!(guest.nic.lines.failures.load(Ordering::SeqCst), 1);
     guest.nic.post_buffer(2000);
     guest.nic.deliver(&Frame::new(100), |packet| packet).unwrap();

@@ -10,13 +10,13 @@ use vmlane_wire::virtio::{desc, feature};
 
 use super::{ALL, Frame, HEADER, KINDS, MODERN, Nic, pieces};
 
-/// The transmit ring stands still, and said so.
+/// The transmit ring stands still, and has reported it.
 fn stands_still(mut nic: Nic) {
     assert_eq!(nic.sent(), None);
     assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1);
     assert_eq!(nic.stats().drop_bad_descriptor.get(), 1);
     assert_eq!(nic.sent(), None);
-    assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1, "said once");
+    assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1, "reported once");
     // The other ring continues.
     nic.post_buffer(400);
     nic.deliver(&Frame::new(100), |packet| packet).unwrap();

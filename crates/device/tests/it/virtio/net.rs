@@ -88,7 +88,7 @@ fn frames_are_completed_in_the_order_of_the_ring() {
         finish(&nic, 0);
         assert_eq!([0, 1, 2].map(|_| nic.tx.take().map(|(id, _)| id)), [0, 1, 2].map(|at| Some(ids[at])));
         assert_eq!(nic.tx.take(), None);
-        // What is lent when the rings stop is taken again when they run next.
+        // What is in flight when the rings stop is taken again when they run next.
         nic.device.stop();
         nic.run();
         assert!(nic.sent().is_some());
@@ -242,7 +242,7 @@ fn a_guest_that_is_known_to_have_polled_is_not_interrupted_again() {
     let before = nic.lines.calls.load(Ordering::SeqCst);
     let tick = |micros| nic.with(|end| end.tick(begin + Duration::from_micros(micros)).soon);
     assert!(tick(90));
-    assert_eq!(nic.lines.calls.load(Ordering::SeqCst), before + 1, "it has not looked yet");
+    assert_eq!(nic.lines.calls.load(Ordering::SeqCst), before + 1, "it has not polled yet");
     nic.rx.driver.store_u16(4 + 2 * usize::from(nic.rx.size), 1);
     assert!(!tick(1000) && !tick(2000));
     assert_eq!(nic.lines.calls.load(Ordering::SeqCst), before + 1);
@@ -255,7 +255,7 @@ fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
     let (mut before, mut again) = (calls(), Vec::new());
     for micros in (0..2000).step_by(10) {
         let soon = nic.with(|end| end.tick(begin + Duration::from_micros(micros)).soon);
-        assert!(soon || micros > 1280, "the worker looks again soon");
+        assert!(soon || micros > 1280, "the worker polls again soon");
         if calls() > before {
             again.push(micros);
             before = calls();

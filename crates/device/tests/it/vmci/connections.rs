@@ -8,7 +8,9 @@ use vmlane_testkit::wait_until;
 use vmlane_vsock::Forward;
 use vmlane_wire::vmci_stream::PacketType;
 
-use super::talk::{ATTACH, CLIENT, CREATE, SERVER, established, heard, offered, pass, say, states, two};
+use super::talk::{
+    ATTACH, CLIENT, CREATE, SERVER, established, offered, pass, received, send_packet, states, two,
+};
 use super::{World, connect_to, rings, stream_both_ways};
 
 #[test]
@@ -39,9 +41,9 @@ fn a_refusal_by_a_server_that_has_attached_arrives_at_once() {
     let _client = offered(&mut a, &mut b);
     let server = b.alloc(&ATTACH, Placement::Scattered).expect("to attach");
     a.service();
-    assert_eq!(say(&mut b, CLIENT, SERVER.1, PacketType::Rst), 56);
-    wait_until("the client hears of it", || a.lines.pending(0));
-    assert_eq!(heard(&mut a), [(SERVER, PacketType::Rst, CLIENT.1)]);
+    assert_eq!(send_packet(&mut b, CLIENT, SERVER.1, PacketType::Rst), 56);
+    wait_until("the client is notified of it", || a.lines.pending(0));
+    assert_eq!(received(&mut a), [(SERVER, PacketType::Rst, CLIENT.1)]);
     assert_eq!(b.detach(server), 0);
 }
 
@@ -54,7 +56,7 @@ fn a_server_that_dies_after_attaching_is_not_waited_for() {
     server.enqueue(b"never announced");
     assert!(a.service().len() == 1, "it attached");
     b.remove();
-    wait_until("the client hears of it", || a.lines.pending(0));
+    wait_until("the client is notified of it", || a.lines.pending(0));
     let events: Vec<_> = a.service().iter().map(|datagram| datagram.event()).collect();
     assert!(events.contains(&Some(4)), "{events:?}");
 }
@@ -68,15 +70,15 @@ fn a_lane_sleeps_while_the_server_thinks_about_its_attach() {
     a.service();
     wait_until("the worker rests", || world.stats.sleeps.get() == 1);
     server.enqueue(b"early");
-    assert_eq!(say(&mut b, CLIENT, SERVER.1, PacketType::Wrote), 56);
+    assert_eq!(send_packet(&mut b, CLIENT, SERVER.1, PacketType::Wrote), 56);
     wait_until("the bytes are there", || client.ready() == 5);
     wait_until("the worker rests again", || world.stats.sleeps.get() == 2);
-    assert_eq!(heard(&mut a), [], "no WROTE before ATTACH: Linux would give up on the connection");
-    assert_eq!(say(&mut b, CLIENT, SERVER.1, PacketType::Attach), 56);
+    assert_eq!(received(&mut a), [], "no WROTE before ATTACH: Linux would give up on the connection");
+    assert_eq!(send_packet(&mut b, CLIENT, SERVER.1, PacketType::Attach), 56);
     // The WROTE that was held back follows a moment later.
     let mut came = Vec::new();
     wait_until("ATTACH and the WROTE", || {
-        came.extend(heard(&mut a));
+        came.extend(received(&mut a));
         came.len() >= 2
     });
     assert_eq!(came, [PacketType::Attach, PacketType::Wrote].map(|kind| (SERVER, kind, CLIENT.1)));
@@ -94,8 +96,8 @@ fn a_request_may_be_repeated_until_it_is_answered() {
     pass(&mut b, &mut a, [SERVER, CLIENT], PacketType::Invalid);
     pass(&mut a, &mut b, [CLIENT, SERVER], PacketType::Request);
     pass(&mut b, &mut a, [SERVER, CLIENT], PacketType::Negotiate);
-    assert_eq!(say(&mut a, SERVER, CLIENT.1, PacketType::Request2), 56);
-    assert_eq!(heard(&mut a), [(SERVER, PacketType::Rst, CLIENT.1)]);
+    assert_eq!(send_packet(&mut a, SERVER, CLIENT.1, PacketType::Request2), 56);
+    assert_eq!(received(&mut a), [(SERVER, PacketType::Rst, CLIENT.1)]);
     assert_eq!((states(&world), world.view(3).connections), (vec!["negotiated"], 1));
 }
 
@@ -105,10 +107,10 @@ fn a_client_may_use_its_port_again_before_the_server_has_closed() {
     let [mut a, mut b] = two(&world);
     let [client, server] = established(&mut a, &mut b);
     a.service();
-    assert_eq!(say(&mut a, SERVER, CLIENT.1, PacketType::Request2), 56);
-    assert_eq!(heard(&mut a), [(SERVER, PacketType::Rst, CLIENT.1)], "still in use by the client itself");
+    assert_eq!(send_packet(&mut a, SERVER, CLIENT.1, PacketType::Request2), 56);
+    assert_eq!(received(&mut a), [(SERVER, PacketType::Rst, CLIENT.1)], "still in use by the client itself");
     assert_eq!(a.detach(client), 0);
-    wait_until("the server hears of it", || b.lines.pending(0));
+    wait_until("the server is notified of it", || b.lines.pending(0));
     b.service();
     pass(&mut a, &mut b, [CLIENT, SERVER], PacketType::Request2);
     assert_eq!(b.detach(server), 0);
@@ -140,21 +142,21 @@ fn a_port_of_the_host_leads_to_another_vm() {
     let mut a = world.machine_with(vm_with(3, |vm| vm.forwards = forwards)).probe(Path::Dma);
     let mut b = world.machine(4).probe(Path::Dma);
     let host = (2, 700);
-    assert_eq!(say(&mut a, host, CLIENT.1, PacketType::Request2), 56);
-    assert_eq!(heard(&mut b), [(CLIENT, PacketType::Request2, SERVER.1)]);
-    assert_eq!(say(&mut b, CLIENT, SERVER.1, PacketType::Negotiate2), 56);
-    assert_eq!(heard(&mut a), [(host, PacketType::Negotiate2, CLIENT.1)]);
+    assert_eq!(send_packet(&mut a, host, CLIENT.1, PacketType::Request2), 56);
+    assert_eq!(received(&mut b), [(CLIENT, PacketType::Request2, SERVER.1)]);
+    assert_eq!(send_packet(&mut b, CLIENT, SERVER.1, PacketType::Negotiate2), 56);
+    assert_eq!(received(&mut a), [(host, PacketType::Negotiate2, CLIENT.1)]);
     let client =
         a.alloc(&PairSpec { peer: 2, ..CREATE }, Placement::Scattered).expect("a pair with the host");
-    assert_eq!(say(&mut a, host, CLIENT.1, PacketType::Offer), 56);
-    assert_eq!(heard(&mut b), [(CLIENT, PacketType::Offer, SERVER.1)]);
+    assert_eq!(send_packet(&mut a, host, CLIENT.1, PacketType::Offer), 56);
+    assert_eq!(received(&mut b), [(CLIENT, PacketType::Offer, SERVER.1)]);
     let server = b.alloc(&ATTACH, Placement::Scattered).expect("to attach");
-    assert_eq!(say(&mut b, CLIENT, SERVER.1, PacketType::Attach), 56);
-    assert_eq!(heard(&mut a), [(host, PacketType::Attach, CLIENT.1)]);
+    assert_eq!(send_packet(&mut b, CLIENT, SERVER.1, PacketType::Attach), 56);
+    assert_eq!(received(&mut a), [(host, PacketType::Attach, CLIENT.1)]);
     server.enqueue(b"hello");
-    assert_eq!(say(&mut b, CLIENT, SERVER.1, PacketType::Wrote), 56);
-    wait_until("the client is told", || a.lines.pending(0));
-    assert_eq!(heard(&mut a), [(host, PacketType::Wrote, CLIENT.1)]);
+    assert_eq!(send_packet(&mut b, CLIENT, SERVER.1, PacketType::Wrote), 56);
+    wait_until("the client is notified", || a.lines.pending(0));
+    assert_eq!(received(&mut a), [(host, PacketType::Wrote, CLIENT.1)]);
     assert_eq!(client.ready(), 5);
 }
 

@@ -1,5 +1,5 @@
 //! Endpoints that are no VMCI guests: the hypervisor speaks the control protocol for them, in both versions
-//! and both directions, and every way to fail is heard at both ends.
+//! and both directions, and every way to fail is reported to both ends.
 
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -24,29 +24,29 @@ const RING: u64 = 64 << 10;
 const HOST: u32 = 2;
 
 #[derive(Debug, PartialEq)]
-enum Heard {
+enum Event {
     Joined(StreamId, Side),
     Failed(Failed),
     Ended(End),
 }
 
-/// What a host program is told of one connection, in order.
-struct Ear(Mutex<Sender<Heard>>);
+/// What a host program is notified of one connection, in order.
+struct Recorder(Mutex<Sender<Event>>);
 
-impl RingProcess for Ear {
+impl RingProcess for Recorder {
     fn wake(&self, _room: bool) {}
     fn broke(&self) {}
     fn ended(&self, end: End) {
-        let _ = self.0.lock().send(Heard::Ended(end));
+        let _ = self.0.lock().send(Event::Ended(end));
     }
 }
 
-impl Remote for Ear {
+impl Remote for Recorder {
     fn joined(&self, _: Call, lane: StreamId, side: Side) {
-        let _ = self.0.lock().send(Heard::Joined(lane, side));
+        let _ = self.0.lock().send(Event::Joined(lane, side));
     }
     fn failed(&self, _: Call, why: Failed) {
-        let _ = self.0.lock().send(Heard::Failed(why));
+        let _ = self.0.lock().send(Event::Failed(why));
     }
 }
 
@@ -57,34 +57,34 @@ struct HostEnd {
     lane: Option<(StreamId, Side)>,
     out: Outgoing,
     incoming: Incoming,
-    heard: Receiver<Heard>,
+    events: Receiver<Event>,
 }
 
-fn ear() -> (Arc<Ear>, Receiver<Heard>) {
-    let (tell, heard) = channel();
-    (Arc::new(Ear(Mutex::new(tell))), heard)
+fn recorder() -> (Arc<Recorder>, Receiver<Event>) {
+    let (sender, events) = channel();
+    (Arc::new(Recorder(Mutex::new(sender))), events)
 }
 
-fn end() -> (StreamEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
-    let (ear, heard) = ear();
-    let (end, fd) = crate::host::end(RING, ear.clone());
-    (end, ear, heard, ring::map(fd, RING).expect("a ring"))
+fn end() -> (StreamEnd, Arc<Recorder>, Receiver<Event>, (Outgoing, Incoming)) {
+    let (recorder, events) = recorder();
+    let (end, fd) = crate::host::end(RING, recorder.clone());
+    (end, recorder, events, ring::map(fd, RING).expect("a ring"))
 }
 
 impl HostEnd {
     fn connect(router: &Arc<Router>, from: u32, to: (u32, u32)) -> Result<HostEnd, ConnectError> {
-        let (end, ear, heard, (out, incoming)) = end();
-        let call = router.open(Key { client: (HOST, from), server: to }, Some(end), ear)?;
-        Ok(HostEnd { router: router.clone(), call: Some(call), lane: None, out, incoming, heard })
+        let (end, recorder, events, (out, incoming)) = end();
+        let call = router.open(Key { client: (HOST, from), server: to }, Some(end), recorder)?;
+        Ok(HostEnd { router: router.clone(), call: Some(call), lane: None, out, incoming, events })
     }
 
-    fn hear(&self) -> Heard {
-        self.heard.recv_timeout(LONGEST).expect("news in time")
+    fn next_event(&self) -> Event {
+        self.events.recv_timeout(LONGEST).expect("an event in time")
     }
 
     fn join(mut self) -> HostEnd {
-        match self.hear() {
-            Heard::Joined(lane, side) => self.lane = Some((lane, side)),
+        match self.next_event() {
+            Event::Joined(lane, side) => self.lane = Some((lane, side)),
             other => panic!("{other:?}"),
         }
         self
@@ -165,9 +165,9 @@ fn host(world: &World) -> (Receiver<(Call, u64)>, Datagrams) {
 }
 
 fn accept(world: &World, call: Call) -> HostEnd {
-    let (end, ear, heard, (out, incoming)) = end();
-    assert!(world.router.accept(call, end, ear), "the guest still waits");
-    HostEnd { router: world.router.clone(), call: Some(call), lane: None, out, incoming, heard }
+    let (end, recorder, events, (out, incoming)) = end();
+    assert!(world.router.accept(call, end, recorder), "the guest still waits");
+    HostEnd { router: world.router.clone(), call: Some(call), lane: None, out, incoming, events }
 }
 
 /// A guest's connection to the host, both ends.
@@ -274,11 +274,11 @@ fn refusals_are_received_on_either_side() {
             }
         });
         let end = HostEnd::connect(&world.router, 4000, (3, 1)).expect("a way");
-        let heard = end.hear();
+        let events = end.next_event();
         done.store(true, Ordering::Relaxed);
-        heard
+        events
     });
-    assert_eq!(serving, Heard::Failed(Failed::Refused));
+    assert_eq!(serving, Event::Failed(Failed::Refused));
     // The host hangs up instead of accepting.
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| guest.connect((HOST, 1), rings(RING)).err());
@@ -308,7 +308,7 @@ fn bytes_sent_before_a_close_arrive_and_the_end_behind_them() {
     stream.send_all(&bytes).expect("room");
     stream.close();
     assert_eq!(end.check(pattern), RING - 1);
-    assert_eq!(end.hear(), Heard::Ended(End::Detached));
+    assert_eq!(end.next_event(), Event::Ended(End::Detached));
     drop(end);
     // The host closes with bytes on the way.
     let (mut end, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
@@ -329,8 +329,8 @@ fn a_guest_that_dies_ends_its_streams_and_its_handshakes() {
     let (end, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
     let hanging = HostEnd::connect(&world.router, 4001, (3, 9)).expect("a way");
     world.hypervisor.reset(3);
-    assert_eq!(end.hear(), Heard::Ended(End::Detached));
-    assert_eq!(hanging.hear(), Heard::Failed(Failed::Gone));
+    assert_eq!(end.next_event(), Event::Ended(End::Detached));
+    assert_eq!(hanging.next_event(), Event::Failed(Failed::Gone));
     drop((end, hanging, stream));
     wait_until("nothing is left", || world.hypervisor.connections().is_empty());
 }
@@ -343,7 +343,7 @@ fn a_handshake_that_stops_expires_and_leaves_no_pair() {
     let _driver = machine.probe(Path::Dma);
     let end = HostEnd::connect(&world.router, 4000, (3, 9)).expect("a way");
     world.hypervisor.expire_at(Instant::now() + Duration::from_secs(31));
-    assert_eq!(end.hear(), Heard::Failed(Failed::Gone));
+    assert_eq!(end.next_event(), Event::Failed(Failed::Gone));
     assert!(world.hypervisor.connections().is_empty());
 }
 
@@ -354,21 +354,21 @@ fn an_endpoint_that_breaks_its_ring_loses_its_stream_only() {
     let machine = world.machine(3);
     let guest = machine.boot(Path::Dma);
     let (good, good_stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
-    let (ear, heard) = ear();
-    let (end, fd) = crate::host::end(RING, ear.clone());
+    let (recorder, events) = recorder();
+    let (end, fd) = crate::host::end(RING, recorder.clone());
     let listener = guest.listen(6000, Placement::Scattered);
     let (call, stream) = std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().expect("a connection"));
         let key = Key { client: (HOST, 4444), server: (3, 6000) };
-        let call = world.router.open(key, Some(end), ear.clone()).expect("a way");
+        let call = world.router.open(key, Some(end), recorder.clone()).expect("a way");
         (call, accepting.join().expect("the guest's thread"))
     });
-    let Ok(Heard::Joined(lane, _)) = heard.recv_timeout(LONGEST) else { panic!("not joined") };
+    let Ok(Event::Joined(lane, _)) = events.recv_timeout(LONGEST) else { panic!("not joined") };
     // A tail outside the ring, written straight into the file.
     let page = layout::process_page(RING);
     std::fs::File::from(fd).write_all_at(&u64::MAX.to_le_bytes(), page).expect("to write");
     world.router.streams().kick(lane);
-    assert_eq!(stream.recv(&mut [0; 8]), Ok(0), "its peer hears that it is gone");
+    assert_eq!(stream.recv(&mut [0; 8]), Ok(0), "its peer is notified that it is gone");
     world.router.close(call);
     stream.close();
     assert_eq!(world.stats.broken.get(), 1);

@@ -51,18 +51,18 @@ fn bytes_outlive_their_sender() {
         let [(machine, client), (_b, server)] = world.two(path);
         let (a, b) = connect(&client, &server, 5000, rings(RING));
         let sent = fill(&a, pattern(), RING);
-        let full = world.view(3).spill_left;
+        let full = world.view(3).overflow_left;
         let free = machine.ram.free_pages();
         a.close();
         assert!(machine.ram.free_pages() > free);
         // From here on the guest uses the pages for something else.
         let all = machine.ram.alloc(machine.ram.free_pages(), Placement::Scattered);
         all.iter().for_each(|page| machine.ram.write(*page, &[0xee; 4096]));
-        assert_eq!(world.view(3).spill_left, full - (RING as usize - 1), "the rest is kept, and charged");
+        assert_eq!(world.view(3).overflow_left, full - (RING as usize - 1), "the rest is kept, and charged");
         assert_eq!(world.stats.spilled_bytes.get(), RING - 1);
         assert_eq!(check_pattern(&b, pattern(), 3_000), sent, "{path:?}");
         assert_eq!(b.peer_shutdown(), 3);
-        wait_until("what was charged is given back", || world.view(3).spill_left == full);
+        wait_until("what was charged is given back", || world.view(3).overflow_left == full);
         assert_eq!(b.send(b"anyone?"), Err(SocketError::Closed));
         b.close();
         assert_eq!(world.hypervisor.connections(), []);
@@ -76,11 +76,11 @@ fn bytes_that_no_one_can_read_are_not_kept() {
     let [(_a, client), (_b, server)] = world.two(Path::Dma);
     let (a, b) = connect(&client, &server, 5000, rings(RING));
     fill(&a, pattern(), RING);
-    let full = world.view(3).spill_left;
+    let full = world.view(3).overflow_left;
     a.close();
-    assert!(world.view(3).spill_left < full);
+    assert!(world.view(3).overflow_left < full);
     b.close();
-    assert_eq!(world.view(3).spill_left, full);
+    assert_eq!(world.view(3).overflow_left, full);
     assert_eq!((world.view(3).queue_pairs, world.view(4).queue_pairs), (0, 0));
 }
 
@@ -94,8 +94,8 @@ fn a_vm_cannot_leave_more_behind_than_it_may() {
     fill(&a, pattern(), RING);
     a.close();
     assert_eq!(check_pattern(&b, pattern(), 3_000), RING - 1, "what had arrived");
-    assert_eq!(world.view(3).spill_left, 100);
-    assert_eq!(world.bound(3, "overflow_bytes"), (0, 100, 1));
+    assert_eq!(world.view(3).overflow_left, 100);
+    assert_eq!(world.bound(3, "spill_bytes"), (0, 100, 1));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn an_index_outside_the_ring_ends_that_pair_only() {
         let (bad, bad_peer) = connect(&client, &server, 5001, rings(RING));
         bad.queues(|queues| queues.produce.store_u64(field, value));
         // A WROTE from either end makes the device look.
-        bad_peer.send_all(b"look").expect("room");
+        bad_peer.send_all(b"wake").expect("room");
         assert!(bad_peer.recv(&mut [0; 100]).is_ok(), "{what}");
         wait_until("the pair is ended", || world.stats.broken.get() == 1);
         assert_eq!(bad_peer.recv(&mut [0; 100]), Ok(0), "{what}");
@@ -237,7 +237,7 @@ fn a_driver_gives_up_pairs_that_a_reset_has_forgotten() {
         driver.set_command(7);
         driver.write(Reg::Caps, 0x3c);
     });
-    assert_eq!(detach_one(), VmciError::NotFound.code(), "the next driver is told the truth");
+    assert_eq!(detach_one(), VmciError::NotFound.code(), "the next driver receives the true result");
     std::mem::forget(a);
 }
 

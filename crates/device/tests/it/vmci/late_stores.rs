@@ -15,7 +15,7 @@ use vmlane_testkit::LONGEST;
 /// Bytes of a ring; it holds one less.
 const SIZE: u64 = 8;
 
-/// The four indices of a queue pair on cache lines of their own, and what the guest was told.
+/// The four indices of a queue pair on cache lines of their own, and what the guest was notified.
 #[derive(Default)]
 struct Shared {
     /// The guest's.
@@ -24,7 +24,7 @@ struct Shared {
     /// The device's.
     device_tail: Line,
     device_head: Line,
-    told: Mutex<Vec<Notice>>,
+    notices: Mutex<Vec<Notice>>,
     wrote: AtomicBool,
     read: AtomicBool,
 }
@@ -69,13 +69,13 @@ impl QueueMemory for Memory {
             Notice::Read => self.0.read.store(true, Ordering::Release),
             _ => {}
         }
-        self.0.told.lock().unwrap().push(notice);
+        self.0.notices.lock().unwrap().push(notice);
     }
 }
 
 impl Memory {
-    fn told(&self) -> Vec<Notice> {
-        std::mem::take(&mut self.0.told.lock().unwrap())
+    fn notices(&self) -> Vec<Notice> {
+        std::mem::take(&mut self.0.notices.lock().unwrap())
     }
 
     fn port(&self) -> QueuePairPort<Memory> {
@@ -92,37 +92,40 @@ fn a_writer_whose_full_ring_is_seen_late_is_notified_of_the_room_at_the_next_pol
     // It writes the seventh byte, which makes the ring full, and sleeps; the store is not visible yet.
     port.consume(6).unwrap();
     port.publish_room().unwrap();
-    assert_eq!(memory.told(), []);
+    assert_eq!(memory.notices(), []);
     memory.0.tail.0.store(7, Ordering::Release);
-    assert_eq!((port.readable().unwrap(), memory.told()), (1, vec![Notice::Read]));
-    assert_eq!((port.readable().unwrap(), memory.told()), (1, vec![]), "once is enough");
-    // One that was told at once, and one that writes on, are told nothing more.
+    assert_eq!((port.readable().unwrap(), memory.notices()), (1, vec![Notice::Read]));
+    assert_eq!((port.readable().unwrap(), memory.notices()), (1, vec![]), "once is enough");
+    // One that was notified at once, and one that writes on, are notified of nothing more.
     port.consume(1).unwrap();
     port.publish_room().unwrap();
     memory.0.tail.0.store(0, Ordering::Release);
-    assert_eq!((port.readable().unwrap(), port.arm_readable().unwrap(), memory.told()), (1, false, vec![]));
+    assert_eq!(
+        (port.readable().unwrap(), port.arm_readable().unwrap(), memory.notices()),
+        (1, false, vec![])
+    );
 }
 
 #[test]
 fn a_reader_whose_empty_ring_is_seen_late_is_notified_of_the_bytes_at_the_next_poll() {
-    let looks: [fn(&mut QueuePairPort<Memory>); 3] = [
+    let polls: [fn(&mut QueuePairPort<Memory>); 3] = [
         |port| assert_eq!(port.writable().unwrap(), 5),
         |port| assert!(!port.arm_writable().unwrap()),
         |port| port.renotify_reader().unwrap(),
     ];
-    for check_announced in looks {
+    for check_announced in polls {
         let memory = Memory::default();
         let mut port = memory.port();
         port.produce(3).unwrap();
-        assert_eq!(memory.told(), [Notice::Wrote]);
+        assert_eq!(memory.notices(), [Notice::Wrote]);
         // It has read all three, and sleeps; the store is not visible yet.
         port.produce(2).unwrap();
-        assert_eq!(memory.told(), []);
+        assert_eq!(memory.notices(), []);
         memory.0.head.0.store(3, Ordering::Release);
         check_announced(&mut port);
-        assert_eq!(memory.told(), [Notice::Wrote]);
+        assert_eq!(memory.notices(), [Notice::Wrote]);
         port.writable().unwrap();
-        assert_eq!(memory.told(), [], "once is enough");
+        assert_eq!(memory.notices(), [], "once is enough");
     }
 }
 
@@ -152,27 +155,27 @@ fn a_guest_that_was_seen_much_too_late_is_notified_once_the_stream_has_slept() {
     }
     memory.0.tail.0.store(7, Ordering::Release);
     port.readable().unwrap();
-    assert_eq!(memory.told(), []);
+    assert_eq!(memory.notices(), []);
     port.notify_late().unwrap();
     port.notify_late().unwrap();
-    assert_eq!(memory.told(), [Notice::Read]);
-    // It read nothing of six that came one after the other, and was told of the first.
+    assert_eq!(memory.notices(), [Notice::Read]);
+    // It read nothing of six that came one after the other, and was notified of the first.
     let mut port = Memory::port(&memory);
     memory.0.tail.0.store(0, Ordering::Release);
     port.produce(1).unwrap();
-    memory.told();
+    memory.notices();
     (0..5).for_each(|_| port.produce(1).unwrap());
     memory.0.head.0.store(1, Ordering::Release);
     port.writable().unwrap();
-    assert_eq!(memory.told(), []);
+    assert_eq!(memory.notices(), []);
     port.notify_late().unwrap();
     port.notify_late().unwrap();
-    assert_eq!(memory.told(), [Notice::Wrote]);
-    // One that has read all, and one that has written nothing, are told nothing.
+    assert_eq!(memory.notices(), [Notice::Wrote]);
+    // One that has read all, and one that has written nothing, are notified of nothing.
     port.produce(1).unwrap();
     memory.0.head.0.store(7, Ordering::Release);
     port.notify_late().unwrap();
-    assert_eq!(memory.told(), []);
+    assert_eq!(memory.notices(), []);
 }
 
 /// How often a guest goes to sleep. Real threads, since only a real processor shows stores late.
@@ -181,8 +184,8 @@ const SLEEPS: u32 = 30_000;
 /// One such guest at a time: each thread is to have a CPU.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs a guest's thread, and `turn` of the device until that has ended; it is told how many turns moved
-/// nothing before. True if the guest slept and was not told.
+/// Runs a guest's thread, and `turn` of the device until that has ended; it is notified how many turns moved
+/// nothing before. True if the guest slept and was not notified.
 fn beside_a_guest(guest: impl FnOnce() -> bool + Send, mut turn: impl FnMut(u32) -> bool) -> bool {
     let _alone = ALONE.lock();
     std::thread::scope(|scope| {
@@ -202,7 +205,7 @@ fn beside_a_guest(guest: impl FnOnce() -> bool + Send, mut turn: impl FnMut(u32)
 /// Turns without a byte after which everything stored is visible.
 const LONG: u32 = 1000;
 
-/// The guest sleeps on a full ring until it is told, whatever the ring looks like by then.
+/// The guest sleeps on a full ring until it is notified, whatever the ring looks like by then.
 #[test]
 fn a_writer_without_fences_never_sleeps_for_ever() {
     let memory = Memory::default();
@@ -227,7 +230,7 @@ fn a_writer_without_fences_never_sleeps_for_ever() {
         if idle == LONG {
             port.notify_late().unwrap();
         }
-        memory.told();
+        memory.notices();
         readable > 0
     });
     assert!(!stuck, "it sleeps though there is room");
@@ -263,7 +266,7 @@ fn a_reader_without_fences_never_sleeps_for_ever() {
         if idle == LONG {
             port.notify_late().unwrap();
         }
-        memory.told();
+        memory.notices();
         writable > 0
     });
     assert!(!stuck, "it sleeps though there are bytes");

@@ -1,4 +1,4 @@
-//! Forged state: of another version, truncated, overwritten, or well-formed records of nonsense. It
+//! Forged state: of another version, truncated, overwritten, or well-formed records of malformed content. It
 //! is refused with a reason, the device that it describes is reset, the rest is restored; nothing
 //! panics, and every driver that is loaded afterwards finds a working device.
 
@@ -15,7 +15,7 @@ use vmlane_state::{Journal, Key, Records, Unusable};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, call, event};
 use vmlane_wire::vmci_stream::PacketType;
 
-use super::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, heard, say};
+use super::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, received, send_packet};
 use super::{detach, link, ring};
 
 /// Three guests: 3 and 4 with a stream, pairs in each state and things that wait; 5 with nothing of that.
@@ -35,12 +35,12 @@ fn rich(path: Path) -> Rich {
     for (to, from, kind) in [(SERVER, CLIENT, PacketType::Request2), (CLIENT, SERVER, PacketType::Negotiate2)]
     {
         let sender = if from == CLIENT { &mut *a } else { &mut *b };
-        assert_eq!(say(sender, to, from.1, kind), 56);
+        assert_eq!(send_packet(sender, to, from.1, kind), 56);
     }
     queues.push(a.alloc(&CREATE, Placement::Scattered).expect("a pair"));
-    assert_eq!(say(a, SERVER, CLIENT.1, PacketType::Offer), 56);
+    assert_eq!(send_packet(a, SERVER, CLIENT.1, PacketType::Offer), 56);
     queues.push(b.alloc(&ATTACH, Placement::Scattered).expect("to attach"));
-    assert_eq!(say(b, CLIENT, SERVER.1, PacketType::Attach), 56);
+    assert_eq!(send_packet(b, CLIENT, SERVER.1, PacketType::Attach), 56);
     queues[0].enqueue(&[1; 3000]);
     // Created and no more; joined outside of any connection; left with bytes in it; of a creator that went.
     let spec = |n: u32| PairSpec { handle: Handle::new(3, 3000 + n), ..CREATE };
@@ -59,7 +59,7 @@ fn rich(path: Path) -> Rich {
         assert_eq!(detach(a, spec(n).handle), 0);
     }
     // A handshake that has just begun, doorbells, a name, datagrams and packets that wait.
-    assert_eq!(say(a, (4, 6000), 1040, PacketType::Request2), 56);
+    assert_eq!(send_packet(a, (4, 6000), 1040, PacketType::Request2), 56);
     for n in 0..3u64 {
         assert_eq!(link(b, Handle::new(4, DOORBELL.resource + n as u32), n), 0);
         assert_eq!(a.send_to(Handle::new(4, 77), 55, &vec![3; 100 * n as usize]), 24 + 100 * n as i32);
@@ -96,8 +96,8 @@ fn lives_on(Rich { world, drivers, queues }: Rich, untouched: bool) {
             driver.service();
         }
         ring(driver, DOORBELL);
-        say(driver, SERVER, CLIENT.1, PacketType::Wrote);
-        say(driver, CLIENT, SERVER.1, PacketType::Read);
+        send_packet(driver, SERVER, CLIENT.1, PacketType::Wrote);
+        send_packet(driver, CLIENT, SERVER.1, PacketType::Read);
         driver.send_to(Handle::new(1, 2200), 55, b"named");
     }
     if untouched {
@@ -121,21 +121,21 @@ fn lives_on(Rich { world, drivers, queues }: Rich, untouched: bool) {
         [(SERVER, CLIENT, PacketType::Request2, 0), (CLIENT, SERVER, PacketType::Negotiate2, 1)]
     {
         let (sender, other) = if driver == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
-        assert_eq!(say(sender, to, from.1, kind), 56);
-        assert_eq!(heard(other), [(from, kind, to.1)]);
+        assert_eq!(send_packet(sender, to, from.1, kind), 56);
+        assert_eq!(received(other), [(from, kind, to.1)]);
     }
     let client = a.alloc(&CREATE, Placement::Scattered).expect("a pair");
-    assert_eq!(say(&mut a, SERVER, CLIENT.1, PacketType::Offer), 56);
+    assert_eq!(send_packet(&mut a, SERVER, CLIENT.1, PacketType::Offer), 56);
     let server = b.alloc(&ATTACH, Placement::Scattered).expect("to attach");
-    assert_eq!(say(&mut b, CLIENT, SERVER.1, PacketType::Attach), 56);
+    assert_eq!(send_packet(&mut b, CLIENT, SERVER.1, PacketType::Attach), 56);
     assert_eq!(client.enqueue(b"good as new"), 11);
-    say(&mut a, SERVER, CLIENT.1, PacketType::Wrote);
+    send_packet(&mut a, SERVER, CLIENT.1, PacketType::Wrote);
     assert_eq!(server.dequeue(&mut [0; 20]), 11);
     world.replace();
     assert_eq!((a.detach(client), b.detach(server)), (0, 0));
 }
 
-/// What the intact state looks like: no device is reset.
+/// What holds in the intact state: no device is reset.
 #[test]
 fn what_is_sound_is_taken_over_whole() {
     for path in [Path::Dma, Path::Ports] {
@@ -210,7 +210,7 @@ fn what_is_missing_is_missed() {
     }
 }
 
-/// Every record in turn is overwritten: the device it describes is reset or told of the end; VM 5 never
+/// Every record in turn is overwritten: the device it describes is reset or notified of the end; VM 5 never
 /// notices.
 #[test]
 fn each_damaged_record_hurts_whom_it_is_about() {
@@ -238,14 +238,14 @@ fn each_damaged_record_hurts_whom_it_is_about() {
     }
 }
 
-/// The stream whose records are damaged ends, and both ends hear of it.
+/// The stream whose records are damaged ends, and both ends are notified of it.
 #[test]
 fn both_ends_are_notified_of_a_damaged_stream() {
     for kinds in [[5, 5], [6, 6], [9, 9], [5, 9]] {
         let Rich { world, mut drivers, queues } = rich(Path::Dma);
         let [a, b, _] = &mut drivers;
-        heard(a);
-        heard(b);
+        received(a);
+        received(b);
         let legacy = world.kill();
         let file = legacy.hypervisor.as_ref().unwrap().try_clone().unwrap();
         Journal::spoil(file, |key| key.is_some_and(|key| kinds.contains(&key.0))).unwrap();
@@ -386,7 +386,7 @@ fn a_bit_that_is_wrong_in_a_record_leaves_nothing_behind() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Records with sound checksums and nonsense in them.
+    /// Records with sound checksums and malformed content in them.
     #[test]
     fn well_formed_records_of_random_content_cause_no_panic(
         forgeries in proptest::collection::vec((0usize..12, any::<usize>(), forgery()), 1..4),

@@ -205,7 +205,7 @@ fn both_ends_are_notified_of_each_other() {
     }
     assert_eq!(events(&mut a), [(event::QP_PEER_ATTACH, PAIR, 4)]);
     assert_eq!(a.detach(mine), 0);
-    wait_until("the other end hears of it", || b.lines.pending(0));
+    wait_until("the other end is notified of it", || b.lines.pending(0));
     assert_eq!(events(&mut b), [(event::QP_PEER_DETACH, PAIR, 3)]);
     assert_eq!(b.detach(theirs), 0);
     assert_eq!((events(&mut a), events(&mut b)), (vec![], vec![]));

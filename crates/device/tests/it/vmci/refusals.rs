@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::World;
 use super::talk::{
-    ATTACH, CLIENT, CREATE, PAIR, SERVER, established, heard, offered, pass, say, states, two,
+    ATTACH, CLIENT, CREATE, PAIR, SERVER, established, offered, pass, received, send_packet, states, two,
 };
 
 #[test]
@@ -17,12 +17,12 @@ fn connecting_to_a_closed_port_fails() {
     let [mut a, _b] = two(&world);
     let _other = world.machine_with(vm_with(6, |vm| vm.group = "other".into())).probe(Path::Dma);
     for cid in [1, 5, 6, 99] {
-        let result = say(&mut a, (cid, 5000), 1030, PacketType::Request2);
+        let result = send_packet(&mut a, (cid, 5000), 1030, PacketType::Request2);
         assert!(result == VmciError::InvalidResource.code(), "CID {cid}: {result}");
     }
     // The host itself: no program listens there.
-    assert_eq!(say(&mut a, (2, 5000), 1030, PacketType::Request2), 56);
-    assert_eq!(heard(&mut a), [((2, 5000), PacketType::Rst, 1030)]);
+    assert_eq!(send_packet(&mut a, (2, 5000), 1030, PacketType::Request2), 56);
+    assert_eq!(received(&mut a), [((2, 5000), PacketType::Rst, 1030)]);
     assert_eq!(states(&world), [""; 0]);
 }
 
@@ -32,8 +32,8 @@ fn packets_out_of_turn_are_answered_with_rst() {
     let world = World::new();
     let [mut a, mut b] = two(&world);
     let refused = |driver: &mut Driver, to: (u32, u32), from: (u32, u32), kind| {
-        assert_eq!(say(driver, to, from.1, kind), 56);
-        assert_eq!(heard(driver), [(to, Rst, from.1)], "{kind:?}");
+        assert_eq!(send_packet(driver, to, from.1, kind), 56);
+        assert_eq!(received(driver), [(to, Rst, from.1)], "{kind:?}");
     };
     for kind in [Negotiate2, Offer, Attach, Wrote, Read, Shutdown, WaitingRead, WaitingWrite, Invalid] {
         refused(&mut a, SERVER, CLIENT, kind);
@@ -54,8 +54,8 @@ fn packets_out_of_turn_are_answered_with_rst() {
     pass(&mut a, &mut b, [CLIENT, SERVER], Offer);
     refused(&mut b, CLIENT, SERVER, Attach);
     assert_eq!(states(&world), ["offered"], "none of this has hurt the connection");
-    assert_eq!(say(&mut a, (4, 9), 9, Rst), 56);
-    assert_eq!((heard(&mut a), heard(&mut b)), (vec![], vec![]), "an RST is never answered");
+    assert_eq!(send_packet(&mut a, (4, 9), 9, Rst), 56);
+    assert_eq!((received(&mut a), received(&mut b)), (vec![], vec![]), "an RST is never answered");
 }
 
 #[test]
@@ -68,17 +68,17 @@ fn a_stranger_cannot_meddle() {
     for kind in [Negotiate2, Offer, Attach, Wrote, Read, Rst, Shutdown, WaitingRead, WaitingWrite, Invalid] {
         for to in [CLIENT, SERVER] {
             for from_port in [CLIENT.1, SERVER.1] {
-                assert_eq!(say(&mut c, to, from_port, kind), 56);
+                assert_eq!(send_packet(&mut c, to, from_port, kind), 56);
             }
         }
     }
     let spec = PairSpec { peer: 3, ..ATTACH };
     assert!(c.alloc(&spec, Placement::Scattered).is_err());
     assert_eq!(c.call(11, &[3, 0, 0, 0, 0xd0, 7, 0, 0]), VmciError::NotFound.code());
-    assert_eq!((heard(&mut a), heard(&mut b)), (vec![], vec![]));
+    assert_eq!((received(&mut a), received(&mut b)), (vec![], vec![]));
     assert_eq!(states(&world), ["established"]);
     pairs[0].enqueue(b"still here");
-    assert_eq!(say(&mut a, SERVER, CLIENT.1, Wrote), 56);
+    assert_eq!(send_packet(&mut a, SERVER, CLIENT.1, Wrote), 56);
     wait_until("bytes still move", || pairs[1].ready() == 10);
 }
 
@@ -92,9 +92,9 @@ fn a_pair_of_another_vm_cannot_be_offered() {
     let own = (5, 1030);
     pass(&mut c, &mut b, [own, SERVER], PacketType::Request2);
     pass(&mut b, &mut c, [SERVER, own], PacketType::Negotiate2);
-    assert_eq!(say(&mut c, SERVER, own.1, PacketType::Offer), 56);
-    assert_eq!(heard(&mut c), [(SERVER, PacketType::Rst, own.1)]);
-    assert_eq!(heard(&mut b), []);
+    assert_eq!(send_packet(&mut c, SERVER, own.1, PacketType::Offer), 56);
+    assert_eq!(received(&mut c), [(SERVER, PacketType::Rst, own.1)]);
+    assert_eq!(received(&mut b), []);
     assert_eq!(world.view(5).stats.refused_queue_pair.get(), 1);
 }
 
@@ -108,10 +108,10 @@ fn malformed_control_packets_are_refused() {
     assert_eq!(a.send_to(endpoint, 1, &bytes[..31]), VmciError::InvalidArgs.code());
     assert_eq!(a.send_to(endpoint, 2, bytes), VmciError::NoAccess.code());
     assert_eq!(a.send_to(endpoint, 1, &[&*bytes, &[0; 8]].concat()), 64, "longer ones are tolerated");
-    assert_eq!(heard(&mut b), [(CLIENT, PacketType::Request2, 5000)]);
+    assert_eq!(received(&mut b), [(CLIENT, PacketType::Request2, 5000)]);
     bytes[1] = 13;
     assert_eq!(a.send_to(endpoint, 1, bytes), 56);
-    assert_eq!(heard(&mut a), [(SERVER, PacketType::Invalid, CLIENT.1)]);
+    assert_eq!(received(&mut a), [(SERVER, PacketType::Invalid, CLIENT.1)]);
 }
 
 #[test]
@@ -119,11 +119,11 @@ fn connections_have_a_quota() {
     let world = World::new();
     let mut a = world.machine_with(vm_with(3, |vm| vm.connections = 2)).probe(Path::Dma);
     let _b = world.machine(4).probe(Path::Dma);
-    assert_eq!([1030, 1031].map(|port| say(&mut a, SERVER, port, PacketType::Request2)), [56, 56]);
-    assert_eq!(say(&mut a, SERVER, 1032, PacketType::Request2), VmciError::NoResources.code());
+    assert_eq!([1030, 1031].map(|port| send_packet(&mut a, SERVER, port, PacketType::Request2)), [56, 56]);
+    assert_eq!(send_packet(&mut a, SERVER, 1032, PacketType::Request2), VmciError::NoResources.code());
     assert_eq!(world.bound(3, "connections"), (2, 2, 1));
-    assert_eq!(say(&mut a, SERVER, 1030, PacketType::Rst), 56);
-    assert_eq!(say(&mut a, SERVER, 1032, PacketType::Request2), 56);
+    assert_eq!(send_packet(&mut a, SERVER, 1030, PacketType::Rst), 56);
+    assert_eq!(send_packet(&mut a, SERVER, 1032, PacketType::Request2), 56);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use vmlane_vsock::Forward;
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, Reg, call, event};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
-use super::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, say};
+use super::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, send_packet};
 use super::{about, check_pattern, connect, connect_to, fill, link, ring, rings, send_pattern};
 
 fn two() -> Arc<RestartableDaemon> {
@@ -29,9 +29,9 @@ fn drivers(world: &RestartableDaemon, path: Path) -> [Driver; 2] {
     [world.probe(3, path), world.probe(4, path)]
 }
 
-/// What a guest hears, without what may be said twice: notices of bytes and room.
+/// What a guest receives, without what may be sent twice: notices of bytes and room.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Heard {
+enum Received {
     Packet((u32, u32), PacketType, u32),
     /// A queue pair event: its number and handle.
     Event(u32, Handle),
@@ -43,47 +43,48 @@ fn is_notice(kind: PacketType) -> bool {
     matches!(kind, Wrote | Read | WaitingRead | WaitingWrite)
 }
 
-fn hear_all(driver: &mut Driver) -> Vec<Heard> {
-    let heard = driver.service().into_iter().map(|datagram| match (datagram.control(), datagram.event()) {
-        (Some(packet), _) => Heard::Packet(
-            (datagram.src.context, packet.src_port()),
-            packet.kind().expect("a kind that is known"),
-            packet.dst_port(),
-        ),
-        (_, Some(event)) => {
-            let word = |at: usize| u32::from_le_bytes(datagram.payload[at..at + 4].try_into().unwrap());
-            Heard::Event(event, Handle::new(word(8), word(12)))
-        }
-        _ => Heard::Bytes(datagram.payload),
-    });
-    heard.collect()
+fn receive_all(driver: &mut Driver) -> Vec<Received> {
+    let received =
+        driver.service().into_iter().map(|datagram| match (datagram.control(), datagram.event()) {
+            (Some(packet), _) => Received::Packet(
+                (datagram.src.context, packet.src_port()),
+                packet.kind().expect("a kind that is known"),
+                packet.dst_port(),
+            ),
+            (_, Some(event)) => {
+                let word = |at: usize| u32::from_le_bytes(datagram.payload[at..at + 4].try_into().unwrap());
+                Received::Event(event, Handle::new(word(8), word(12)))
+            }
+            _ => Received::Bytes(datagram.payload),
+        });
+    received.collect()
 }
 
-fn hear(driver: &mut Driver) -> Vec<Heard> {
-    let mut heard = hear_all(driver);
-    heard.retain(|heard| !matches!(heard, Heard::Packet(_, kind, _) if is_notice(*kind)));
-    heard
+fn receive(driver: &mut Driver) -> Vec<Received> {
+    let mut received = receive_all(driver);
+    received.retain(|received| !matches!(received, Received::Packet(_, kind, _) if is_notice(*kind)));
+    received
 }
 
 fn pass(from: &mut Driver, to: &mut Driver, [source, target]: [(u32, u32); 2], kind: PacketType) {
-    assert_eq!(say(from, target, source.1, kind), 56, "{kind:?}");
-    assert_eq!(hear(to), [Heard::Packet(source, kind, target.1)]);
+    assert_eq!(send_packet(from, target, source.1, kind), 56, "{kind:?}");
+    assert_eq!(receive(to), [Received::Packet(source, kind, target.1)]);
 }
 
 fn attach(a: &mut Driver, b: &mut Driver) -> Queues {
     let server = b.alloc(&ATTACH, Placement::Scattered).expect("to attach");
-    assert_eq!(hear_all(a), [Heard::Event(event::QP_PEER_ATTACH, PAIR)]);
-    assert_eq!(say(b, CLIENT, SERVER.1, PacketType::Attach), 56);
-    // Linux gives a connection up that hears of bytes before it is attached.
-    let heard = hear_all(a);
-    assert_eq!(heard[0], Heard::Packet(SERVER, PacketType::Attach, CLIENT.1), "{heard:?}");
+    assert_eq!(receive_all(a), [Received::Event(event::QP_PEER_ATTACH, PAIR)]);
+    assert_eq!(send_packet(b, CLIENT, SERVER.1, PacketType::Attach), 56);
+    // Linux gives a connection up that is notified of bytes before it is attached.
+    let received = receive_all(a);
+    assert_eq!(received[0], Received::Packet(SERVER, PacketType::Attach, CLIENT.1), "{received:?}");
     server
 }
 
 /// Sends `bytes` and makes the receiver take them.
 fn carry(from: (&mut Driver, &Queues), to: &Queues, [source, target]: [(u32, u32); 2], bytes: &[u8]) {
     assert_eq!(from.1.enqueue(bytes), bytes.len());
-    assert_eq!(say(from.0, target, source.1, PacketType::Wrote), 56);
+    assert_eq!(send_packet(from.0, target, source.1, PacketType::Wrote), 56);
     let mut got = vec![0; bytes.len() + 1];
     assert_eq!(to.dequeue(&mut got), bytes.len());
     assert_eq!(got[..bytes.len()], *bytes);
@@ -95,7 +96,7 @@ const UP: [(u32, u32); 2] = [CLIENT, SERVER];
 const DOWN: [(u32, u32); 2] = [SERVER, CLIENT];
 const DOORBELL: Handle = Handle::new(4, 2100);
 
-/// Everything two guests do with each other, from probe to detach; every answer and everything heard is
+/// Everything two guests do with each other, from probe to detach; every answer and everything received is
 /// checked on the way.
 fn life(world: &RestartableDaemon, path: Path) {
     let [mut a, mut b] = drivers(world, path);
@@ -103,7 +104,7 @@ fn life(world: &RestartableDaemon, path: Path) {
     assert_eq!(b.call(call::DATAGRAM_REQUEST_MAP, &[2200u32, 0].map(u32::to_le_bytes).concat()), 0);
     for to in [Handle::new(4, 77), Handle::new(1, 2200)] {
         assert_eq!(a.send_to(to, 55, b"once and once only"), 42);
-        assert_eq!(hear(&mut b), [Heard::Bytes(b"once and once only".to_vec())]);
+        assert_eq!(receive(&mut b), [Received::Bytes(b"once and once only".to_vec())]);
     }
     assert!(ring(&mut a, DOORBELL) >= 0);
     assert_eq!(b.doorbells(), [7]);
@@ -120,14 +121,14 @@ fn life(world: &RestartableDaemon, path: Path) {
     assert_eq!(a.control(4, ControlPacket::new(PacketType::Shutdown, CLIENT.1, SERVER.1).with_mode(2)), 56);
     let mut words = [0; 20];
     assert_eq!(server.dequeue(&mut words), 14);
-    assert_eq!(hear(&mut b), [Heard::Packet(CLIENT, PacketType::Shutdown, SERVER.1)]);
+    assert_eq!(receive(&mut b), [Received::Packet(CLIENT, PacketType::Shutdown, SERVER.1)]);
     for cid in [3, 4] {
         assert_eq!(world.used(cid, "queue_pair_bytes"), 8192, "of VM {cid}");
     }
     assert_eq!(a.detach(client), 0);
-    assert_eq!(hear(&mut b), [Heard::Event(event::QP_PEER_DETACH, PAIR)]);
+    assert_eq!(receive(&mut b), [Received::Event(event::QP_PEER_DETACH, PAIR)]);
     assert_eq!(b.detach(server), 0);
-    assert_eq!(hear(&mut a), []);
+    assert_eq!(receive(&mut a), []);
     assert_eq!(about(&mut b, call::DOORBELL_UNLINK, DOORBELL), 0);
     for (cid, name) in
         [3, 4].into_iter().flat_map(|cid| world.view(cid).bounds.into_iter().map(move |b| (cid, b.name)))
@@ -306,9 +307,9 @@ fn an_end_that_was_notified_is_not_notified_again() {
     let server = attach(&mut a, &mut b);
     assert_eq!(a.detach(client), 0);
     world.replace();
-    assert_eq!(hear(&mut b), [Heard::Event(event::QP_PEER_DETACH, PAIR)], "it waited and waits");
+    assert_eq!(receive(&mut b), [Received::Event(event::QP_PEER_DETACH, PAIR)], "it waited and waits");
     world.replace();
-    assert_eq!(hear(&mut b), [], "it was told already");
+    assert_eq!(receive(&mut b), [], "it was notified already");
     world.replace();
     assert_eq!(b.detach(server), 0);
     assert_eq!([3, 4].map(|cid| world.used(cid, "queue_pairs")), [0, 0]);
@@ -324,7 +325,9 @@ fn datagrams_wait_in_order_and_charged_to_their_senders() {
     for n in 0u32.. {
         let payload = vec![n as u8; 2000];
         let results = [&mut *a, &mut *c].map(|driver| driver.send_to(Handle::new(4, 77), 55, &payload));
-        sent.extend(results.into_iter().filter(|result| *result > 0).map(|_| Heard::Bytes(payload.clone())));
+        sent.extend(
+            results.into_iter().filter(|result| *result > 0).map(|_| Received::Bytes(payload.clone())),
+        );
         if results.into_iter().all(|result| result < 0) {
             break;
         }
@@ -334,14 +337,14 @@ fn datagrams_wait_in_order_and_charged_to_their_senders() {
     world.replace();
     assert_eq!(world.used(4, "inbox_bytes"), used);
     assert!(a.send_to(Handle::new(4, 77), 55, &[0; 2000]) < 0, "its share is used up as before");
-    let mut heard = Vec::new();
-    while heard.len() < sent.len() {
-        let more = hear(b);
-        assert!(!more.is_empty(), "{} of {} came", heard.len(), sent.len());
-        heard.extend(more);
+    let mut received = Vec::new();
+    while received.len() < sent.len() {
+        let more = receive(b);
+        assert!(!more.is_empty(), "{} of {} came", received.len(), sent.len());
+        received.extend(more);
         world.replace();
     }
-    assert_eq!(heard, sent);
+    assert_eq!(received, sent);
     assert_eq!(world.used(4, "inbox_bytes"), 0);
     assert_eq!(a.send_to(Handle::new(4, 77), 55, &[0; 2000]), 2024);
 }
@@ -411,10 +414,10 @@ fn a_vm_that_is_gone_is_missed() {
         world.lose(gone);
         world.succeed(legacy);
         let (left, queues, cid) = if gone == 3 { (&mut b, server, 4) } else { (&mut a, client, 3) };
-        let mut heard = Vec::new();
-        wait_until("the end is told", || {
-            heard.extend(hear(left));
-            heard.contains(&Heard::Event(event::QP_PEER_DETACH, PAIR))
+        let mut received = Vec::new();
+        wait_until("the end is reported", || {
+            received.extend(receive(left));
+            received.contains(&Received::Event(event::QP_PEER_DETACH, PAIR))
         });
         assert_eq!(left.detach(queues), 0);
         assert_eq!((world.used(cid, "queue_pairs"), world.used(cid, "connections")), (0, 0));
@@ -429,18 +432,20 @@ fn requests_that_wait_their_turn_get_it() {
     let [mut a, mut b] = drivers(&world, Path::Ports);
     let ports = 2000..2040u32;
     for port in ports.clone() {
-        assert_eq!(say(&mut a, SERVER, port, PacketType::Request2), 56);
+        assert_eq!(send_packet(&mut a, SERVER, port, PacketType::Request2), 56);
     }
     let mut answered = Vec::new();
     for _ in 0..200 {
         world.replace();
-        for heard in hear(&mut b) {
-            let Heard::Packet((3, port), PacketType::Request2, _) = heard else { panic!("{heard:?}") };
-            assert_eq!(say(&mut b, (3, port), SERVER.1, PacketType::Rst), 56);
+        for received in receive(&mut b) {
+            let Received::Packet((3, port), PacketType::Request2, _) = received else {
+                panic!("{received:?}")
+            };
+            assert_eq!(send_packet(&mut b, (3, port), SERVER.1, PacketType::Rst), 56);
             answered.push(port);
         }
         world.replace();
-        hear(&mut a);
+        receive(&mut a);
         world.hypervisor().expire();
         if answered.len() == ports.len() {
             break;
@@ -471,7 +476,7 @@ fn a_connection_through_the_map_goes_on() {
         assert_eq!(check_pattern(&b, Pattern::new(1), 5000), 200_000);
     });
     b.close();
-    wait_until("the client hears of the end", || {
+    wait_until("the client is notified of the end", || {
         client.service();
         a.peer_shutdown() == 3
     });
@@ -490,17 +495,17 @@ fn quotas_survive() {
     let pairs: Vec<Queues> =
         (0..3).map(|n| a.alloc(&handles(n), Placement::Scattered).expect("a pair")).collect();
     for n in 0..2 {
-        assert_eq!(say(&mut a, SERVER, 1030 + n, PacketType::Request2), 56);
+        assert_eq!(send_packet(&mut a, SERVER, 1030 + n, PacketType::Request2), 56);
         assert_eq!(link(&mut a, Handle::new(3, 2100 + n), 1), 0);
     }
-    hear(&mut b);
+    receive(&mut b);
     let before = world.view(3).bounds;
     world.replace();
     let after = world.view(3).bounds;
     let used = |bounds: &[Bound]| bounds.iter().map(|b| (b.name, b.used, b.limit)).collect::<Vec<_>>();
     assert_eq!(used(&before), used(&after));
     assert!(a.alloc(&handles(9), Placement::Scattered).is_err());
-    assert!(say(&mut a, SERVER, 1040, PacketType::Request2) < 0 || hear(&mut a).len() == 1);
+    assert!(send_packet(&mut a, SERVER, 1040, PacketType::Request2) < 0 || receive(&mut a).len() == 1);
     assert!(link(&mut a, Handle::new(3, 2110), 1) < 0);
     for pair in pairs {
         assert_eq!(a.detach(pair), 0);

@@ -15,7 +15,7 @@ pub const ATTACH: PairSpec = PairSpec { peer: 3, flags: QP_ATTACH_ONLY, ..CREATE
 /// A control packet as it arrived: from whom, what, to which port.
 pub type Seen = ((u32, u32), PacketType, u32);
 
-pub fn say(driver: &mut Driver, to: (u32, u32), from_port: u32, kind: PacketType) -> i32 {
+pub fn send_packet(driver: &mut Driver, to: (u32, u32), from_port: u32, kind: PacketType) -> i32 {
     let packet = match kind {
         PacketType::Request2 | PacketType::Negotiate2 => {
             ControlPacket::new(kind, from_port, to.1).with_size(4096, 1)
@@ -30,7 +30,7 @@ pub fn say(driver: &mut Driver, to: (u32, u32), from_port: u32, kind: PacketType
 }
 
 /// The control packets that wait for this guest.
-pub fn heard(driver: &mut Driver) -> Vec<Seen> {
+pub fn received(driver: &mut Driver) -> Vec<Seen> {
     let seen = |datagram: Datagram| {
         let packet = datagram.control()?;
         Some(((datagram.src.context, packet.src_port()), packet.kind()?, packet.dst_port()))
@@ -48,8 +48,8 @@ pub fn states(world: &World) -> Vec<&'static str> {
 
 /// Says something that is passed on to the other end as it is.
 pub fn pass(from: &mut Driver, to: &mut Driver, [source, target]: [(u32, u32); 2], kind: PacketType) {
-    assert_eq!(say(from, target, source.1, kind), 56);
-    assert_eq!(heard(to), [(source, kind, target.1)]);
+    assert_eq!(send_packet(from, target, source.1, kind), 56);
+    assert_eq!(received(to), [(source, kind, target.1)]);
 }
 
 /// As far as an offer that the server has not answered.

@@ -132,7 +132,7 @@ impl Villain {
         let size = self.pick(&[4096, 65_536, 262_144]);
         let spec = PairSpec { handle, peer: self.any_cid(), flags: 1, produce: size, consume: size };
         if handle.context != self.driver.cid {
-            // Attaching to what an accomplice has made succeeds now and then; the pages stay lent.
+            // Attaching to what an accomplice has made succeeds now and then; the pages stay in use.
             let _ = self.driver.alloc(&spec, Placement::Scattered).map(|queues| self.keep(queues));
         }
         let kind = self.pick(&[PacketType::Offer, PacketType::Attach]);

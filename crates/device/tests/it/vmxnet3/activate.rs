@@ -186,7 +186,7 @@ fn the_extended_block_counts_with_many_queues() {
     };
     driver.shared.interrupts.count = 200;
     count(&mut driver, 65);
-    assert_eq!(driver.try_activate(&machine), 0, "the other block is not looked at");
+    assert_eq!(driver.try_activate(&machine), 0, "the other block is not examined");
     count(&mut driver, 66);
     assert_eq!(driver.try_activate(&machine), 1);
     assert_eq!(machine.handle.view().refused, Some(Refused::Interrupts { count: 66, most: 65 }));

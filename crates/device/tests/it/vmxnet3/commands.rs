@@ -51,7 +51,7 @@ fn every_command_is_harmless_in_every_state() {
     }
 }
 
-/// Drivers send codes that were never published and look at the result.
+/// Drivers send codes that were never published and examine the result.
 #[test]
 fn unknown_commands_answer_with_0() {
     let (machine, _driver) = active(linux());

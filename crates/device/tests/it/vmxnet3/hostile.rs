@@ -28,14 +28,14 @@ fn count(nic: &Nic, name: &str) -> u64 {
     nic.stats.snapshot().into_iter().find(|(known, _)| *known == name).expect("a counter").1
 }
 
-/// The transmit queue has stopped, and said so.
+/// The transmit queue has stopped, and reported it.
 fn check_tx_stopped(nic: &mut Nic, code: u32) {
     assert!(nic.port.fetch_one().is_none());
     assert_eq!(nic.guest.shared.tx_errors[0].load(Ordering::Relaxed), code);
     let descriptor = &nic.guest.descriptors[0];
     assert_eq!((descriptor.load_u32(at::STOPPED), descriptor.load_u32(at::ERROR)), (1, code));
     assert_eq!((nic.guest.area.load_u32(at::EVENTS), nic.guest.lines.raised(1)), (2, 1));
-    // Once only, and what comes later is not looked at.
+    // Once only, and what comes later is not examined.
     nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE);
     assert!(nic.port.fetch_one().is_none() && !nic.port.arm());
     assert_eq!(nic.guest.lines.raised(1), 1);
@@ -178,10 +178,10 @@ fn cve_2016_6835_headers_are_named_only_as_far_as_the_frame_goes() {
 fn a_ring_full_of_bad_packets_does_not_hold_the_worker() {
     let mut nic = Nic::new(&RingsSpec { tx: 4096, memory: 64 << 20, ..RingsSpec::linux() });
     (0..4095).for_each(|_| assert!(nic.guest.tx[0].post(&[(NOWHERE, 60)], &TxRequest::NONE)));
-    // One look leaves out a bounded number, and says that there is more.
+    // One poll leaves out a bounded number, and reports that there is more.
     assert!(nic.port.fetch_one().is_none() && nic.port.arm());
-    let looks = (0..4096).take_while(|_| nic.port.fetch_one().is_none() && nic.port.arm()).count();
-    assert!((16..200).contains(&looks), "{looks}");
+    let polls = (0..4096).take_while(|_| nic.port.fetch_one().is_none() && nic.port.arm()).count();
+    assert!((16..200).contains(&polls), "{polls}");
     nic.flush();
     assert_eq!(nic.guest.tx[0].reap(), 4095);
 }

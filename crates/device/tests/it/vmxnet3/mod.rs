@@ -152,7 +152,7 @@ impl Nic {
         self.port.deliver_one(&packet)
     }
 
-    /// The next lent frame.
+    /// The next frame in flight.
     pub fn fetch(&mut self) -> Option<(Token, Vec<u8>)> {
         let token = self.port.fetch_one()?;
         let bytes = bytes(&self.port.frame(token));
@@ -180,7 +180,7 @@ impl Nic {
     }
 }
 
-/// All bytes of a lent frame.
+/// All bytes of a frame in flight.
 pub fn bytes(in_flight: &TxFrame<'_>) -> Vec<u8> {
     let mut bytes = vec![0; in_flight.len()];
     in_flight.spans.read(0, &mut bytes);

@@ -165,9 +165,9 @@ fn the_runtime_address_stays_until_the_function_is_reset() {
     assert_eq!(driver.try_activate(&machine), 0);
     assert_eq!(filter(), Some(runtime));
     assert_eq!((machine.read(Reg::MacLow), machine.read(Reg::MacHigh)), (0x3322_1102, 0x5544));
-    let told =
+    let address =
         || (machine.command(Command::GetPermanentMacLow), machine.command(Command::GetPermanentMacHigh));
-    assert_eq!(told(), permanent);
+    assert_eq!(address(), permanent);
     machine.device.lock().reset();
     assert_eq!((machine.read(Reg::MacLow), machine.read(Reg::MacHigh)), permanent);
     driver.close(&machine);
@@ -189,7 +189,7 @@ fn events_are_the_same_word_in_memory_and_in_the_register() {
     assert_eq!((machine.read(Reg::Events), driver.area_word(at::EVENTS)), (0, 0));
     driver.set_area_word(at::EVENTS, 8);
     driver.close(&machine);
-    assert_eq!(machine.read(Reg::Events), 8, "a driver may look while its NIC rests");
+    assert_eq!(machine.read(Reg::Events), 8, "a driver may read it while its NIC is quiesced");
     machine.write(Reg::Events, 8);
     assert_eq!(driver.area_word(at::EVENTS), 0);
 }
@@ -205,7 +205,7 @@ fn an_operator_sets_the_link() {
     driver.close(&machine);
     driver.set_area_word(at::EVENTS, 0);
     machine.handle.set_link(true);
-    assert_eq!(driver.area_word(at::EVENTS), 0, "a NIC at rest is told by GET_LINK");
+    assert_eq!(driver.area_word(at::EVENTS), 0, "a quiesced NIC reports it by GET_LINK");
     assert_eq!(machine.command(Command::GetLink) & 1, 1);
 }
 

@@ -1,4 +1,4 @@
-//! Receive queues: which buffers a packet goes to, what its completions say.
+//! Receive queues: which buffers a packet goes to, what its completions report.
 
 use vmlane_device::vmxnet3::setup::{Features, Rss};
 use vmlane_guestsim::nic::desc::RxFields as _;
@@ -124,7 +124,7 @@ fn checksum_status_is_reported_only_after_a_check() {
                 nic.pass(&tcp4(100, (1, 2)), |packet| (packet.layers, packet.checksum) = (layers, checksum));
             let good = expected.good && features.rx_checksum;
             assert_eq!(got.start().layers(), RxLayers { good, ..expected });
-            // The only neutral value: not looked at, and no bit that says "wrong".
+            // The only neutral value: not examined, and no bit that has "wrong".
             assert_eq!(got.start().is_unchecked(), !good);
             assert_eq!(got.start().good_bits(), (good, good && expected.v4));
         }
@@ -144,7 +144,7 @@ fn a_checksum_is_completed_in_the_copy() {
         let sum = got.bytes[34..]
             .chunks(2)
             .fold(0u32, |sum, pair| sum + (u32::from(pair[0]) << 8) + u32::from(*pair.get(1).unwrap_or(&0)));
-        // With its seed taken for the pseudo header, everything sums to what the seed says.
+        // With its seed taken for the pseudo header, everything sums to what the seed states.
         let seed = 0x1234u32;
         let folded = |sum: u32| (sum & 0xffff) + (sum >> 16);
         assert_eq!(folded(folded(sum + seed)), 0xffff, "{len} bytes");

@@ -88,7 +88,7 @@ fn rings_go_on_lap_after_lap() {
     assert_eq!(arrived, (0..sent).collect::<Vec<_>>());
 }
 
-/// What was lent and not completed is lent again.
+/// What was in flight and not completed is in flight again.
 #[test]
 fn frames_in_flight_are_sent_again() {
     let (machine, mut driver) = active(linux());
@@ -260,7 +260,7 @@ fn moderation_goes_on() {
     assert_eq!(read(&machine), before);
 }
 
-/// Positions are gone, cut short or nonsense: the driver is told to reset its NIC, and a new one works.
+/// Positions are gone, cut short or malformed: the driver is notified to reset its NIC, and a new one works.
 #[test]
 fn a_driver_whose_positions_are_lost_is_notified() {
     let spoil: [fn(&mut Remains); 4] = [

@@ -1,4 +1,4 @@
-//! Transmit queues: packets lent as the driver posted them, completed once each and in ring order.
+//! Transmit queues: packets described as the driver posted them, completed once each and in ring order.
 
 use std::time::{Duration, Instant};
 
@@ -211,7 +211,7 @@ fn a_rate_holds_back_what_follows_and_lets_it_go_in_time() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Frames of any length in pieces of any, finished in any order: lent as posted, completed in order.
+    /// Frames of any length in pieces of any, finished in any order: described as posted, completed in order.
     #[test]
     fn any_traffic_is_described_and_completed(
         size in 3u16..80,

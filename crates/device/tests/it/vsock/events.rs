@@ -1,4 +1,4 @@
-//! A guest that comes with connections of which this daemon knows nothing is told so on its event queue,
+//! A guest that comes with connections of which this daemon knows nothing is notified on its event queue,
 //! once.
 
 use std::os::fd::BorrowedFd;

@@ -72,7 +72,7 @@ fn lengths_beyond_the_chain_and_chains_that_are_no_packets() {
         a.tx.post(&[out(u64::MAX - 10, HEADER)]);
         assert!(bench.run());
         assert_eq!((a.taken(), b.received().len()), (11, 0));
-        assert_eq!(bench.stats.nonsense.get(), 11);
+        assert_eq!(bench.stats.malformed.get(), 11);
     }
 }
 
@@ -99,7 +99,7 @@ fn a_descriptor_loop_stops_its_own_ring_alone() {
     }
     bench.now += Duration::from_secs(3);
     assert!(bench.run());
-    assert!(ops(&c.received()).contains(&op::RST), "b takes nothing any more, and c hears of it");
+    assert!(ops(&c.received()).contains(&op::RST), "b takes nothing any more, and c is notified of it");
 }
 
 #[test]
@@ -165,11 +165,11 @@ fn beside_a_slow_receiver(gap: usize, steps: usize) -> (usize, u64) {
         }
         assert!(bench.run());
         outstanding -= a.taken();
-        let heard = a.received().len();
-        a.post_buffers(heard, 200);
-        let heard = good.received();
-        good.post_buffers(heard.len(), 200);
-        got += heard.iter().filter(|(header, _)| header.op.get() == op::RW).count();
+        let received = a.received().len();
+        a.post_buffers(received, 200);
+        let received = good.received();
+        good.post_buffers(received.len(), 200);
+        got += received.iter().filter(|(header, _)| header.op.get() == op::RW).count();
         slow.received();
     }
     (got, bench.stats.stalled.get())
@@ -529,14 +529,14 @@ fn forwards_and_parents() {
         assert!(bench.run());
         assert_eq!((&b.received()[0].1[..], &a.received()[0].1[..]), (&b"there"[..], &b"back"[..]));
     }
-    // c of another group is no target, whatever the map says.
+    // c of another group is no target, whatever the map contains.
     let forwards = vec![Forward { port: 1, to_cid: B, to_port: 22 }];
     let mut c = bench.guest(VsockVm { forwards, group: "two".into(), ..vm(5) }, false);
     c.post_buffers(4, 4096);
     c.packet(1, (2, 1), kind::STREAM, op::REQUEST, &[]);
     assert!(bench.run());
     assert_eq!((ops(&c.received()), b.received().len()), (vec![op::RST], 0));
-    // a goes: b hears of its two.
+    // a goes: b is notified of its two.
     bench.gone(&a);
     assert!(bench.run());
     assert_eq!(ops(&b.received()).len(), 2);
@@ -611,7 +611,7 @@ fn one_guest_with_all_the_connections_it_can_get_leaves_others_theirs() {
     assert!((0..10).all(|port| connects(&mut bench, &mut b, port)), "another guest's connections");
 }
 
-/// Much is to be told at once, to a guest with few buffers: nothing is forgotten, whatever comes first.
+/// Much is to be reported at once, to a guest with few buffers: nothing is forgotten, whatever comes first.
 #[test]
 fn many_connections_at_once_and_few_buffers() {
     const MANY: u32 = 300;

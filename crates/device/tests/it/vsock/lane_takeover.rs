@@ -287,7 +287,7 @@ impl World {
         let (outgoing, incoming) =
             vmlane_sock::ring::map(file.try_clone().expect("a descriptor"), self.size).expect("a ring");
         let end = self.end(self.ring(&file));
-        self.say(number, op::REQUEST, &[]);
+        self.send_packet(number, op::REQUEST, &[]);
         assert!(self.bench().run());
         let call = self.host.calls.lock().pop().expect("asked");
         let host = self.host.clone();
@@ -306,10 +306,10 @@ impl World {
             room,
         });
         assert!(self.bench().run());
-        self.look();
+        self.poll();
     }
 
-    fn say(&mut self, number: u32, op: u16, payload: &[u8]) {
+    fn send_packet(&mut self, number: u32, op: u16, payload: &[u8]) {
         let received = self.others.get(number as usize).map_or(0, |other| other.guest_received);
         let Key { client, server } = key(number);
         let header = Header::new(client, server, kind::STREAM, op);
@@ -351,7 +351,7 @@ impl World {
         }
         let payload = Pattern::new(u64::from(number) | 1 << 32).bytes(other.guest_sent, len);
         other.guest_sent += len as u64;
-        self.say(number, op::RW, &payload);
+        self.send_packet(number, op::RW, &payload);
     }
 
     fn reads(&mut self, number: u32) {
@@ -364,7 +364,7 @@ impl World {
     }
 
     /// The guest takes what came for it.
-    fn look(&mut self) {
+    fn poll(&mut self) {
         self.sending -= self.guest.taken();
         for (header, payload) in self.guest.received() {
             self.buffers -= 1;
@@ -373,12 +373,12 @@ impl World {
             (other.room, other.guest_taken) = (header.buf_alloc.get(), header.fwd_cnt.get());
             match header.op.get() {
                 op::RESPONSE | op::CREDIT_UPDATE => {}
-                op::CREDIT_REQUEST => self.say(number, op::CREDIT_UPDATE, &[]),
+                op::CREDIT_REQUEST => self.send_packet(number, op::CREDIT_UPDATE, &[]),
                 op::RW => {
                     Pattern::new(number.into()).check(other.guest_received, &payload);
                     other.guest_received += payload.len() as u64;
                     if self.chance(4) == 0 {
-                        self.say(number, op::CREDIT_UPDATE, &[]);
+                        self.send_packet(number, op::CREDIT_UPDATE, &[]);
                     }
                 }
                 other => panic!("{other}: {header:?}"),
@@ -441,7 +441,7 @@ impl World {
             self.post(64);
             self.kick();
             self.bench().round();
-            self.look();
+            self.poll();
             (0..CONNECTIONS).for_each(|number| self.reads(number));
         }
         for (number, other) in self.others.iter().enumerate() {
@@ -468,7 +468,7 @@ fn every_byte_of_a_ring_arrives_once_wherever_the_daemon_dies() {
                 world.kick();
                 world.bench().round();
             }
-            world.look();
+            world.poll();
         }
         bytes += world.others.iter().map(|other| other.sent + other.guest_sent).sum::<u64>();
         world.finish(seed);

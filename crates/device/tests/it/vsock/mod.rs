@@ -148,7 +148,7 @@ impl Served {
         Served { home: worker.clone().into(), worker, vms }
     }
 
-    /// A VM is what `spec` says from here on, and is served.
+    /// A VM is as `spec` describes from here on, and is served.
     fn add(&self, spec: VsockVm) -> Arc<GuestStats> {
         let cid = spec.cid;
         self.vms.remove(cid);
@@ -211,7 +211,7 @@ impl Vm {
 
     /// The next packet.
     fn next(&mut self) -> (Header, Vec<u8>) {
-        eventually(&format!("VM {} hears something", self.guest.cid), || {
+        eventually(&format!("VM {} receives something", self.guest.cid), || {
             if self.received.is_empty() {
                 self.poll();
             }
@@ -226,8 +226,8 @@ impl Vm {
     }
 
     /// Nothing comes, however long the worker has had.
-    fn hears_nothing(&mut self, worker: &VsockWorker) {
-        // Twice around: whatever was under way has been looked at.
+    fn receives_nothing(&mut self, worker: &VsockWorker) {
+        // Twice around: whatever was under way has been examined.
         for _ in 0..2 {
             worker.add(77);
         }

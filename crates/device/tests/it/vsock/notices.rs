@@ -1,4 +1,4 @@
-//! When drivers are told what: at once of packets for them, late of packets that are sent.
+//! When drivers are notified of what: at once of packets for them, late of packets that are sent.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn a_sender_is_notified_late_and_a_receiver_at_once() {
         a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");
         bench.run();
         assert_eq!((a.calls.take(), b.calls.take()), ((0, 0), (1, 0)));
-        // It can see that the packet is sent, should it look.
+        // It can see that the packet is sent, should it poll.
         assert_eq!((a.taken(), b.received().len()), (1, 1));
         bench.now += Duration::from_millis(1);
         bench.run();
@@ -66,7 +66,7 @@ fn a_sender_whose_packets_hold_much_memory_is_notified_as_soon_as_nothing_moves(
         a.packet(1, (4, 2), kind::STREAM, op::RW, &[7; 30 << 10]);
         bench.run();
         assert_eq!(a.calls.take(), (0, 1));
-        // It hears no later than of what it may wait for: credit.
+        // It is notified no later than of what it may wait for: credit.
         b.packet(2, (3, 1), kind::STREAM, op::CREDIT_UPDATE, &[]);
         bench.run();
         assert_eq!((a.calls.take(), b.calls.take().1), ((1, 0), 0));
@@ -92,7 +92,7 @@ fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
         }
     }
     assert_eq!(again, [80, 160, 320, 640, 1280]);
-    assert_eq!((a.calls.take(), b.received().len()), ((0, 1), 1), "a guest that hears is called once");
+    assert_eq!((a.calls.take(), b.received().len()), ((0, 1), 1), "a guest that is notified is called once");
 }
 
 #[test]

@@ -163,7 +163,7 @@ impl VmciEnd {
         VmciEnd { driver, _machine: machine, own, peer: (0, 0), queues: None, seen: Seen::default() }
     }
 
-    fn say(&mut self, packet: ControlPacket) {
+    fn send_packet(&mut self, packet: ControlPacket) {
         let sent = self.driver.control(self.peer.0, packet.with_ports(self.own, self.peer.1));
         assert!(sent > 0, "{:?} was refused: {sent}", packet.kind());
     }
@@ -177,12 +177,12 @@ impl VmciEnd {
     fn take(&mut self) -> bool {
         let mut stepped = false;
         for datagram in self.driver.service() {
-            stepped |= self.hear(&datagram);
+            stepped |= self.on_datagram(&datagram);
         }
         stepped
     }
 
-    fn hear(&mut self, datagram: &Datagram) -> bool {
+    fn on_datagram(&mut self, datagram: &Datagram) -> bool {
         if datagram.event() == Some(event::QP_PEER_DETACH) {
             (self.seen.finished, self.seen.refused) = (true, true);
             // As in Linux: an end that still connects has failed then.
@@ -193,16 +193,16 @@ impl VmciEnd {
             Some(PacketType::Request2) => {
                 self.peer = (datagram.src.context, packet.src_port());
                 let answer = ControlPacket::new(PacketType::Negotiate2, 0, 0);
-                self.say(answer.with_size(RING, control::PROTO_QSTATE));
+                self.send_packet(answer.with_size(RING, control::PROTO_QSTATE));
             }
             Some(PacketType::Negotiate2) => {
                 let handle = Handle::new(self.driver.cid, 3000);
                 self.allocate(handle, 0);
-                self.say(ControlPacket::new(PacketType::Offer, 0, 0).with_handle(handle));
+                self.send_packet(ControlPacket::new(PacketType::Offer, 0, 0).with_handle(handle));
             }
             Some(PacketType::Offer) => {
                 self.allocate(packet.handle(), QP_ATTACH_ONLY);
-                self.say(ControlPacket::new(PacketType::Attach, 0, 0).with_handle(packet.handle()));
+                self.send_packet(ControlPacket::new(PacketType::Attach, 0, 0).with_handle(packet.handle()));
                 self.seen.connected = true;
             }
             Some(PacketType::Attach) => self.seen.connected = true,
@@ -221,7 +221,7 @@ impl VmciEnd {
     }
 
     fn shut(&mut self, mode: u64) {
-        self.say(ControlPacket::new(PacketType::Shutdown, 0, 0).with_mode(mode));
+        self.send_packet(ControlPacket::new(PacketType::Shutdown, 0, 0).with_mode(mode));
     }
 }
 
@@ -229,7 +229,7 @@ impl End for VmciEnd {
     fn connect(&mut self, _: &mut World, to: (u32, u32)) {
         self.peer = to;
         let request = ControlPacket::new(PacketType::Request2, 0, 0);
-        self.say(request.with_size(RING, control::PROTO_QSTATE));
+        self.send_packet(request.with_size(RING, control::PROTO_QSTATE));
     }
 
     fn accept(&mut self, _: &mut World) -> bool {
@@ -245,7 +245,7 @@ impl End for VmciEnd {
         match act {
             Act::Send => {
                 assert_eq!(self.queues.as_ref().expect("a pair").enqueue(BYTES), BYTES.len());
-                self.say(ControlPacket::new(PacketType::Wrote, 0, 0));
+                self.send_packet(ControlPacket::new(PacketType::Wrote, 0, 0));
             }
             Act::FinishSending => self.shut(control::SHUTDOWN_SEND),
             Act::StopReceiving => self.shut(control::SHUTDOWN_RECEIVE),
@@ -253,7 +253,7 @@ impl End for VmciEnd {
                 let queues = self.queues.take().expect("a pair");
                 assert_eq!(self.driver.detach(queues), 0);
             }
-            Act::Reset => self.say(ControlPacket::new(PacketType::Rst, 0, 0)),
+            Act::Reset => self.send_packet(ControlPacket::new(PacketType::Rst, 0, 0)),
         }
     }
 
@@ -285,7 +285,7 @@ impl VirtioEnd {
         VirtioEnd { guest, own, peer: (0, 0), seen: Seen::default(), asked: false }
     }
 
-    fn say(&mut self, op: u16, payload: &[u8]) {
+    fn send_packet(&mut self, op: u16, payload: &[u8]) {
         self.guest.packet(self.own, self.peer, kind::STREAM, op, payload);
     }
 
@@ -317,13 +317,13 @@ impl VirtioEnd {
 impl End for VirtioEnd {
     fn connect(&mut self, _: &mut World, to: (u32, u32)) {
         self.peer = to;
-        self.say(op::REQUEST, &[]);
+        self.send_packet(op::REQUEST, &[]);
     }
 
     fn accept(&mut self, _: &mut World) -> bool {
         self.take();
         if self.asked {
-            self.say(op::RESPONSE, &[]);
+            self.send_packet(op::RESPONSE, &[]);
             self.seen.connected = true;
         }
         self.asked
@@ -337,11 +337,11 @@ impl End for VirtioEnd {
 
     fn act(&mut self, _: &mut World, act: Act) {
         match act {
-            Act::Send => self.say(op::RW, BYTES),
+            Act::Send => self.send_packet(op::RW, BYTES),
             Act::FinishSending => self.shut(virtio::SHUTDOWN_SEND),
             Act::StopReceiving => self.shut(virtio::SHUTDOWN_RECEIVE),
             Act::Close => self.shut(virtio::SHUTDOWN_SEND | virtio::SHUTDOWN_RECEIVE),
-            Act::Reset => self.say(op::RST, &[]),
+            Act::Reset => self.send_packet(op::RST, &[]),
         }
     }
 

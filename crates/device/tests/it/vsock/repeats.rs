@@ -53,19 +53,19 @@ fn a_second_rst_ends_no_new_connection_of_two_virtio_guests() {
     for order in 0..3 {
         if order == 0 {
             reset(&mut b);
-            a.hears_nothing(&worker);
+            a.receives_nothing(&worker);
         }
         a.send(LOCAL, (4, 5000), kind::STREAM, op::REQUEST, &[]);
         b.expect(op::REQUEST);
         if order == 1 {
             reset(&mut b);
-            a.hears_nothing(&worker);
+            a.receives_nothing(&worker);
         }
         b.send(5000, (3, LOCAL), kind::STREAM, op::RESPONSE, &[]);
         a.expect(op::RESPONSE);
         if order == 2 {
             reset(&mut b);
-            a.hears_nothing(&worker);
+            a.receives_nothing(&worker);
         }
         assert_eq!(worker.connections().len(), 1, "{order}");
         use_and_close(&mut a, &mut b);
@@ -84,7 +84,7 @@ fn a_second_rst_ends_no_new_connection_of_two_virtio_guests() {
     // The one that was expected still is.
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     reset(&mut b);
-    a.hears_nothing(&worker);
+    a.receives_nothing(&worker);
     reset(&mut b);
     a.expect(op::RST);
 }
@@ -107,7 +107,7 @@ fn a_second_rst_ends_no_new_connection_to_a_vmci_guest() {
         assert_eq!(b.expect(op::RW), BYTES);
         stream.close();
         while b.next().0.flags.get() != SHUTDOWN_RECEIVE | SHUTDOWN_SEND {}
-        // What it has said of the connection by the time it closes its socket.
+        // What it has announced of the connection by the time it closes its socket.
         packet(&mut b, (LOCAL, 5000), 3, op::RST, BYTES.len());
     };
     connected();
@@ -118,7 +118,7 @@ fn a_second_rst_ends_no_new_connection_to_a_vmci_guest() {
     for _ in 0..2 {
         packet(&mut b, (LOCAL, 5000), 3, op::RST, BYTES.len());
     }
-    b.hears_nothing(&worker);
+    b.receives_nothing(&worker);
     stream.send_all(BYTES).expect("to be taken");
     assert_eq!(b.expect(op::RW), BYTES);
     assert_eq!(worker.connections().len(), 1);

@@ -137,7 +137,7 @@ fn a_packet_has_64_kib_at_most_whatever_its_pieces_overlap() {
     // The same MiB nine times.
     a.tx.post(&[out(addr, 1 << 20); 9]);
     bench.run();
-    assert_eq!((a.taken(), bench.stats.nonsense.get(), b.received().len()), (1, 1, 0));
+    assert_eq!((a.taken(), bench.stats.malformed.get(), b.received().len()), (1, 1, 0));
     a.packet(1, (4, 1), kind::STREAM, op::RW, &[1; 64 << 10]);
     bench.run();
     assert_eq!(b.received().iter().map(|(_, payload)| payload.len()).sum::<usize>(), 64 << 10);

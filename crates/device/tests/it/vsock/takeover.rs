@@ -12,7 +12,7 @@ use vmlane_wire::virtio_vsock::{HEADER, Header, kind, op};
 
 use super::bench;
 
-/// Where a log says how many entries are valid, and where they begin.
+/// Where a log states how many entries are valid, and where they begin.
 const COUNT: u64 = 16;
 const ENTRIES: u64 = 24;
 /// Longer packets make several steps of a round.
@@ -105,7 +105,7 @@ impl World {
         self.bench.iter_mut().for_each(|bench| bench.now += later);
     }
 
-    fn look(&mut self) {
+    fn poll(&mut self) {
         for guest in 0..2 {
             self.sending[guest] -= self.guests[guest].taken();
             for (header, payload) in self.guests[guest].received() {
@@ -157,7 +157,7 @@ impl World {
             .map(|at| (read(log, at), read(log, at + 8), read(log, at + 16)))
             .take_while(|entry| entry.0 != 0)
             .collect();
-        // So that the next look finds the next one's alone.
+        // So that the next check finds the next one's alone.
         (0..entries.len() as u64).for_each(|number| write(log, ENTRIES + 24 * number, 0));
         let known = entries.iter().all(|(id, at, _)| self.shadow.contains_key(&(*id, *at)));
         let old: Vec<u64> =
@@ -170,7 +170,7 @@ impl World {
         let remains = bench.die();
         let log = &remains.log;
         let (valid, until) = (self.chance(3) > 0, self.chance(1 + entries.len() as u64) as usize);
-        // Not all of what the log says was stored; of rings, some were shown.
+        // Not all of what the log states was stored; of rings, some were shown.
         for (&(id, at, _), old) in entries.iter().zip(old).skip(if valid { until } else { 0 }) {
             let guest = self.guests.iter().find(|guest| read(guest.kept.file(), 16) == id);
             let guest = guest.expect("the file of a guest");
@@ -204,7 +204,7 @@ fn dies(room: usize, seed: u64, rounds: usize) -> usize {
     for _ in 0..rounds {
         world.act();
         cuts += usize::from(world.cut());
-        world.look();
+        world.poll();
     }
     for _ in 0..2000 {
         for guest in 0..2 {
@@ -213,7 +213,7 @@ fn dies(room: usize, seed: u64, rounds: usize) -> usize {
             world.buffers[guest] += missing;
         }
         world.bench.iter_mut().for_each(|bench| _ = bench.round());
-        world.look();
+        world.poll();
     }
     assert_eq!(world.sent, world.received, "seed {seed}, {cuts} deaths");
     assert_eq!(world.sending, [0; 2]);
@@ -229,7 +229,7 @@ fn every_packet_is_delivered_once_wherever_the_daemon_dies() {
     assert!(cuts > 2000, "{cuts} deaths");
 }
 
-/// Whatever its files say, the next daemon serves its guests: at worst their connections end.
+/// Whatever its files hold, the next daemon serves its guests: at worst their connections end.
 #[test]
 fn damaged_files_stop_no_daemon() {
     // Ends of parts of a file, in bytes, and of a log: where most is; beyond them little is written.
@@ -239,7 +239,7 @@ fn damaged_files_stop_no_daemon() {
         for _ in 0..10 {
             world.act();
             world.bench.iter_mut().for_each(|bench| _ = bench.round());
-            world.look();
+            world.poll();
         }
         let remains = world.bench.take().expect("a daemon").die();
         for _ in 0..=world.chance(40) {

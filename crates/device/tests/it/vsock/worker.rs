@@ -118,7 +118,7 @@ fn a_device_that_is_stopped_is_left_alone_and_goes_on_where_it_was() {
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     b.device.stop();
     a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, b"to one that stands still");
-    b.hears_nothing(&worker);
+    b.receives_nothing(&worker);
     // A migration's end, or a driver's pause: the rings run again, and nothing was lost or answered.
     b.device.run(setup(&b.guest, b.packed));
     assert_eq!(b.expect(op::RW), b"to one that stands still");
@@ -169,7 +169,7 @@ fn a_vm_that_changes_groups_leaves_its_old_one() {
     worker.add(spec(4, "elsewhere"));
     a.send(LOCAL, (4, 5000), kind::STREAM, op::REQUEST, &[]);
     a.expect(op::RST);
-    b.hears_nothing(&worker);
+    b.receives_nothing(&worker);
     worker.add(spec(4, "test"));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
 }
@@ -190,7 +190,7 @@ fn rings_outside_of_memory_do_not_run() {
     device.run(few);
     device.stop();
     device.gone();
-    assert_eq!(wires.failed.load(Ordering::SeqCst), 1, "the VMM is told");
+    assert_eq!(wires.failed.load(Ordering::SeqCst), 1, "the VMM is notified");
     assert_eq!(worker.stats().panics.get(), 0);
 }
 
@@ -278,7 +278,7 @@ fn streams_to_a_vmci_guest_are_whole() {
 
 /// Sends and receives so many bytes, minding the peer's credit and telling of its own.
 fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
-    let (mut sent, mut credit, mut got, mut told) = (0u64, 64u64 << 10, 0u64, 0u64);
+    let (mut sent, mut credit, mut got, mut reported) = (0u64, 64u64 << 10, 0u64, 0u64);
     let deadline = Instant::now() + LONGEST;
     while sent < bytes || got < bytes {
         assert!(Instant::now() < deadline, "{sent} bytes sent, {got} received");
@@ -291,7 +291,7 @@ fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
             credit = taken + u64::from(header.buf_alloc.get());
         }
         let room = credit.saturating_sub(sent).min(bytes - sent).min(3000);
-        if (room > 0 || got - told > 32 << 10) && b.outstanding < 50 {
+        if (room > 0 || got - reported > 32 << 10) && b.outstanding < 50 {
             let mut payload = vec![0; room as usize];
             up.fill(sent, &mut payload);
             let operation = if room > 0 { op::RW } else { op::CREDIT_UPDATE };
@@ -304,7 +304,7 @@ fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
             };
             b.guest.send(&header, &payload);
             b.outstanding += 1;
-            (sent, told) = (sent + room, got);
+            (sent, reported) = (sent + room, got);
             b.kick();
         } else {
             std::thread::sleep(Duration::from_micros(50));
@@ -312,7 +312,7 @@ fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
     }
 }
 
-/// The worker sleeps with nothing withheld: a sender whose packets are sent has heard of it by then.
+/// The worker sleeps with nothing deferred: a sender whose packets are sent has been notified of it by then.
 #[test]
 fn a_sender_is_notified_that_its_packet_is_sent_before_the_worker_sleeps() {
     let worker = worker(Duration::ZERO, None);
@@ -321,15 +321,15 @@ fn a_sender_is_notified_that_its_packet_is_sent_before_the_worker_sleeps() {
     const TX: usize = 1;
     for n in 0..20u64 {
         asleep(&worker);
-        let heard = a.wires.called[TX].load(Ordering::SeqCst);
+        let earlier = a.wires.called[TX].load(Ordering::SeqCst);
         // It sleeps, and the packet is what wakes it.
         wait_until("it sleeps", || !worker.heartbeat().read().busy);
         let sleeps = worker.stats().sleeps.get();
         a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, &n.to_le_bytes());
         b.expect(op::RW);
-        wait_until("the notice comes", || a.wires.called[TX].load(Ordering::SeqCst) > heard);
+        wait_until("the notice comes", || a.wires.called[TX].load(Ordering::SeqCst) > earlier);
         let slept = a.wires.sleeps_at_call.load(Ordering::SeqCst) - sleeps;
-        assert_eq!(slept, 0, "packet {n}: the worker slept with the notice withheld");
+        assert_eq!(slept, 0, "packet {n}: the worker slept with the notice deferred");
     }
 }
 
@@ -352,7 +352,7 @@ fn a_panic_in_a_request_is_contained_and_later_requests_are_answered() {
     let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     for attempt in 0.. {
-        assert!(attempt < 1000, "the notice is never withheld when the device stops");
+        assert!(attempt < 1000, "the notice is never deferred when the device stops");
         a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, b"a packet");
         // No pause: the device is to be stopped as soon as the packet has come.
         let deadline = Instant::now() + LONGEST;
@@ -424,7 +424,7 @@ fn a_vm_out_of_service_has_no_rings_until_it_is_taken_back_and_its_driver_comes_
         assert_eq!((header.op.get(), header.src_cid.get()), (op::RST, 4));
     }
     let failed = b.wires.failed.load(Ordering::SeqCst);
-    assert_eq!((ready(&worker), failed > 0), (vec![true, false, true], true), "its driver is told");
+    assert_eq!((ready(&worker), failed > 0), (vec![true, false, true], true), "its driver is notified");
     // A change of its configuration and a new driver do not bring it back.
     worker.add(spec(4, "test"));
     b.device.stop();
@@ -433,7 +433,7 @@ fn a_vm_out_of_service_has_no_rings_until_it_is_taken_back_and_its_driver_comes_
     a.send(LOCAL + 1, (4, 5000), kind::STREAM, op::REQUEST, &[]);
     a.expect(op::RST);
     b.send(5000, (3, LOCAL), kind::STREAM, op::REQUEST, &[]);
-    b.hears_nothing(&worker);
+    b.receives_nothing(&worker);
     assert_eq!(ready(&worker), [true, false, true, false], "the last one is absent");
     connect(&mut a, &mut c, LOCAL + 2, kind::SEQPACKET);
 

@@ -37,7 +37,7 @@ const VSOCK: [Shown; 8] = [
     shown_bytes("bytes", "virtio_vsock_moved", "Payload bytes delivered by the virtio-vsock worker"),
     shown("refused", "virtio_vsock_refused_packets", "Packets of virtio-vsock guests answered with RST"),
     shown("forged", "virtio_vsock_forged_packets", "Packets whose source was not their sender"),
-    shown("nonsense", "virtio_vsock_malformed_packets", "Descriptor chains that are no packets"),
+    shown("malformed", "virtio_vsock_malformed_packets", "Descriptor chains that are no packets"),
     shown(
         "stalled",
         "virtio_vsock_stalled_connections",

@@ -47,7 +47,7 @@ const VIRTIO: [Shown; 7] = [
         "Packets of a virtio-vsock guest with another one's address as their source",
     ),
     shown(
-        "nonsense",
+        "malformed",
         "vm_packets_malformed",
         "Descriptor chains of a virtio-vsock guest that are no packets",
     ),

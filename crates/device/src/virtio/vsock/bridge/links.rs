@@ -235,7 +235,7 @@ impl GuestLinks {
     }
 
     /// Is this RST of a link that is gone?
-    pub fn is_repeat(&mut self, name: &Name, reset: &Header) -> bool {
+    pub fn take_repeat(&mut self, name: &Name, reset: &Header) -> bool {
         const BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
         let link = self.links.get(name);
         let ends = link

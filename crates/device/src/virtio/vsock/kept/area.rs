@@ -1,4 +1,4 @@
-//! Where bytes lie that wait for a receiver: blocks of granules, each with one word that says that it is in
+//! Where bytes lie that wait for a receiver: blocks of granules, each with one word that states that it is in
 //! use.
 
 use std::ops::Range;
@@ -16,7 +16,7 @@ const GRANULES: usize = 1 << 16;
 /// In front of a block's bytes: receiver 4, bytes 4, payload of the packet 4, zero 4, header.
 const HEAD: usize = 64;
 const _: () = assert!(16 + HEADER <= HEAD);
-/// First the word that says how many granules were ever used; then a word a granule; then these.
+/// First the word that states how many granules were ever used; then a word a granule; then these.
 const WORDS: usize = 64;
 const BLOCKS: usize = (WORDS + 8 * GRANULES).next_multiple_of(4096);
 pub const BYTES: usize = BLOCKS + GRANULE * GRANULES;
@@ -67,7 +67,7 @@ pub struct Area {
     /// Granules in use, and where the next block is tried first.
     live: usize,
     next: usize,
-    /// Granules that were looked at for room, and that no one was charged for yet.
+    /// Granules that were examined for room, and that no one was charged for yet.
     searched: usize,
 }
 
@@ -192,7 +192,7 @@ impl Area {
         None
     }
 
-    /// How many granules were looked at for room since this was last asked.
+    /// How many granules were examined for room since this was last asked.
     pub fn take_searched(&mut self) -> usize {
         std::mem::take(&mut self.searched)
     }

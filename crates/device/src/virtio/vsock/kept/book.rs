@@ -8,7 +8,7 @@ use crate::virtio::vsock::table::Known;
 /// Connections of one device that are noted. One beyond goes on like the others, but a later daemon does not
 /// end it when the VM at its other end goes.
 const PLACES: u32 = 1 << 16;
-/// Two words each. First the word that says how many places were ever used.
+/// Two words each. First the word that states how many places were ever used.
 const PLACE: usize = 16;
 const FIRST: usize = 64;
 pub const BYTES: usize = (FIRST + PLACES as usize * PLACE).next_multiple_of(4096);
@@ -19,8 +19,8 @@ pub struct Entry {
     pub known: Known,
     pub client: bool,
     pub established: bool,
-    /// Flags of SHUTDOWN: what it has said, and what it was sent. The latter of connections with no virtio
-    /// guest alone.
+    /// Flags of SHUTDOWN: what it has announced, and what it was sent. The latter of connections with no
+    /// virtio guest alone.
     pub shut: u32,
     pub notified: u32,
     /// Where such a connection's counts are (`lanes.rs`).
@@ -30,7 +30,7 @@ pub struct Entry {
 /// Bits of an entry's second word: the peer, the type, flags, a place.
 const KIND: u32 = 32;
 const SHUT: u32 = 40;
-const TOLD: u32 = 44;
+const NOTIFIED: u32 = 44;
 const CLIENT: u64 = 1 << 48;
 const ESTABLISHED: u64 = 1 << 49;
 const LANE: u32 = 50;
@@ -44,7 +44,7 @@ impl Entry {
         let flags =
             if self.client { CLIENT } else { 0 } | if self.established { ESTABLISHED } else { 0 } | LIVE;
         let kind = u64::from(kind as u8) << KIND;
-        let shut = u64::from(self.shut & 0xf) << SHUT | u64::from(self.notified & 0xf) << TOLD;
+        let shut = u64::from(self.shut & 0xf) << SHUT | u64::from(self.notified & 0xf) << NOTIFIED;
         let place = (self.place as u64) << LANE;
         [u64::from(port) | u64::from(peer_port) << 32, u64::from(peer) | kind | shut | place | flags]
     }
@@ -53,7 +53,7 @@ impl Entry {
         let kind = u16::from((rest >> KIND) as u8);
         let known = Known { port: ports as u32, peer: rest as u32, peer_port: (ports >> 32) as u32, kind };
         let (client, established) = (rest & CLIENT != 0, rest & ESTABLISHED != 0);
-        let [shut, notified] = [SHUT, TOLD].map(|at| (rest >> at) as u32 & 0xf);
+        let [shut, notified] = [SHUT, NOTIFIED].map(|at| (rest >> at) as u32 & 0xf);
         let place = (rest >> LANE) as usize & LANE_MASK;
         (rest & LIVE != 0).then_some(Entry { known, client, established, shut, notified, place })
     }

@@ -1,10 +1,10 @@
 //! Connections with what is no virtio guest: how many bytes went each way, and those of the guest that its
 //! peer had no room for.
 //!
-//! The counts say where a connection stands that the next daemon goes on with. What the guest was sent
+//! The counts show where a connection stands that the next daemon goes on with. What the guest was sent
 //! becomes valid with the rings that it reads, what was received of it with those that it wrote. What its
-//! peer has taken is stored at once, after its ring has it: that ring says what is missing. Bytes are written
-//! where none lie to which valid counts refer.
+//! peer has taken is stored at once, after its ring has it: that ring shows what is missing. Bytes are
+//! written where none lie to which valid counts refer.
 
 use std::sync::Arc;
 

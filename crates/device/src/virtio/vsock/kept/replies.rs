@@ -25,7 +25,7 @@ pub struct Replies {
     /// Number of the first one, here and in the file.
     first: u32,
     valid_first: u32,
-    /// The file says that some wait.
+    /// By the file some wait.
     noted: bool,
 }
 

@@ -151,7 +151,7 @@ impl Routes {
         }
     }
 
-    /// A VM knows of no connection any more: its peers are told.
+    /// A VM knows of no connection any more: its peers are notified.
     pub fn reset_all(&mut self, cid: u32) {
         if let Some(bridge) = &mut self.bridge {
             bridge.drop_all(cid);

@@ -9,7 +9,8 @@ use vmlane_testkit::wait_until;
 use crate::host::{Host, end};
 use crate::vmci::rings;
 
-/// Connections with programs of the host do not outlive a daemon: the guest hears of it, and keeps nothing.
+/// Connections with programs of the host do not outlive a daemon: the guest is notified of it, and keeps
+/// nothing.
 #[test]
 fn streams_with_the_host_end_with_a_reset() {
     let world = RestartableDaemon::threaded(vec![vm(3), vm(4)]);
@@ -30,7 +31,7 @@ fn streams_with_the_host_end_with_a_reset() {
         assert_eq!(world.used(3, "queue_pairs"), 1);
         world.replace();
         assert_eq!(asking.join().expect("the guest's thread"), Some(SocketError::Refused));
-        wait_until("the guest hears of the end", || {
+        wait_until("the guest is notified of the end", || {
             guest.service();
             stream.resets() > 0 || stream.peer_shutdown() == 3
         });
