@@ -105,7 +105,7 @@ pub fn is_event_fd(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Prepares to raise event fds without waiting, which the first use would do otherwise. For programs that
-/// give up the system calls that this needs. An error says why the event fds of a hostile VMM cannot be
+/// give up the system calls that this needs. An error: why the event fds of a hostile VMM cannot be
 /// raised any more.
 pub fn prepare() -> io::Result<()> {
     Requests::of_process().map(drop).map_err(io::Error::from)

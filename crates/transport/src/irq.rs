@@ -163,7 +163,7 @@ impl IrqSet {
         bits.iter().enumerate().map(|(bit, &on)| u8::from(on) << bit).sum()
     }
 
-    /// Sets what [`IrqSet::switches`] said in a previous daemon.
+    /// Sets what [`IrqSet::switches`] returned in a previous daemon.
     pub fn set_switches(&self, bits: u8) {
         self.change(|lines| {
             for (bit, kind) in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix].into_iter().enumerate() {

@@ -225,7 +225,7 @@ fn serve_any(
 
 /// What an acceptor serves: a device and its protocol.
 trait Served: Send {
-    /// A session with the VMM that has connected, and how to run it to its end; the result says why it ended.
+    /// A session with the VMM that has connected, and how to run it to its end; the result has why it ended.
     fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)>;
 
     /// Is there a VMM of a previous daemon?
@@ -364,7 +364,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.acceptor.close();
         if let Some(socket) = &self.socket {
-            // Wakes the accepting thread; the error of a socket already shut down says the same.
+            // Wakes the accepting thread; the error of a socket already shut down means the same.
             let _ = rustix::net::shutdown(socket, Shutdown::Both);
             // No VMM can connect any more, so the name is of no use; it may have been removed already.
             let _ = std::fs::remove_file(&self.path);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
 use vmlane_stats::{Counter, Counters as _, Kept, counters};
 
-/// What `vmlane stats` tells of one device's sessions, and the bounds of its memory.
+/// What `vmlane stats` reports of one device's sessions, and the bounds of its memory.
 #[derive(Debug, Default)]
 pub struct SessionStats {
     /// They may outlive the daemon.

@@ -3,11 +3,11 @@
 //! A register access costs two system calls, one to receive and one to answer. Bad requests are
 //! answered with an error and the session continues; a panic in device code is contained the same way
 //! and resets the device. A session ends only when the peer closes, when its stream is not valid
-//! any more, when its memory file was cut short, or when it is told to stop.
+//! any more, when its memory file was cut short, or when it is asked to stop.
 //!
 //! `VERSION` may come at any time or not at all: nothing depends on it, and a socket handed over by
 //! a previous daemon has had it already. What the next daemon needs is in shared files before each answer
-//! leaves (`kept/mail.rs`, `checkpoint.rs`; `docs/survival.md`).
+//! leaves (`kept/message_file.rs`, `checkpoint.rs`; `docs/survival.md`).
 
 mod checkpoint;
 mod error;
@@ -40,7 +40,7 @@ pub use request::MAX_ACCESS;
 use crate::event_fd::is_event_fd;
 pub use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
-use crate::kept::{self, Done, Inbound, Letter, Mail};
+use crate::kept::{self, Done, Inbound, MessageFile, StoredAnswer};
 use crate::stats::{SessionStats, guarded};
 use checkpoint::{KIND, Keep};
 use inbox::{Inbox, Message, Received};
@@ -67,13 +67,13 @@ pub enum SessionEnd {
 pub struct Session<'d> {
     handle: SessionHandle,
     requests: Requests<'d>,
-    mail: Mail,
+    message_file: MessageFile,
     keep: Keep,
     inbox: Inbox,
     reply: Reply,
     waiter: Waiter,
     log: LogLimit,
-    /// Where bytes are looked at before they are taken.
+    /// Where bytes are examined before they are taken.
     scratch: Box<[u8]>,
     /// Highest number of a request for which descriptors are held.
     held: u64,
@@ -103,25 +103,25 @@ impl<'d> Session<'d> {
     ) -> io::Result<Session<'d>> {
         // Sleeping in the kernel is the idle state, whatever the acceptor had set.
         stream.set_nonblocking(false)?;
-        let mail = Mail::create()?;
-        let keep = Keep::new(kept::Keep::begin(KIND, scope, &stream, &mail, files(device))?);
+        let message_file = MessageFile::create()?;
+        let keep = Keep::new(kept::Keep::begin(KIND, scope, &stream, &message_file, files(device))?);
         stats.counts.sessions.inc();
         let handle = SessionHandle::new(stream);
         let requests = Requests::new(device, irqs, stats, scope.clone(), handle.memory().clone());
-        Ok(Session::begin(handle, requests, mail, keep, None))
+        Ok(Session::begin(handle, requests, message_file, keep, None))
     }
 
     fn begin(
         handle: SessionHandle,
         requests: Requests<'d>,
-        mail: Mail,
+        message_file: MessageFile,
         keep: Keep,
         unfinished: Option<Unfinished>,
     ) -> Session<'d> {
         Session {
             handle,
             requests,
-            mail,
+            message_file,
             keep,
             inbox: Inbox::new(),
             reply: Reply::new(),
@@ -161,30 +161,30 @@ impl<'d> Session<'d> {
             });
         }
         prepared.hold(files(device));
-        let Prepared { stream, mail, map, keep, done, inbound, .. } = prepared;
+        let Prepared { stream, message_file, map, keep, done, inbound, .. } = prepared;
         let handle = SessionHandle::new(stream);
         let mut requests =
             Requests::new(device, irqs, stats, keep.files.scope.clone(), handle.memory().clone());
         requests.map = map;
         requests.note_map();
-        Session::begin(handle, requests, mail, keep, Some(Unfinished { done, inbound }))
+        Session::begin(handle, requests, message_file, keep, Some(Unfinished { done, inbound }))
     }
 
-    /// Sends the answer that a previous daemon owed, and goes on where it was. The VMM may take any time to
-    /// read: this is no part of [`Session::resume`], whose caller serves others.
+    /// Sends the answer that a previous daemon left pending, and goes on where it was. The VMM may take any
+    /// time to read: this is no part of [`Session::resume`], whose caller serves others.
     fn finish(&mut self, Unfinished { done, inbound }: Unfinished) {
-        let done = done.filter(|done| done.number == self.mail.cursor().0);
+        let done = done.filter(|done| done.number == self.message_file.cursor().0);
         if let Some(done) = done
-            && let Err(error) = self.mail.send(self.handle.stream(), done.letter)
+            && let Err(error) = self.message_file.send(self.handle.stream(), done.stored)
         {
             tracing::debug!(%error, "an answer of the previous daemon");
         }
-        let mut inbox = Inbox::resume(&mut self.mail, done.map(|done| done.size));
+        let mut inbox = Inbox::resume(&mut self.message_file, done.map(|done| done.size));
         self.held = inbound.last().map_or(0, |(number, ..)| *number);
         for (number, place, _) in inbound.iter().filter(|(number, ..)| *number < inbox.number()) {
             self.keep.files.scope.remove(&format!("s/in.{number}.{place}"));
         }
-        inbox.restore_fds(&self.mail, inbound.into_iter().map(|(number, _, fd)| (number, fd)));
+        inbox.restore_fds(&self.message_file, inbound.into_iter().map(|(number, _, fd)| (number, fd)));
         self.requests.again = inbox.pending() > 0;
         self.inbox = inbox;
     }
@@ -222,7 +222,7 @@ impl<'d> Session<'d> {
             return SessionEnd::MemoryLost;
         }
         loop {
-            match self.inbox.next(&self.mail) {
+            match self.inbox.next(&self.message_file) {
                 Ok(Some(message)) => {
                     let header = message.header;
                     let number = self.inbox.number();
@@ -263,11 +263,12 @@ impl<'d> Session<'d> {
             hold(&self.requests, &mut self.held, self.inbox.number() + sight.before, &sight.fds);
             most = sight.bytes.max(1);
         }
-        let (mail, inbox) = (&mut self.mail, &mut self.inbox);
-        let received = self.waiter.wait(self.requests.spin, |wait| inbox.receive(mail, stream, wait, most));
+        let (message_file, inbox) = (&mut self.message_file, &mut self.inbox);
+        let received =
+            self.waiter.wait(self.requests.spin, |wait| inbox.receive(message_file, stream, wait, most));
         if let Ok(Received::Bytes) = received
             && !wary
-            && let Some((number, fds)) = self.inbox.last_fds(&self.mail)
+            && let Some((number, fds)) = self.inbox.last_fds(&self.message_file)
         {
             hold(&self.requests, &mut self.held, number, fds);
         }
@@ -308,19 +309,20 @@ impl<'d> Session<'d> {
             None => self.reply.finish(request),
             Some(errno) => self.reply.finish_error(request, errno),
         }
-        let letter = if silent { Letter::default() } else { self.mail.put(self.reply.bytes())? };
+        let stored =
+            if silent { StoredAnswer::default() } else { self.message_file.put(self.reply.bytes())? };
         let number = self.inbox.number();
         // Valid before the answer leaves: from here on the next daemon only answers.
-        self.keep.done(Done { number, size: self.inbox.serving().1, letter }, &self.requests.irqs);
+        self.keep.done(Done { number, size: self.inbox.serving().1, stored }, &self.requests.irqs);
         let (requests, log) = (&mut self.requests, &self.keep.files.log);
         guarded(&requests.stats, || {
             requests.device.survival().into_iter().for_each(|state| state.record(log))
         });
         log.commit();
         if !silent {
-            self.reply.send(self.handle.stream(), &mut self.mail, letter)?;
+            self.reply.send(self.handle.stream(), &mut self.message_file, stored)?;
         }
-        self.inbox.done(&mut self.mail);
+        self.inbox.done(&mut self.message_file);
         self.requests.again = false;
         if number <= self.held {
             self.requests.scope.remove_all(&format!("s/in.{number}."));

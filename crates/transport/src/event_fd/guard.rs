@@ -1,6 +1,6 @@
 //! Interrupts threads whose writes to event fds wait.
 //!
-//! A thread notes in a slot of its own when it begins a write and when the write is over. One thread looks at
+//! A thread notes in a slot of its own when it begins a write and when the write is over. One thread examines
 //! all slots from time to time, and sends a signal to a thread that is still in the write that it was in the
 //! last time. Its handler does nothing, but the write fails with EINTR. (If the thread was not waiting, or
 //! not any more, nothing happens.)
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Threads that can be guarded at once.
 const SLOTS: usize = 1024;
-/// Between two looks, while there are writes and while there are none.
+/// Between two checks, while there are writes and while there are none.
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(25);
 /// Ignored unless there is a handler.
@@ -29,10 +29,10 @@ struct Slot {
 static TABLE: [Slot; SLOTS] = [const { Slot { thread: AtomicI32::new(0), turn: AtomicU32::new(0) } }; SLOTS];
 static RUNNING: OnceLock<bool> = OnceLock::new();
 
-/// Starts the thread that looks, once in a process.
+/// Starts the thread that watches, once in a process.
 pub fn start() {
     RUNNING.get_or_init(|| {
-        let spawn = |(): ()| std::thread::Builder::new().name("event-guard".into()).spawn(look).is_ok();
+        let spawn = |(): ()| std::thread::Builder::new().name("event-guard".into()).spawn(watch).is_ok();
         install().is_ok_and(spawn)
     });
 }
@@ -93,7 +93,7 @@ fn install() -> std::io::Result<()> {
     Ok(())
 }
 
-fn look() {
+fn watch() {
     let mut seen = [0; SLOTS];
     loop {
         let mut active = false;

@@ -60,7 +60,7 @@ const _: () = assert!(size_of::<Request>() == 64);
 struct Completion([u64; 4]);
 
 impl Requests {
-    /// Those of this process, made with the first use. An error says why there are none.
+    /// Those of this process, made with the first use. An error: why there are none.
     pub fn of_process() -> Result<&'static Requests, Errno> {
         OF_PROCESS.get_or_init(Requests::new).as_ref().map_err(|error| *error)
     }
@@ -73,7 +73,7 @@ impl Requests {
         if result < 0 { Err(last_error()) } else { Ok(Requests { context, null, made: AtomicU32::new(0) }) }
     }
 
-    /// A write to what can only be read is refused with EBADF, after the kernel has looked at the event fd
+    /// A write to what can only be read is refused with EBADF, after the kernel has examined the event fd
     /// and refused any other descriptor with EINVAL. Nothing is raised.
     pub fn is_event_fd(&self, fd: BorrowedFd<'_>) -> bool {
         loop {

@@ -1,4 +1,4 @@
-//! Descriptors that are held for the next daemon, by names that say what they are for.
+//! Descriptors that are held for the next daemon, by names that state what they are for.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -40,7 +40,7 @@ pub fn sort(found: Found) -> (Found, Vec<Inbound>) {
     (files, inbound)
 }
 
-/// A memory file's name while it is held for the next daemon says where it is mapped.
+/// A memory file's name while it is held for the next daemon states where it is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryName {
     pub guest: u64,

@@ -2,7 +2,7 @@
 
 mod done;
 mod held;
-mod mail;
+mod message_file;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,11 +12,13 @@ use vmlane_state::{Found, Journal, Records, Scope, Unusable};
 
 pub use self::done::Done;
 pub use self::held::{Inbound, MemoryName, hold, hold_inbound, sort};
-pub use self::mail::{Letter, Mail};
+pub use self::message_file::{MessageFile, StoredAnswer};
 
 /// Bytes of one half of a session's journal.
 const HALF: usize = 4 << 20;
 const NAME: &str = "vmlane-session";
+/// The message file is held by this name: other versions of the daemon find it there.
+const MESSAGES: &str = "mail";
 
 /// A session's state in shared files.
 pub struct Keep {
@@ -30,12 +32,12 @@ impl Keep {
         kind: u32,
         scope: &Scope,
         stream: &UnixStream,
-        mail: &Mail,
+        message_file: &MessageFile,
         files: Vec<(&'static str, OwnedFd)>,
     ) -> io::Result<Keep> {
         scope.remove_all("s/");
         let keep = Keep { scope: scope.clone(), log: Journal::create(NAME, kind, HALF)? };
-        keep.hold(mail, files)?;
+        keep.hold(message_file, files)?;
         // The socket last: without it there is no session to continue.
         keep.scope.put("s/sock", stream.as_fd())?;
         Ok(keep)
@@ -55,9 +57,9 @@ impl Keep {
         Ok((Keep { scope: scope.clone(), log }, records))
     }
 
-    /// Holds mail, journal and the device's files.
-    pub fn hold(&self, mail: &Mail, files: Vec<(&'static str, OwnedFd)>) -> io::Result<()> {
-        self.scope.put("s/mail", mail.file().as_fd())?;
+    /// Holds message file, journal and the device's files.
+    pub fn hold(&self, message_file: &MessageFile, files: Vec<(&'static str, OwnedFd)>) -> io::Result<()> {
+        self.scope.put(&format!("s/{MESSAGES}"), message_file.file().as_fd())?;
         self.scope.put("s/log", self.log.file().as_fd())?;
         for (name, file) in files {
             self.scope.put(&format!("s/file.{name}"), file.as_fd())?;
@@ -71,14 +73,14 @@ impl Keep {
     }
 }
 
-/// A previous daemon's mail, or a fresh one, and whether it is that.
-pub fn open_mail(found: &mut Found) -> io::Result<(Mail, bool)> {
-    let file = found.take("mail").ok_or_else(|| Unusable::Missing("mail".to_owned()));
-    match file.and_then(Mail::open) {
-        Ok(mail) => Ok((mail, false)),
+/// A previous daemon's message file, or a fresh one, and whether it is that.
+pub fn open_message_file(found: &mut Found) -> io::Result<(MessageFile, bool)> {
+    let file = found.take(MESSAGES).ok_or_else(|| Unusable::Missing(MESSAGES.to_owned()));
+    match file.and_then(MessageFile::open) {
+        Ok(message_file) => Ok((message_file, false)),
         Err(error) => {
-            tracing::warn!(what = "mail", %error, "state of a previous daemon is not used");
-            Ok((Mail::create()?, true))
+            tracing::warn!(what = MESSAGES, %error, "state of a previous daemon is not used");
+            Ok((MessageFile::create()?, true))
         }
     }
 }

@@ -7,7 +7,7 @@ use vmlane_mem::{MapRequest, MemoryMap};
 use vmlane_state::{Found, Records, Scope, Unusable};
 
 use crate::irq::{IrqKind, IrqSet};
-use crate::kept::{self, Done, Inbound, Mail, MemoryName};
+use crate::kept::{self, Done, Inbound, MemoryName, MessageFile};
 use crate::stats::SessionStats;
 
 /// Kind of the journal of a session.
@@ -26,7 +26,7 @@ impl Keep {
         Keep { files, switches: 0 }
     }
 
-    /// Stages that a request was carried out; what its device has to say follows, then the commit.
+    /// Stages that a request was carried out; its device's records follow, then the commit.
     pub fn done(&mut self, done: Done, irqs: &IrqSet) {
         done.stage(&self.files.log);
         let switches = irqs.switches();
@@ -40,7 +40,7 @@ impl Keep {
 /// A previous daemon's session, before its device takes over.
 pub struct Prepared {
     pub stream: UnixStream,
-    pub mail: Mail,
+    pub message_file: MessageFile,
     pub map: MemoryMap,
     pub keep: Keep,
     pub done: Option<Done>,
@@ -48,15 +48,15 @@ pub struct Prepared {
     pub records: Result<Records, Unusable>,
     pub files: Found,
     pub inbound: Vec<Inbound>,
-    mail_lost: bool,
+    messages_lost: bool,
 }
 
 impl Prepared {
     /// From what was held below a device's scope; `None` if no VMM was connected. Damaged state is
-    /// replaced by fresh, and told: the socket lives on in any case.
+    /// replaced by fresh, and reported: the socket lives on in any case.
     pub fn from(mut found: Found, scope: &Scope, irqs: &IrqSet) -> Option<Prepared> {
         let stream = UnixStream::from(found.take("sock")?);
-        let (mail, mail_lost) = kept::open_mail(&mut found).ok()?;
+        let (message_file, messages_lost) = kept::open_message_file(&mut found).ok()?;
         let (files, records) = kept::Keep::open(KIND, scope, &mut found).ok()?;
         let mut keep = Keep::new(files);
         let map = memory(&mut found, irqs.stats());
@@ -71,13 +71,13 @@ impl Prepared {
             keep.switches = switches;
         }
         let (files, inbound) = kept::sort(found);
-        Some(Prepared { stream, mail, map, keep, done, records, files, inbound, mail_lost })
+        Some(Prepared { stream, message_file, map, keep, done, records, files, inbound, messages_lost })
     }
 
     /// Holds anew what had to be replaced, and the device's files.
     pub fn hold(&self, files: Vec<(&'static str, OwnedFd)>) {
-        let again = self.mail_lost || self.records.is_err();
-        let held = if again { self.keep.files.hold(&self.mail, files) } else { Ok(()) };
+        let again = self.messages_lost || self.records.is_err();
+        let held = if again { self.keep.files.hold(&self.message_file, files) } else { Ok(()) };
         if let Err(error) = held {
             tracing::warn!(%error, "a session's state cannot be held for the next daemon");
         }

@@ -10,9 +10,9 @@ use rustix::io::Errno;
 
 use super::inbox::Inbox;
 use super::reply::Reply;
-use crate::kept::Mail;
+use crate::kept::MessageFile;
 
-/// How long a VMM may take to say something after connecting.
+/// How long a VMM may take to send something after connecting.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Answers the first message with "busy", if one comes soon, and closes the connection.
@@ -21,11 +21,11 @@ pub(crate) fn refuse(stream: UnixStream) {
     if stream.set_nonblocking(false).is_err() || stream.set_read_timeout(Some(TIMEOUT)).is_err() {
         return;
     }
-    let (mut inbox, Ok(mut mail)) = (Inbox::new(), Mail::create()) else { return };
-    if inbox.receive(&mut mail, &stream, true, usize::MAX).is_err() {
+    let (mut inbox, Ok(mut message_file)) = (Inbox::new(), MessageFile::create()) else { return };
+    if inbox.receive(&mut message_file, &stream, true, usize::MAX).is_err() {
         return;
     }
-    if let Ok(Some(message)) = inbox.next(&mail)
+    if let Ok(Some(message)) = inbox.next(&message_file)
         && !message.header.no_reply()
     {
         let mut reply = Reply::new();

@@ -8,7 +8,7 @@ use vmlane_wire::vfio_user::{HEADER, Header};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::fds;
-use crate::kept::{Letter, Mail};
+use crate::kept::{MessageFile, StoredAnswer};
 
 /// An answer being put together; its buffer is used again for the next one.
 pub struct Reply {
@@ -64,15 +64,20 @@ impl Reply {
         &self.bytes
     }
 
-    /// Sends the answer, which lies in the mail as `letter`.
-    pub fn send(&mut self, socket: impl AsFd, mail: &mut Mail, letter: Letter) -> Result<(), Errno> {
-        let Some(fd) = self.fd.take() else { return mail.send(socket, letter) };
+    /// Sends the answer, which lies in the message file as `stored`.
+    pub fn send(
+        &mut self,
+        socket: impl AsFd,
+        message_file: &mut MessageFile,
+        stored: StoredAnswer,
+    ) -> Result<(), Errno> {
+        let Some(fd) = self.fd.take() else { return message_file.send(socket, stored) };
         // Only messages of a few bytes have one: they go in one piece.
         fds::send(&socket, &self.bytes, &fd)?;
-        mail.sent(letter)
+        message_file.sent(stored)
     }
 
-    /// Sends the answer of a session that has no mail.
+    /// Sends the answer of a session that has no message file.
     pub fn send_plain(&self, socket: impl AsFd) -> Result<(), Errno> {
         send(socket, &self.bytes, SendFlags::NOSIGNAL).map(drop)
     }

@@ -1,7 +1,7 @@
 //! One VMM's requests, carried out on one device.
 //!
 //! Every function here may be interrupted by a panic in device code; what the session itself knows
-//! (the memory map) is changed before the device is told, so that it holds whatever the device does.
+//! (the memory map) is changed before the device is notified, so that it holds whatever the device does.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -189,7 +189,7 @@ impl<'d> Requests<'d> {
         Ok(())
     }
 
-    /// Another map is in force; the device hears of it afterwards.
+    /// Another map is in force; the device is notified of it afterwards.
     pub(super) fn note_map(&self) {
         self.stats.regions.store(self.map.regions().count() as u64, Ordering::Relaxed);
         self.stats.memory.note(&self.map);
@@ -284,7 +284,7 @@ fn fixed<T: FromBytes + KnownLayout + Immutable + Unaligned>(
     split(payload).ok_or(RequestError::Payload { have: payload.len(), need: size_of::<T>() })
 }
 
-/// Agrees on version 0.0. The peer's capabilities are not looked at: nothing sent from here exceeds
+/// Agrees on version 0.0. The peer's capabilities are not examined: nothing sent from here exceeds
 /// what every peer must accept (one descriptor, answers of the size it asked for).
 fn version(payload: &[u8], reply: &mut Reply) -> Result<(), RequestError> {
     let (version, data) = fixed::<Version>(payload)?;

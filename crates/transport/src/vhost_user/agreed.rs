@@ -1,4 +1,5 @@
-//! What the front end has said and the back end agreed to: all of a session but its descriptors for events.
+//! What the front end has announced and the back end agreed to: all of a session but its descriptors for
+//! events.
 
 use std::os::fd::OwnedFd;
 

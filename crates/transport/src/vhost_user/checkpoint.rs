@@ -1,6 +1,6 @@
 //! A session that outlives its daemon: what is held for the next one, and how that one continues.
 //!
-//! What a request changes is valid with the commit that says that it was carried out. Until then all files
+//! What a request changes is valid with the commit that states that it was carried out. Until then all files
 //! are held that were in force before it, so that a next daemon carries it out again from where it began;
 //! descriptors for events are replaced at once, which that one repeats.
 
@@ -15,7 +15,7 @@ use vmlane_state::{Found, Records, Scope};
 use super::agreed::Agreed;
 use super::lines::{Line, RingLines};
 use super::request::check_offered;
-use crate::kept::{self, Done, Inbound, Mail};
+use crate::kept::{self, Done, Inbound, MessageFile};
 use crate::stats::{SessionStats, guarded};
 
 /// Kind of the journal of a session.
@@ -34,11 +34,11 @@ impl Keep {
     pub fn begin(
         scope: &Scope,
         stream: &UnixStream,
-        mail: &Mail,
+        message_file: &MessageFile,
         device: &mut dyn VhostDevice,
     ) -> io::Result<Keep> {
         let scope = if device.survival().is_some() { scope.clone() } else { Scope::none() };
-        let files = kept::Keep::begin(KIND, &scope, stream, mail, files_of(device))?;
+        let files = kept::Keep::begin(KIND, &scope, stream, message_file, files_of(device))?;
         Ok(Keep { files, records: Records::new(), names: Vec::new() })
     }
 
@@ -75,12 +75,12 @@ fn files_of(device: &mut dyn VhostDevice) -> Vec<(&'static str, OwnedFd)> {
 /// A previous daemon's session, which its device has taken over.
 pub struct Prepared {
     pub stream: UnixStream,
-    pub mail: Mail,
+    pub message_file: MessageFile,
     pub keep: Keep,
     pub agreed: Agreed,
     /// See SET_BACKEND_REQ_FD.
     pub questions: Option<OwnedFd>,
-    /// The device begins anew: nothing says how far it came in its rings but they themselves.
+    /// The device begins anew: nothing shows how far it came in its rings but they themselves.
     pub anew: bool,
     pub done: Option<Done>,
     pub inbound: Vec<Inbound>,
@@ -89,7 +89,7 @@ pub struct Prepared {
 impl Prepared {
     /// From what was held below a device's scope, which the device takes over; call it before any thread of
     /// the device's runs. None if no front end was connected, or if its session cannot go on: then it ends,
-    /// and the log says why. A device whose own state is of no use begins anew.
+    /// and the log has why. A device whose own state is of no use begins anew.
     pub fn from(
         mut found: Found,
         scope: &Scope,
@@ -99,8 +99,8 @@ impl Prepared {
     ) -> Option<Prepared> {
         let stream = UnixStream::from(found.take("sock")?);
         match Prepared::restore(stream, found, scope, device, stats) {
-            Ok((mut prepared, found, mail_lost)) => {
-                prepared.take_over(found, mail_lost, device, lines, stats);
+            Ok((mut prepared, found, messages_lost)) => {
+                prepared.take_over(found, messages_lost, device, lines, stats);
                 Some(prepared)
             }
             Err(error) => {
@@ -111,7 +111,7 @@ impl Prepared {
         }
     }
 
-    /// Also what else was found, and whether the mail is a fresh one.
+    /// Also what else was found, and whether the message file is a fresh one.
     fn restore(
         stream: UnixStream,
         mut found: Found,
@@ -123,27 +123,27 @@ impl Prepared {
             return Err("its device does not survive".to_owned());
         }
         let fresh = |error: io::Error| error.to_string();
-        let (mut mail, mail_lost) = kept::open_mail(&mut found).map_err(fresh)?;
+        let (mut message_file, messages_lost) = kept::open_message_file(&mut found).map_err(fresh)?;
         let (files, records) = kept::Keep::open(KIND, scope, &mut found).map_err(fresh)?;
         let records = records.map_err(|error| error.to_string())?;
         let agreed = Agreed::restore(device.queues(), &records, &mut found, &stats.memory);
         let agreed = agreed.ok_or("its records are not valid")?;
         check_offered(&agreed, device).map_err(|error| error.to_string())?;
         let done = Done::of(&records);
-        if mail_lost {
-            mail.set_cursor(done.map_or(1, |done| done.number.wrapping_add(1)), 0);
+        if messages_lost {
+            message_file.set_cursor(done.map_or(1, |done| done.number.wrapping_add(1)), 0);
         }
         let keep = Keep { files, records, names: agreed.names() };
         let (questions, anew, inbound) = (None, false, Vec::new());
-        let prepared = Prepared { stream, mail, keep, agreed, questions, anew, done, inbound };
-        Ok((prepared, found, mail_lost))
+        let prepared = Prepared { stream, message_file, keep, agreed, questions, anew, done, inbound };
+        Ok((prepared, found, messages_lost))
     }
 
     /// Connects the lines and has the device continue.
     fn take_over(
         &mut self,
         mut found: Found,
-        mail_lost: bool,
+        messages_lost: bool,
         device: &mut dyn VhostDevice,
         lines: &RingLines,
         stats: &SessionStats,
@@ -151,10 +151,10 @@ impl Prepared {
         let scope = &self.keep.files.scope;
         self.questions = found.take("back");
         restore_lines(&mut found, lines, self.agreed.rings.len());
-        // What is left was not in force yet, or no longer. Of a mail that is lost no request is left to need
-        // any.
+        // What is left was not in force yet, or no longer. Of a message file that is lost no request is left
+        // to need any.
         for name in found.0.keys().filter(|name| !name.starts_with("file.")) {
-            if mail_lost || !name.starts_with("in.") {
+            if messages_lost || !name.starts_with("in.") {
                 scope.remove(&format!("s/{name}"));
             }
         }
@@ -167,8 +167,8 @@ impl Prepared {
             scope.remove_all("s/file.");
         }
         self.anew = adopted.is_err();
-        let again = mail_lost || self.anew;
-        let held = if again { self.keep.files.hold(&self.mail, files_of(device)) } else { Ok(()) };
+        let again = messages_lost || self.anew;
+        let held = if again { self.keep.files.hold(&self.message_file, files_of(device)) } else { Ok(()) };
         if let Err(error) = held {
             tracing::warn!(%error, "a session's state cannot be held for the next daemon");
         }

@@ -7,7 +7,7 @@ use rustix::net::{RecvFlags, recv};
 use vmlane_wire::vhost_user::{HEADER, Header, MAX_FDS, MAX_PAYLOAD};
 use zerocopy::FromBytes;
 
-use crate::kept::Mail;
+use crate::kept::MessageFile;
 
 /// A stream that cannot be followed any further.
 #[derive(Debug, thiserror::Error)]
@@ -30,10 +30,10 @@ pub struct Message {
 }
 
 impl Message {
-    /// The one that lies in the mail; None: there is none.
-    #[expect(clippy::indexing_slicing, reason = "the mail has room for the longest message")]
-    pub fn of(mail: &Mail, fds: Vec<OwnedFd>) -> Result<Option<Message>, StreamError> {
-        let bytes = mail.inbound();
+    /// The one that lies in the message file; None: there is none.
+    #[expect(clippy::indexing_slicing, reason = "the file has room for the longest message")]
+    pub fn of(message_file: &MessageFile, fds: Vec<OwnedFd>) -> Result<Option<Message>, StreamError> {
+        let bytes = message_file.inbound();
         if bytes.iter().take(HEADER).all(|byte| *byte == 0) {
             return Ok(None);
         }
@@ -61,21 +61,21 @@ impl Descriptors {
     }
 }
 
-/// Receives the next message into `mail`. None: the peer closed between two. `hold` is given its descriptors
-/// before it is taken from the socket, unless it comes in pieces. Also returns how many descriptors were
-/// closed because there were too many.
+/// Receives the next message into `message_file`. None: the peer closed between two. `hold` is given its
+/// descriptors before it is taken from the socket, unless it comes in pieces. Also returns how many
+/// descriptors were closed because there were too many.
 #[expect(clippy::indexing_slicing, reason = "both have room for the longest message")]
 pub fn receive(
     socket: impl AsFd,
-    mail: &mut Mail,
+    message_file: &mut MessageFile,
     hold: impl Fn(&[OwnedFd]),
 ) -> Result<Option<(Message, u64)>, StreamError> {
     let mut bytes = [0; HEADER + MAX_PAYLOAD + 1];
     let mut fds = Descriptors::default();
     if let Some((size, seen)) = peek(&socket, &mut bytes) {
         hold(&seen.kept);
-        // In one go: either all of it is in the mail, or all of it is still in the socket.
-        if fill(&socket, &mut mail.inbound_mut()[..size], &mut fds)? != size {
+        // In one go: either all of it is in the message file, or all of it is still in the socket.
+        if fill(&socket, &mut message_file.inbound_mut()[..size], &mut fds)? != size {
             return Err(StreamError::Cut);
         }
         if seen.kept.len() < fds.kept.len() {
@@ -85,27 +85,27 @@ pub fn receive(
         let Some(size) = receive_pieces(&socket, &mut bytes, &mut fds)? else { return Ok(None) };
         hold(&fds.kept);
         // Its header last: what has none is no message.
-        mail.inbound_mut()[HEADER..size].copy_from_slice(&bytes[HEADER..size]);
-        mail.inbound_mut()[..HEADER].copy_from_slice(&bytes[..HEADER]);
+        message_file.inbound_mut()[HEADER..size].copy_from_slice(&bytes[HEADER..size]);
+        message_file.inbound_mut()[..HEADER].copy_from_slice(&bytes[..HEADER]);
     }
-    let message = Message::of(mail, fds.kept)?.ok_or(StreamError::Header)?;
+    let message = Message::of(message_file, fds.kept)?.ok_or(StreamError::Header)?;
     Ok(Some((message, fds.surplus)))
 }
 
-/// Waits for a message and looks at it without taking it: its bytes, and its descriptors. None: it is not
+/// Waits for a message and reads it without taking it: its bytes, and its descriptors. None: it is not
 /// there as a whole, or is no request.
 #[expect(clippy::indexing_slicing, reason = "a valid size is one that there is room for, and one byte more")]
 fn peek(socket: &impl AsFd, bytes: &mut [u8]) -> Option<(usize, Descriptors)> {
-    let look = |bytes: &mut [u8]| {
+    let peek_into = |bytes: &mut [u8]| {
         let mut fds = Descriptors::default();
         let have = crate::fds::receive(socket, bytes, RecvFlags::PEEK, |fd| fds.add(fd)).ok()?;
         Some((have, fds))
     };
-    look(&mut bytes[..HEADER])?;
+    peek_into(&mut bytes[..HEADER])?;
     let (_, size) = header(bytes).ok()?;
-    // A look ends behind what brings descriptors, but goes on to later messages until something does, even
-    // without room for any of their bytes. With room for one it can be told whose they are.
-    match look(&mut bytes[..=size])? {
+    // A peek ends behind what brings descriptors, but goes on to later messages until something does, even
+    // without room for any of their bytes. With room for one it is known whose they are.
+    match peek_into(&mut bytes[..=size])? {
         (have, fds) if have == size => Some((size, fds)),
         (have, _) if have > size => Some((size, Descriptors::default())),
         _ => None,

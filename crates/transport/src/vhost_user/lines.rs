@@ -30,7 +30,7 @@ struct Ring {
     error: RwLock<Option<Signal>>,
 }
 
-/// How the front end hears.
+/// How the front end is notified.
 #[derive(Debug)]
 enum Signal {
     Event(EventFd),
@@ -179,7 +179,7 @@ impl Lines for RingLines {
         const FEW: usize = 64;
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events = Vec::<epoll::Event>::with_capacity(FEW);
-        // An error leaves it readable, which costs a vain look.
+        // An error leaves it readable, which costs a vain poll.
         let _ = epoll::wait(&self.doorbell, spare_capacity(&mut events), Some(&at_once));
     }
 }

@@ -29,7 +29,7 @@ impl Slot {
         Slot { user, guest, size: region.size.get(), offset: region.offset.get() }
     }
 
-    /// Whoever removes a region does not say where it lies in its file.
+    /// A request to remove a region does not state where it lies in its file.
     fn is(&self, other: &Slot) -> bool {
         (self.user, self.guest, self.size) == (other.user, other.guest, other.size)
     }

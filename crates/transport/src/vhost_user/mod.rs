@@ -4,12 +4,12 @@
 //! stopped, the change is made, and the rings that can run then are run again: there is no state in
 //! between. Requests that make no sense are refused where an answer is wanted and change nothing; a
 //! panic in device code is contained the same way. A session ends when the peer closes, when its
-//! stream is no longer valid, when its memory file was cut short, or when it is told to stop.
+//! stream is no longer valid, when its memory file was cut short, or when it is asked to stop.
 //!
 //! The session of a device that survives ([`VhostDevice::survival`]) is continued by the next daemon.
-//! Requests are received into a shared file and answered from there (`kept/mail.rs`), and what has come of
-//! each is recorded before it is answered (`checkpoint.rs`; `docs/survival.md`). Messages have no numbers
-//! here, and equal ones may follow each other: they are counted.
+//! Requests are received into a shared file and answered from there (`kept/message_file.rs`), and what has
+//! come of each is recorded before it is answered (`checkpoint.rs`; `docs/survival.md`). Messages have no
+//! numbers here, and equal ones may follow each other: they are counted.
 
 mod agreed;
 mod checkpoint;
@@ -42,7 +42,7 @@ pub use self::lines::RingLines;
 use self::request::{Answer, Requests};
 use crate::fds;
 use crate::handle::SessionHandle;
-use crate::kept::{Done, Inbound, Letter, Mail, hold_inbound};
+use crate::kept::{Done, Inbound, MessageFile, StoredAnswer, hold_inbound};
 use crate::stats::{SessionStats, guarded};
 use vmlane_port::LogLimit;
 
@@ -63,7 +63,7 @@ pub enum SessionEnd {
 pub struct Session<'d> {
     handle: SessionHandle,
     requests: Requests<'d>,
-    mail: Mail,
+    message_file: MessageFile,
     keep: Keep,
     /// What a previous daemon left to be done before anything else.
     unfinished: Option<Unfinished>,
@@ -90,11 +90,11 @@ impl<'d> Session<'d> {
         scope: &Scope,
     ) -> io::Result<Session<'d>> {
         stream.set_nonblocking(false)?;
-        let mut mail = Mail::create()?;
-        mail.set_cursor(1, 0);
-        let keep = Keep::begin(scope, &stream, &mail, device)?;
+        let mut message_file = MessageFile::create()?;
+        message_file.set_cursor(1, 0);
+        let keep = Keep::begin(scope, &stream, &message_file, device)?;
         stats.counts.sessions.inc();
-        Ok(Session::begin(stream, mail, keep, device, lines, stats))
+        Ok(Session::begin(stream, message_file, keep, device, lines, stats))
     }
 
     /// A previous daemon's front end, with whatever it had asked. The device has taken over.
@@ -104,8 +104,8 @@ impl<'d> Session<'d> {
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
     ) -> Session<'d> {
-        let Prepared { stream, mail, keep, agreed, questions, anew, done, inbound } = prepared;
-        let mut session = Session::begin(stream, mail, keep, device, lines, stats);
+        let Prepared { stream, message_file, keep, agreed, questions, anew, done, inbound } = prepared;
+        let mut session = Session::begin(stream, message_file, keep, device, lines, stats);
         session.requests.resume(agreed, questions);
         session.unfinished = Some(Unfinished { anew, done, inbound });
         session
@@ -113,7 +113,7 @@ impl<'d> Session<'d> {
 
     fn begin(
         stream: UnixStream,
-        mail: Mail,
+        message_file: MessageFile,
         keep: Keep,
         device: &'d mut dyn VhostDevice,
         lines: Arc<RingLines>,
@@ -122,7 +122,7 @@ impl<'d> Session<'d> {
         let handle = SessionHandle::new(stream);
         let (memory, scope) = (handle.memory().clone(), keep.scope().clone());
         let requests = Requests::new(device, lines, stats.clone(), memory, scope);
-        Session { handle, requests, mail, keep, unfinished: None, stats, log: LogLimit::default() }
+        Session { handle, requests, message_file, keep, unfinished: None, stats, log: LogLimit::default() }
     }
 
     pub fn handle(&self) -> SessionHandle {
@@ -158,13 +158,13 @@ impl<'d> Session<'d> {
             {
                 guarded(&self.stats, || self.requests.stop());
             }
-            let (number, _) = self.mail.cursor();
+            let (number, _) = self.message_file.cursor();
             let scope = self.keep.scope();
             let hold = |fds: &[OwnedFd]| {
                 hold_inbound(scope, number, fds, is_usable);
                 tracing::trace!(number, "request seen");
             };
-            let received = inbox::receive(self.handle.stream(), &mut self.mail, hold)?;
+            let received = inbox::receive(self.handle.stream(), &mut self.message_file, hold)?;
             let (message, surplus) = received.ok_or(SessionEnd::Closed)?;
             self.stats.counts.surplus_fds.add(surplus);
             self.carry_out(message)?;
@@ -174,17 +174,17 @@ impl<'d> Session<'d> {
     /// Sends the answer that a previous daemon had not sent, or carries out the request that it had taken.
     fn finish(&mut self, Unfinished { anew, done, inbound }: Unfinished) -> Result<(), SessionEnd> {
         guarded(&self.stats, || self.requests.recover(anew));
-        if let Some(done) = done.filter(|done| done.number == self.mail.cursor().0) {
-            self.mail.send(self.handle.stream(), done.letter).map_err(gone)?;
+        if let Some(done) = done.filter(|done| done.number == self.message_file.cursor().0) {
+            self.message_file.send(self.handle.stream(), done.stored).map_err(gone)?;
             self.clear(done.size);
         }
-        let (next, _) = self.mail.cursor();
+        let (next, _) = self.message_file.cursor();
         let (fds, over): (Vec<_>, Vec<_>) = inbound.into_iter().partition(|(number, ..)| *number == next);
         for (number, place, _) in over.iter().filter(|(number, ..)| *number < next) {
             self.keep.scope().remove(&format!("s/in.{number}.{place}"));
         }
         let fds = fds.into_iter().map(|(.., fd)| fd).collect();
-        match Message::of(&self.mail, fds)? {
+        match Message::of(&self.message_file, fds)? {
             Some(message) => self.carry_out(message),
             None => Ok(()),
         }
@@ -194,7 +194,7 @@ impl<'d> Session<'d> {
     fn carry_out(&mut self, message: Message) -> Result<(), SessionEnd> {
         self.stats.counts.messages.inc();
         let (header, size, brought) = (message.header, message.size(), !message.fds.is_empty());
-        let (number, _) = self.mail.cursor();
+        let (number, _) = self.message_file.cursor();
         tracing::trace!(number, "request taken");
         let answer = self.dispatch(message);
         tracing::trace!(number, "request carried out");
@@ -211,24 +211,24 @@ impl<'d> Session<'d> {
     /// carries a descriptor leaves first, since the next daemon would have to make that anew.
     fn answer(&mut self, number: u64, size: usize, (bytes, file): Reply) -> Result<(), Errno> {
         let stream = self.handle.stream();
-        let letter = match file {
+        let stored = match file {
             // A few bytes: they go in one piece.
-            Some(file) => fds::send(stream, &bytes, &file).map(|_| Letter::default())?,
-            None if bytes.is_empty() => Letter::default(),
-            None => self.mail.put(&bytes)?,
+            Some(file) => fds::send(stream, &bytes, &file).map(|_| StoredAnswer::default())?,
+            None if bytes.is_empty() => StoredAnswer::default(),
+            None => self.message_file.put(&bytes)?,
         };
-        self.keep.done(Done { number, size, letter }, &self.requests.agreed);
+        self.keep.done(Done { number, size, stored }, &self.requests.agreed);
         tracing::trace!(number, "request recorded");
-        self.mail.send(stream, letter)?;
+        self.message_file.send(stream, stored)?;
         tracing::trace!(number, "request answered");
         Ok(())
     }
 
     /// The request at hand is done with. Its bytes go first: a header that is left would be a request.
     fn clear(&mut self, size: usize) {
-        let (number, _) = self.mail.cursor();
-        self.mail.inbound_mut().iter_mut().take(size).for_each(|byte| *byte = 0);
-        self.mail.set_cursor(number + 1, 0);
+        let (number, _) = self.message_file.cursor();
+        self.message_file.inbound_mut().iter_mut().take(size).for_each(|byte| *byte = 0);
+        self.message_file.set_cursor(number + 1, 0);
     }
 
     /// Carries a request out; None: it failed.
@@ -265,7 +265,7 @@ impl<'d> Session<'d> {
         let bytes = match answer {
             Some(Answer::Payload(payload)) => with(&payload),
             Some(Answer::File(payload, file)) => return (with(&payload), Some(file)),
-            // An empty answer says that the configuration space cannot be read.
+            // An empty answer means that the configuration space cannot be read.
             None if request::answers_with_config(code) => with(&[]),
             None if code == SET_LOG_BASE => with(1u64.as_bytes()),
             // A front end that waits for a value gets zeros rather than nothing.

@@ -41,7 +41,7 @@ const PROTOCOL: u64 = protocol::MULTI_QUEUE
 
 /// What a request that succeeded is answered with.
 pub enum Answer {
-    /// Nothing, unless the front end wants to hear that it was done.
+    /// Nothing, unless the front end wants to be notified that it was done.
     Done,
     Payload(Vec<u8>),
     /// With a descriptor.
@@ -83,7 +83,7 @@ pub struct Requests<'d> {
     /// Where descriptors are held for the next daemon.
     scope: Scope,
     pub agreed: Agreed,
-    /// Where a back end may ask the front end. Nothing is asked; but its end tells User Mode Linux, which
+    /// Where a back end may ask the front end. Nothing is asked; but its end notifies User Mode Linux, which
     /// does not listen to its other socket, that the daemon is gone.
     questions: Option<OwnedFd>,
     /// The session is a previous daemon's, and no ring runs yet.
@@ -119,7 +119,7 @@ impl<'d> Requests<'d> {
     }
 
     /// Finds out how far a previous daemon's device came: requests may ask for it, or stop a ring, before any
-    /// runs. `anew`: there are no records of it. A split ring says it itself; a packed one does not, and
+    /// runs. `anew`: there are no records of it. A split ring shows it itself; a packed one does not, and
     /// breaks.
     pub fn recover(&mut self, anew: bool) {
         let packed = self.agreed.features & feature::PACKED != 0;
@@ -154,7 +154,7 @@ impl<'d> Requests<'d> {
         self.agreed.memory_lost()
     }
 
-    /// Other memory is in force; the device hears of it afterwards.
+    /// Other memory is in force; the device is notified of it afterwards.
     fn note_memory(&self) {
         self.stats.memory.note(&self.agreed.memory.map);
         self.watch.set(self.agreed.watch());
@@ -207,7 +207,7 @@ impl<'d> Requests<'d> {
             }
             request::SEND_RARP => {
                 // It names an address. What is announced is the one that the switch has for the port: a VMM
-                // has no say in that.
+                // does not decide that.
                 u64_of(payload)?;
                 self.device.announce();
                 Ok(Answer::Done)
@@ -392,8 +392,8 @@ impl<'d> Requests<'d> {
     #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn set_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
         let index = self.idle_ring(state.index.get())?;
-        // The ring begins anew where the front end says: what the device has noted of it is over. The front
-        // end's own record may be newer than what it says.
+        // The ring begins anew where the front end sets it: what the device has noted of it is over. The
+        // front end's own record may be newer than what it sets.
         self.own_record(index).into_iter().for_each(|record| record.forget());
         self.resumed = false;
         let ring = &mut self.agreed.rings[index];

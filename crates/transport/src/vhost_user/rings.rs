@@ -1,4 +1,4 @@
-//! What the front end has said about each ring.
+//! What the front end has announced about each ring.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +24,7 @@ pub struct Ring {
     pub started: bool,
     pub enabled: bool,
     /// It begins anew, perhaps after a back end that died: where, is in its record if it has one, else in
-    /// what the front end has said.
+    /// what the front end has announced.
     pub recovers: bool,
 }
 

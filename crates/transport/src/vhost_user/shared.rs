@@ -22,7 +22,7 @@ pub struct Inflight {
     ring_size: u16,
 }
 
-/// What a message says, as far as it can be.
+/// What a message describes, as far as it can be.
 fn shape(area: &InflightArea, most: usize) -> Result<(usize, u16), RequestError> {
     let (rings, size) = (usize::from(area.rings.get()), area.ring_size.get());
     if rings == 0 || rings > most {

@@ -55,7 +55,7 @@ fn frame(number: usize) -> Vec<u8> {
 }
 
 impl Nic {
-    /// The next frame that the driver sent. It is finished, and the driver told.
+    /// The next frame that the driver sent. It is finished, and the driver notified.
     fn sent(&self) -> Option<Vec<u8>> {
         let sent = self.frames.with(|port| {
             let sent = port.fetch_one().map(|token| {
@@ -160,7 +160,7 @@ fn exchange<const N: usize>(features: VirtioFeatureFlags) {
         let [got] = &got[..] else { panic!("{} completions of frame {number}", got.len()) };
         assert_eq!(got[HEADER..][..frame(number).len()], frame(number), "frame {number}");
     }
-    let called = driver.get_completion_fd(0).read().expect("the driver was told");
+    let called = driver.get_completion_fd(0).read().expect("the driver was notified");
     assert!(called > 0);
     drop(queues);
     nic.server.stop();

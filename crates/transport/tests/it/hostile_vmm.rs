@@ -99,7 +99,7 @@ fn a_call_filled_after_the_check_stops_no_worker() {
     front.alive();
 }
 
-/// An epoll has no file type either. Its owner can make a look at it wait: it holds a lock while its own
+/// An epoll has no file type either. Its owner can make a poll of it wait: it holds a lock while its own
 /// `epoll_wait` copies to memory whose faults it answers itself.
 #[test]
 fn what_is_no_event_fd_is_refused_as_kick_call_and_interrupt() {

@@ -1,4 +1,4 @@
-//! The byte stream itself: pieces, heaps, descriptors, silence where none is wanted, and nonsense.
+//! The byte stream itself: pieces, heaps, descriptors, silence where none is wanted, and malformed content.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -178,7 +178,7 @@ fn malformed_requests_are_refused_and_forgotten() {
         assert_eq!(f.vmm.request(command, &[0; 64], &[]).unwrap_err().errno(), Some(errno));
     }
     assert!(f.vmm.request(1, &[0, 0, 9, 0], &[]).is_ok(), "a version without data");
-    assert!(f.vmm.request(1, b"\0\0\0\0not json\0", &[]).is_ok(), "capabilities are not looked at");
+    assert!(f.vmm.request(1, b"\0\0\0\0not json\0", &[]).is_ok(), "capabilities are not examined");
     assert!(f.journal.take().is_empty());
 }
 

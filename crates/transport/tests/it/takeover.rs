@@ -372,7 +372,8 @@ fn a_bound_socket_changes_hands() {
     assert!(!path.exists() && Listener::adopt(&path, memfd("no", 1).unwrap()).is_none());
 }
 
-/// The answer that the previous daemon owes finds no room in the socket: only that VMM has to wait for it.
+/// The answer that the previous daemon left pending finds no room in the socket: only that VMM has to wait
+/// for it.
 #[test]
 fn a_vmm_that_does_not_read_holds_up_no_caller_of_its_server() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -431,11 +432,11 @@ fn damaged_state_resets_the_device_and_keeps_the_socket() {
         ("a log of another version", true, Box::new(other_version("log"))),
         ("a log cut short", true, Box::new(cut("log", 4096))),
         ("an empty log", true, Box::new(cut("log", 0))),
-        ("no mail", false, Box::new(|found| drop(found.0.remove("mail")))),
-        ("mail of another version", false, Box::new(other_version("mail"))),
-        ("mail cut short", false, Box::new(cut("mail", 100))),
+        ("no message file", false, Box::new(|found| drop(found.0.remove("mail")))),
+        ("a message file of another version", false, Box::new(other_version("mail"))),
+        ("a message file cut short", false, Box::new(cut("mail", 100))),
         (
-            "names of nonsense",
+            "invalid names",
             false,
             Box::new(|found| {
                 for name in [
@@ -458,7 +459,7 @@ fn damaged_state_resets_the_device_and_keeps_the_socket() {
                     "file.",
                     "what is this",
                 ] {
-                    found.0.insert(name.into(), memfd("nonsense", 4096).unwrap());
+                    found.0.insert(name.into(), memfd("invalid", 4096).unwrap());
                 }
             }),
         ),
@@ -468,7 +469,7 @@ fn damaged_state_resets_the_device_and_keeps_the_socket() {
         let (mut vmm, _dead) = world.start();
         vmm.write_u32(2, COUNT, 0).expect("an answer");
         *world.fate.lock() = Some(Moment::Read);
-        // This one is posted: it may be lost with the mail.
+        // This one is posted: it may be lost with the message file.
         let access = vmlane_guestsim::vfio_user::access(2, COUNT, 4);
         let posted = vmm.message(10, &[zerocopy::IntoBytes::as_bytes(&access), &[0; 4]].concat(), true);
         vmm.send(&posted, &[]).expect("sent");
@@ -499,7 +500,8 @@ fn damaged_state_resets_the_device_and_keeps_the_socket() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bytes anywhere in the mail and the log: the next daemon answers, or ends the session; it never panics.
+    /// Bytes anywhere in the message file and the log: the next daemon answers, or ends the session; it never
+    /// panics.
     #[test]
     fn scribbles_end_a_session_at_most(
         scribbles in proptest::collection::vec(
@@ -514,8 +516,8 @@ proptest! {
         vmm.send(&posted, &[]).expect("sent");
         world.await_death();
         let found = world.found();
-        for (mail, at, bytes) in scribbles {
-            let name = if mail { "mail" } else { "log" };
+        for (message_file, at, bytes) in scribbles {
+            let name = if message_file { "mail" } else { "log" };
             std::fs::File::from(found.0[name].try_clone().unwrap()).write_all_at(&bytes, at).unwrap();
         }
         let session = world.succeed(found);

@@ -29,8 +29,8 @@ fn rings_run_once_all_is_set_and_stop_with_their_position() {
     front.lines.call(0);
     front.lines.call(1);
     assert_eq!(signals(&call), 1);
-    // A kick is heard until it is cleared.
-    let heard = || {
+    // A kick is reported until it is cleared.
+    let kicked = || {
         let mut files = [rustix::event::PollFd::from_borrowed_fd(
             front.lines.doorbell().unwrap(),
             rustix::event::PollFlags::IN,
@@ -39,11 +39,11 @@ fn rings_run_once_all_is_set_and_stop_with_their_position() {
             == 1
     };
     front.lines.clear();
-    assert!(!heard());
+    assert!(!kicked());
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
-    assert!(heard());
+    assert!(kicked());
     front.lines.clear();
-    assert!(!heard());
+    assert!(!kicked());
     let base = front.get(request::GET_VRING_BASE, state(0, 0).as_bytes());
     assert_eq!(base, state(0, 7).as_bytes());
     assert_eq!(front.running(), [false; 2]);
@@ -176,18 +176,18 @@ fn cve_2022_0669_descriptors_do_not_leak() {
 #[test]
 fn calls_go_to_a_local_stream_socket_and_never_wait() {
     let mut front = Front::with_memory();
-    let (mut heard, call) = UnixStream::pair().unwrap();
+    let (mut kicked, call) = UnixStream::pair().unwrap();
     assert_eq!(front.ask(request::SET_VRING_CALL, 0u64.as_bytes(), &[call.as_fd()]), 0);
     front.lines.call(0);
     let mut word = [0; 8];
-    heard.read_exact(&mut word).unwrap();
+    kicked.read_exact(&mut word).unwrap();
     assert_eq!(u64::from_ne_bytes(word), 1);
     // Blocking, as its owner may make it at any time.
     call.set_nonblocking(false).unwrap();
     for _ in 0..1 << 16 {
         front.lines.call(0);
     }
-    drop(heard);
+    drop(kicked);
     front.lines.call(0);
 
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -257,8 +257,8 @@ fn payloads_too_short_in_every_state() {
     for front in [Front::new, Front::agreed, Front::with_memory] {
         let mut front = front();
         for code in 0..64 {
-            front.tell(code, &[], &[]);
-            front.tell(code, &[1, 2, 3], &[]);
+            front.send_request(code, &[], &[]);
+            front.send_request(code, &[1, 2, 3], &[]);
         }
         // Some of them were answered; what matters is that the session continues.
         front.message(request::SET_PROTOCOL_FEATURES, protocol::REPLY_ACK.as_bytes(), &[], false);
@@ -339,14 +339,14 @@ fn a_panic_stops_the_device_and_nothing_else() {
 #[test]
 fn without_protocol_features_rings_need_no_enabling() {
     let front = Front::new();
-    front.tell(request::SET_FEATURES, FEATURES.as_bytes(), &[]);
+    front.send_request(request::SET_FEATURES, FEATURES.as_bytes(), &[]);
     let file = vmlane_mem::memfd("guest", MEMORY).unwrap();
     let table = [&1u32.to_le_bytes()[..], &[0; 4], region(0, MEMORY, USER, 0).as_bytes()].concat();
-    front.tell(request::SET_MEM_TABLE, &table, &[file.as_fd()]);
-    front.tell(request::SET_VRING_NUM, state(0, 16).as_bytes(), &[]);
-    front.tell(request::SET_VRING_ADDR, address(0, USER).as_bytes(), &[]);
+    front.send_request(request::SET_MEM_TABLE, &table, &[file.as_fd()]);
+    front.send_request(request::SET_VRING_NUM, state(0, 16).as_bytes(), &[]);
+    front.send_request(request::SET_VRING_ADDR, address(0, USER).as_bytes(), &[]);
     let kick = eventfd().unwrap();
-    front.tell(request::SET_VRING_KICK, 0u64.as_bytes(), &[kick.as_fd()]);
+    front.send_request(request::SET_VRING_KICK, 0u64.as_bytes(), &[kick.as_fd()]);
     let mut front = front;
     front.alive();
     assert_eq!(front.running(), [true, false]);

@@ -42,7 +42,7 @@ fn what_is_in_flight_is_noted_in_memory_of_the_front_end() {
     for padding in [0, 4] {
         let mut front = Front::with_memory();
         let asked = [&area(0, 0, 2, 16)[..], &vec![0; padding]].concat();
-        front.tell(request::GET_INFLIGHT_FD, &asked, &[]);
+        front.send_request(request::GET_INFLIGHT_FD, &asked, &[]);
         let (answer, file) = reply_with_file(&mut front, request::GET_INFLIGHT_FD);
         assert_eq!(answer.len(), asked.len(), "front ends differ in the length that they want");
         let file = file.expect("a descriptor");
@@ -61,7 +61,7 @@ fn what_is_in_flight_is_noted_in_memory_of_the_front_end() {
 fn cve_2021_3839_memory_in_flight_that_cannot_be() {
     let mut front = Front::with_memory();
     for (rings, size) in [(0, 16), (3, 16), (u16::MAX, 16), (1, 0), (1, 32769), (2, u16::MAX)] {
-        front.tell(request::GET_INFLIGHT_FD, &area(0, 0, rings, size), &[]);
+        front.send_request(request::GET_INFLIGHT_FD, &area(0, 0, rings, size), &[]);
         let (answer, file) = reply_with_file(&mut front, request::GET_INFLIGHT_FD);
         assert!(file.is_none() && answer.iter().all(|&byte| byte == 0), "{rings} rings of {size}");
     }
@@ -87,7 +87,7 @@ fn cve_2021_3839_memory_in_flight_that_cannot_be() {
     let pipe = rustix::pipe::pipe().unwrap().0;
     assert_eq!(front.ask(request::SET_INFLIGHT_FD, &good, &[pipe.as_fd()]), 1);
     assert_eq!(front.ask(request::SET_INFLIGHT_FD, &good, &[file.as_fd()]), 0);
-    // A ring larger than was said has no record, and runs.
+    // A ring larger than was announced has no record, and runs.
     let _fds = front.start(0);
     front.ask(request::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]);
     assert_eq!(front.running(), [true, false]);
@@ -106,7 +106,7 @@ fn cve_2022_0669_descriptors_of_logs_and_records_do_not_leak() {
         assert_eq!(front.ask(request::SET_LOG_BASE, &log, &[file.as_fd()]), 0);
         assert_eq!(front.ask(request::SET_LOG_BASE, &log, &[file.as_fd(), file.as_fd()]), 1);
         assert_eq!(front.ask(request::SET_LOG_FD, &[], &[file.as_fd()]), 0);
-        front.tell(request::GET_INFLIGHT_FD, &area(0, 0, 2, 16), &[file.as_fd()]);
+        front.send_request(request::GET_INFLIGHT_FD, &area(0, 0, 2, 16), &[file.as_fd()]);
         drop(reply_with_file(&mut front, request::GET_INFLIGHT_FD));
     }
     assert_eq!(open_files("shared"), 1, "ours");
@@ -135,7 +135,7 @@ fn dirty_pages_are_logged_while_the_front_end_wants_it() {
     }
     assert_eq!(front.ask(request::SET_LOG_BASE, &base(4096, 0), &[]), 1);
     // Answered even if no answer was requested.
-    front.tell(request::SET_LOG_BASE, &base(4096, 0), &[file.as_fd()]);
+    front.send_request(request::SET_LOG_BASE, &base(4096, 0), &[file.as_fd()]);
     assert_eq!(number(&front.reply(request::SET_LOG_BASE)), 0);
     assert!(logs(&front).is_none(), "not yet");
     let with = FEATURES | feature::PROTOCOL_FEATURES | feature::LOG_ALL;
@@ -158,7 +158,7 @@ fn shared_memory_that_is_cut_short_ends_the_session() {
     assert_eq!(front.ask(request::SET_INFLIGHT_FD, &area(8192, 0, 2, 16), &[file.as_fd()]), 0);
     rustix::fs::ftruncate(&file, 0).unwrap();
     let _fds = front.start(0);
-    // Its records are looked at when the ring starts.
-    front.tell(request::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]);
+    // Its records are examined when the ring starts.
+    front.send_request(request::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]);
     assert!(front.session.join().unwrap().contains("shorter"));
 }

@@ -125,7 +125,7 @@ impl Store for Held {
     }
 }
 
-/// Ends the thread of a daemon that dies: what it traces says where it is.
+/// Ends the thread of a daemon that dies: what it traces shows where it is.
 struct Watch(Arc<Life>);
 
 impl tracing::Subscriber for Watch {
@@ -275,7 +275,7 @@ impl VhostSurvives for Toy {
 
     fn adopt(&mut self, found: &mut Found) -> Result<(), String> {
         if self.world.refuses.load(Ordering::SeqCst) {
-            return Err("told to".to_owned());
+            return Err("as the test asked".to_owned());
         }
         let file = found.take("records").ok_or("no records")?;
         if rustix::fs::fstat(&file).unwrap().st_size < RECORDS as i64 {
@@ -435,12 +435,12 @@ impl Vmm {
         self.features & feature::PACKED != 0
     }
 
-    fn tell(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        self.front.tell(code, payload, fds);
+    fn send_request(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.front.send_request(code, payload, fds);
     }
 
     fn get(&mut self, code: u32, payload: &[u8]) -> Vec<u8> {
-        self.front.tell(code, payload, &[]);
+        self.front.send_request(code, payload, &[]);
         self.answers.push((code, self.front.reply(code)));
         self.answers.last().unwrap().1.clone()
     }
@@ -464,16 +464,16 @@ impl Vmm {
             | protocol::STATUS
             | protocol::RESET_DEVICE
             | protocol::CONFIGURE_MEM_SLOTS;
-        self.tell(request::SET_PROTOCOL_FEATURES, (common | acks).as_bytes(), &[]);
+        self.send_request(request::SET_PROTOCOL_FEATURES, (common | acks).as_bytes(), &[]);
         self.get(request::GET_QUEUE_NUM, &[]);
         self.get(request::GET_MAX_MEM_SLOTS, &[]);
         self.ask(request::SET_BACKEND_REQ_FD, &[], &[questions.as_fd()]);
-        self.tell(request::SET_OWNER, &[], &[]);
+        self.send_request(request::SET_OWNER, &[], &[]);
         self.get(request::GET_FEATURES, &[]);
         for ring in 0..2 {
             self.call(ring);
             let error = eventfd().unwrap();
-            self.tell(request::SET_VRING_ERR, u64::from(ring).as_bytes(), &[error.as_fd()]);
+            self.send_request(request::SET_VRING_ERR, u64::from(ring).as_bytes(), &[error.as_fd()]);
             self.errors.push(error);
         }
         self.get(request::GET_CONFIG, &[&[0; 4][..], &8u32.to_le_bytes(), &[0; 12]].concat());
@@ -481,7 +481,7 @@ impl Vmm {
 
     fn call(&mut self, ring: u32) {
         let call = eventfd().unwrap();
-        self.tell(request::SET_VRING_CALL, u64::from(ring).as_bytes(), &[call.as_fd()]);
+        self.send_request(request::SET_VRING_CALL, u64::from(ring).as_bytes(), &[call.as_fd()]);
         self.calls.push(call);
     }
 
@@ -514,12 +514,12 @@ impl Vmm {
     fn set_up_rings(&mut self) {
         for ring in 0..2 {
             let position = self.positions[ring as usize];
-            self.tell(request::SET_VRING_NUM, state(ring, SIZE.into()).as_bytes(), &[]);
-            self.tell(request::SET_VRING_BASE, state(ring, position).as_bytes(), &[]);
+            self.send_request(request::SET_VRING_NUM, state(ring, SIZE.into()).as_bytes(), &[]);
+            self.send_request(request::SET_VRING_BASE, state(ring, position).as_bytes(), &[]);
             let address = self.address(ring);
-            self.tell(request::SET_VRING_ADDR, address.as_bytes(), &[]);
+            self.send_request(request::SET_VRING_ADDR, address.as_bytes(), &[]);
             let kick = self.kicks[ring as usize].try_clone().unwrap();
-            self.tell(request::SET_VRING_KICK, u64::from(ring).as_bytes(), &[kick.as_fd()]);
+            self.send_request(request::SET_VRING_KICK, u64::from(ring).as_bytes(), &[kick.as_fd()]);
         }
     }
 
@@ -533,7 +533,7 @@ impl Vmm {
     fn start(&mut self) {
         (0..2).for_each(|ring| self.call(ring));
         let features = self.features | feature::PROTOCOL_FEATURES;
-        self.tell(request::SET_FEATURES, features.as_bytes(), &[]);
+        self.send_request(request::SET_FEATURES, features.as_bytes(), &[]);
         self.set_up_rings();
         self.enable(true);
         (0..2).for_each(|ring| self.call(ring));
@@ -614,7 +614,7 @@ fn qemu(mut vmm: Vmm) -> Outcome {
     vmm.traffic(high);
     names.push(vmm.names());
     let log = memfd("log", 8192).unwrap();
-    vmm.front.tell(request::SET_LOG_BASE, &[4096u64.to_le_bytes(), [0; 8]].concat(), &[log.as_fd()]);
+    vmm.front.send_request(request::SET_LOG_BASE, &[4096u64.to_le_bytes(), [0; 8]].concat(), &[log.as_fd()]);
     let answer = vmm.front.reply(request::SET_LOG_BASE);
     vmm.answers.push((request::SET_LOG_BASE, answer));
     let area = [&8192u64.to_le_bytes()[..], &[0; 8], &2u16.to_le_bytes(), &16u16.to_le_bytes()].concat();
@@ -622,14 +622,14 @@ fn qemu(mut vmm: Vmm) -> Outcome {
     vmm.traffic(high);
     names.push(vmm.names());
     vmm.stop();
-    vmm.tell(request::RESET_DEVICE, &[], &[]);
-    vmm.tell(request::SET_STATUS, 8u64.as_bytes(), &[]);
+    vmm.send_request(request::RESET_DEVICE, &[], &[]);
+    vmm.send_request(request::SET_STATUS, 8u64.as_bytes(), &[]);
     vmm.get(request::GET_STATUS, &[]);
     vmm.new_driver();
     vmm.start();
     vmm.traffic(high);
-    vmm.tell(request::SET_OWNER, &[], &[log.as_fd()]);
-    vmm.tell(9999, &[], &[]);
+    vmm.send_request(request::SET_OWNER, &[], &[log.as_fd()]);
+    vmm.send_request(9999, &[], &[]);
     names.push(vmm.names());
     ours.set_nonblocking(true).unwrap();
     assert_eq!(ours.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
@@ -639,11 +639,11 @@ fn qemu(mut vmm: Vmm) -> Outcome {
 /// User Mode Linux: calls by socket, all memory at once and again, rings that are disabled and never stopped.
 fn user_mode_linux(mut vmm: Vmm) -> Outcome {
     let high = vmm.rings[0].alloc(100);
-    vmm.tell(request::SET_OWNER, &[], &[]);
+    vmm.send_request(request::SET_OWNER, &[], &[]);
     vmm.get(request::GET_FEATURES, &[]);
     vmm.get(request::GET_PROTOCOL_FEATURES, &[]);
     let acks = if vmm.acknowledged { protocol::REPLY_ACK } else { 0 };
-    vmm.tell(request::SET_PROTOCOL_FEATURES, (acks | protocol::CONFIG).as_bytes(), &[]);
+    vmm.send_request(request::SET_PROTOCOL_FEATURES, (acks | protocol::CONFIG).as_bytes(), &[]);
     let features = vmm.features | feature::PROTOCOL_FEATURES;
     vmm.ask(request::SET_FEATURES, features.as_bytes(), &[]);
     let mut names = Vec::new();
@@ -652,7 +652,7 @@ fn user_mode_linux(mut vmm: Vmm) -> Outcome {
         let table = [&2u32.to_le_bytes()[..], &[0; 4], regions.as_bytes()].concat();
         let ram = vmm.ram.clone();
         vmm.ask(request::SET_MEM_TABLE, &table, &[ram.fd().as_fd(); 2]);
-        let (_heard, call) = UnixStream::pair().unwrap();
+        let (_peer, call) = UnixStream::pair().unwrap();
         for ring in 0..2u64 {
             vmm.ask(request::SET_VRING_CALL, ring.as_bytes(), &[call.as_fd()]);
         }
@@ -730,45 +730,45 @@ impl World {
 fn die(vmm: &mut Vmm, permit: &Sender<()>, change: impl FnOnce(&mut BTreeMap<String, OwnedFd>)) {
     let deaths = vmm.world.deaths.load(Ordering::SeqCst);
     vmm.world.doom();
-    vmm.tell(request::GET_QUEUE_NUM, &[], &[]);
+    vmm.send_request(request::GET_QUEUE_NUM, &[], &[]);
     vmm.world.await_deaths(deaths + 1);
     change(&mut vmm.world.shelf.lock());
     permit.send(()).unwrap();
 }
 
-/// The chains lie in memory whose request waits in the socket, as another one does that nobody answers.
+/// The chains lie in memory whose request waits in the socket, as another one does that no one answers.
 #[test]
 fn rings_run_once_all_requests_that_waited_are_carried_out() {
     let (mut vmm, permit) = about_to_die(false);
     let low = vmm.ram.regions()[0].0;
     vmm.world.doom();
-    vmm.tell(request::SET_OWNER, &[], &[]);
+    vmm.send_request(request::SET_OWNER, &[], &[]);
     vmm.world.await_deaths(1);
     let (one, ram) = (vmm.one_region(0), vmm.ram.clone());
-    vmm.tell(request::SET_OWNER, &[], &[]);
-    vmm.tell(request::ADD_MEM_REG, &one, &[ram.fd().as_fd()]);
+    vmm.send_request(request::SET_OWNER, &[], &[]);
+    vmm.send_request(request::ADD_MEM_REG, &one, &[ram.fd().as_fd()]);
     let posted = vmm.post(low);
     permit.send(()).unwrap();
     vmm.complete(posted);
     vmm.traffic(low);
 }
 
-/// A call may have been lost, and a kick was heard by the daemon that died.
+/// A call may have been lost, and a kick was received by the daemon that died.
 #[test]
 fn every_guest_is_interrupted_and_every_ring_is_polled_after_a_death() {
     let (mut vmm, permit) = about_to_die(true);
-    let heard = |vmm: &Vmm| {
+    let kicked = |vmm: &Vmm| {
         let lines = vmm.world.rings.lock().as_ref().unwrap().lock().lines.clone();
         let mut files = [rustix::event::PollFd::from_borrowed_fd(
             lines.doorbell().unwrap(),
             rustix::event::PollFlags::IN,
         )];
         let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let heard = rustix::event::poll(&mut files, Some(&at_once)).unwrap() == 1;
+        let kicked = rustix::event::poll(&mut files, Some(&at_once)).unwrap() == 1;
         lines.clear();
-        heard
+        kicked
     };
-    assert!(heard(&vmm) && !heard(&vmm));
+    assert!(kicked(&vmm) && !kicked(&vmm));
     vmm.calls.iter().for_each(|call| _ = signals(call));
     die(&mut vmm, &permit, |_| ());
     vmm.front.reply(request::GET_QUEUE_NUM);
@@ -776,12 +776,12 @@ fn every_guest_is_interrupted_and_every_ring_is_polled_after_a_death() {
     let [.., first, second] = &vmm.calls[..] else { panic!("the last calls") };
     wait_until("calls", || signals(first) == 1);
     wait_until("calls", || signals(second) == 1);
-    assert!(heard(&vmm) && !heard(&vmm));
+    assert!(kicked(&vmm) && !kicked(&vmm));
     let high = vmm.rings[0].alloc(100);
     vmm.traffic(high);
 }
 
-/// Only rings that ran before the death are said to be resumed, and once.
+/// Only rings that ran before the death are reported as resumed, and once.
 #[test]
 fn a_driver_that_begins_is_not_taken_for_one_that_goes_on() {
     let last = |vmm: &Vmm| *vmm.world.runs.lock().last().unwrap();
@@ -877,19 +877,19 @@ const MEMORY: &str = "mem.100000000.80000.80000.rw";
 /// Kinds of damage that a session outlives, and whether its device begins anew.
 #[test]
 fn a_session_goes_on_with_what_is_left() {
-    let nonsense = |shelf: &mut Shelf| {
+    let invalid = |shelf: &mut Shelf| {
         for what in ["mem.1.2.3.rw", "mem.", "kick.7", "call.", "in.0.0", "file.", "other"] {
-            shelf.insert(name(what), memfd("nonsense", 4096).unwrap());
+            shelf.insert(name(what), memfd("invalid", 4096).unwrap());
         }
     };
     type Damage = Box<dyn Fn(&mut Shelf)>;
     let cases: [(&str, u32, Damage); 10] = [
         ("none", 0, Box::new(|_| ())),
-        ("no mail", 0, Box::new(remove("mail"))),
-        ("mail of another version", 0, Box::new(write("mail", 8, &[77]))),
-        ("mail cut short", 0, Box::new(cut("mail", 100))),
+        ("no message file", 0, Box::new(remove("mail"))),
+        ("a message file of another version", 0, Box::new(write("mail", 8, &[77]))),
+        ("a message file cut short", 0, Box::new(cut("mail", 100))),
         ("a wild cursor", 0, Box::new(write("mail", 16, &[0xff; 8]))),
-        ("names of nonsense", 0, Box::new(nonsense)),
+        ("invalid names", 0, Box::new(invalid)),
         ("no record of rings", 1, Box::new(remove("file.records"))),
         ("a short record of rings", 1, Box::new(cut("file.records", 16))),
         ("a line that is none", 0, Box::new(cut("err.0", 16))),
@@ -923,7 +923,7 @@ fn a_session_goes_on_with_what_is_left() {
     }
 }
 
-/// Nobody knows how far its device came.
+/// No one knows how far its device came.
 #[test]
 fn a_packed_ring_without_its_record_breaks() {
     let (mut vmm, permit) = about_to_die(true);
@@ -985,8 +985,8 @@ fn a_session_without_its_settings_ends() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bytes anywhere in the mail and the log, and records of any kind: the next daemon answers, or ends the
-    /// session; it never panics.
+    /// Bytes anywhere in the message file and the log, and records of any kind: the next daemon answers, or
+    /// ends the session; it never panics.
     #[test]
     fn forgeries_end_a_session_at_most(
         scribbles in proptest::collection::vec(
@@ -995,7 +995,7 @@ proptest! {
         let (mut vmm, permit) = about_to_die(false);
         die(&mut vmm, &permit, |shelf| {
             for what in ["in.", "in.x.y", "in.18446744073709551615.0", "in.0.18446744073709551616"] {
-                shelf.insert(name(what), memfd("nonsense", 4096).unwrap());
+                shelf.insert(name(what), memfd("invalid", 4096).unwrap());
             }
             for (what, at, bytes) in &scribbles {
                 if *what == 2 {
@@ -1057,7 +1057,7 @@ fn a_socket_changes_hands_no_matter_who_listens() {
         let high = vmm.rings[0].alloc(100);
         vmm.traffic(high);
         world.parks.store(true, Ordering::SeqCst);
-        vmm.tell(request::SET_VRING_ENABLE, state(0, 0).as_bytes(), &[]);
+        vmm.send_request(request::SET_VRING_ENABLE, state(0, 0).as_bytes(), &[]);
         wait_until("the rings to stop", || world.rings.lock().as_ref().unwrap().lock().queues.is_empty());
         *world.rings.lock() = None;
         // Dead: its session does nothing any more.

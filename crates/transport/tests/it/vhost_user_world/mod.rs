@@ -56,7 +56,7 @@ impl VhostDevice for Toy {
     }
 
     fn run(&mut self, setup: Setup) {
-        assert!(!std::mem::take(&mut *self.0.panics.lock()), "told to");
+        assert!(!std::mem::take(&mut *self.0.panics.lock()), "as the test asked");
         // As if all was done up to here.
         if let Some(Some(ring)) = setup.rings.first() {
             ring.position.store(7, std::sync::atomic::Ordering::SeqCst);
@@ -95,8 +95,12 @@ impl Front {
     /// With protocol features, REPLY_ACK among them.
     pub fn agreed() -> Front {
         let front = Front::new();
-        front.tell(request::SET_FEATURES, (FEATURES | feature::PROTOCOL_FEATURES).as_bytes(), &[]);
-        front.tell(request::SET_PROTOCOL_FEATURES, (protocol::REPLY_ACK | protocol::CONFIG).as_bytes(), &[]);
+        front.send_request(request::SET_FEATURES, (FEATURES | feature::PROTOCOL_FEATURES).as_bytes(), &[]);
+        front.send_request(
+            request::SET_PROTOCOL_FEATURES,
+            (protocol::REPLY_ACK | protocol::CONFIG).as_bytes(),
+            &[],
+        );
         front
     }
 
@@ -116,7 +120,7 @@ impl Front {
         sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
     }
 
-    pub fn tell(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+    pub fn send_request(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.message(code, payload, fds, false);
     }
 
@@ -149,7 +153,7 @@ impl Front {
     }
 
     pub fn get(&mut self, code: u32, payload: &[u8]) -> Vec<u8> {
-        self.tell(code, payload, &[]);
+        self.send_request(code, payload, &[]);
         self.reply(code)
     }
 
