@@ -42,7 +42,7 @@ pub fn vmx(source: impl AsRef<[u8]>) -> Result<Machine, Error> {
     machine.cpus = Some(keys.number("numvcpus", &mut machine).filter(|count| *count > 0).unwrap_or(1));
     machine.uefi = keys.get("firmware").is_some_and(|firmware| firmware.eq_ignore_ascii_case("efi"));
     machine.uuid = machine.uuid_of("uuid.bios", keys.get("uuid.bios"));
-    if keys.is_true("uefi.secureBoot.enabled", &mut machine) {
+    if keys.read_flag("uefi.secureBoot.enabled", &mut machine) {
         machine.note(
             "uefi.secureBoot.enabled",
             "is not carried over; give QEMU a firmware and variables with Secure Boot",

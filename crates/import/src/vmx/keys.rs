@@ -102,7 +102,7 @@ impl Keys {
     }
 
     /// Is it TRUE? What is neither TRUE nor FALSE is noted.
-    pub fn is_true(&self, key: &str, machine: &mut Machine) -> bool {
+    pub fn read_flag(&self, key: &str, machine: &mut Machine) -> bool {
         self.flag(key, machine).unwrap_or(false)
     }
 
@@ -117,7 +117,7 @@ impl Keys {
 
     /// A device, if it is there. Whatever is not asked of it is noted in the end.
     pub fn device<'k>(&'k self, place: &'k str, machine: &mut Machine) -> Option<Device<'k>> {
-        if !self.is_true(&format!("{place}.present"), machine) {
+        if !self.read_flag(&format!("{place}.present"), machine) {
             return None;
         }
         self.used.borrow_mut().insert(place.to_ascii_lowercase());
