@@ -61,10 +61,10 @@ impl Cue {
         Seen(None)
     }
 
-    /// Whether a border was passed since the last call, so that the clock must be read. Reading it for
-    /// every message would cost an emulated guest more than to send it.
+    /// Notes the phase in `seen`. True: a border was passed since the last call, so the clock must be read.
+    /// Reading it for every message would cost an emulated guest more than to send it.
     #[inline]
-    pub fn passes_border(&self, seen: &mut Seen) -> bool {
+    pub fn check_phase(&self, seen: &mut Seen) -> bool {
         let phase = self.phase.load(Ordering::Relaxed);
         if seen.0 == Some(phase) && phase < LAST_PHASE {
             return false;

@@ -25,7 +25,7 @@ pub use addresses::Conflict;
 use connections::Connections;
 pub use way::{Again, Opening, Seen, Way};
 
-use file::{End, Packet};
+use file::{FileEnd, Packet};
 use frame::{Frame, Point};
 use unexamined::{Counts, Unexamined};
 
@@ -78,11 +78,11 @@ pub fn read_bytes(name: &str, bytes: &[u8]) -> Result<Capture, String> {
     of(name, |each| file::read_from(bytes, each))
 }
 
-type Reader<'a> = dyn FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<End, String> + 'a;
+type Reader<'a> = dyn FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String> + 'a;
 
 fn of(
     name: &str,
-    read: impl FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<End, String>,
+    read: impl FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String>,
 ) -> Result<Capture, String> {
     let mut reading = Reading::default();
     let read: Box<Reader<'_>> = Box::new(read);
@@ -116,7 +116,7 @@ impl Reading {
         }
     }
 
-    fn finish(mut self, name: &str, end: End) -> Capture {
+    fn finish(mut self, name: &str, end: FileEnd) -> Capture {
         let mut notes = Vec::new();
         if let Some(why) = end.early {
             notes.push(format!("the file ends early, {why}"));

@@ -19,7 +19,7 @@ pub enum Change {
     },
     Ring {
         interface: String,
-        ring: Ring,
+        ring: RingSide,
         descriptors: u32,
     },
     Queues {
@@ -48,16 +48,16 @@ pub enum Change {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ring {
+pub enum RingSide {
     Rx,
     Tx,
 }
 
-impl Ring {
+impl RingSide {
     pub fn name(self) -> &'static str {
         match self {
-            Ring::Rx => "rx",
-            Ring::Tx => "tx",
+            RingSide::Rx => "rx",
+            RingSide::Tx => "tx",
         }
     }
 }
@@ -136,7 +136,10 @@ mod tests {
         for (change, line) in [
             (Change::Mtu { interface: eth0(), mtu: 9000 }, "ip link set dev eth0 mtu 9000"),
             (Change::feature("eth0", "tso", true), "ethtool -K eth0 tso on"),
-            (Change::Ring { interface: eth0(), ring: Ring::Tx, descriptors: 512 }, "ethtool -G eth0 tx 512"),
+            (
+                Change::Ring { interface: eth0(), ring: RingSide::Tx, descriptors: 512 },
+                "ethtool -G eth0 tx 512",
+            ),
             (Change::Queues { interface: eth0(), combined: 2 }, "ethtool -L eth0 combined 2"),
             (Change::Spread { interface: eth0(), queues: 2 }, "ethtool -X eth0 equal 2"),
             (Change::Moderation { interface: eth0(), rx_us: 50 }, "ethtool -C eth0 rx-usecs 50"),

@@ -10,18 +10,18 @@ use crate::host::Host;
 /// One of the two machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum End {
+pub enum PathEnd {
     /// The one that the doctor runs on.
     Near,
     /// The one that serves.
     Far,
 }
 
-impl End {
-    pub fn other(self) -> End {
+impl PathEnd {
+    pub fn other(self) -> PathEnd {
         match self {
-            End::Near => End::Far,
-            End::Far => End::Near,
+            PathEnd::Near => PathEnd::Far,
+            PathEnd::Far => PathEnd::Near,
         }
     }
 }
@@ -29,7 +29,7 @@ impl End {
 /// What a run measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum RunKind {
     /// Round trips of one byte, with nothing else under way.
     RoundTrips,
     /// One connection that sends as fast as it can.
@@ -51,19 +51,19 @@ pub enum Kind {
 /// A measurement, and what both ends counted meanwhile.
 #[derive(Clone, Debug)]
 pub struct Run {
-    pub kind: Kind,
+    pub kind: RunKind,
     /// The end that sends the data.
-    pub from: End,
+    pub from: PathEnd,
     pub report: Report,
     pub near: Counters,
     pub far: Counters,
 }
 
 impl Run {
-    pub fn counters(&self, end: End) -> &Counters {
+    pub fn counters(&self, end: PathEnd) -> &Counters {
         match end {
-            End::Near => &self.near,
-            End::Far => &self.far,
+            PathEnd::Near => &self.near,
+            PathEnd::Far => &self.far,
         }
     }
 
@@ -75,8 +75,8 @@ impl Run {
     /// What TCP of the sending end reports of the connection.
     pub fn tcp(&self) -> Option<vmlane_bench::report::TcpSummary> {
         match self.from {
-            End::Near => self.report.tcp.local,
-            End::Far => self.report.tcp.remote,
+            PathEnd::Near => self.report.tcp.local,
+            PathEnd::Far => self.report.tcp.remote,
         }
     }
 
@@ -157,42 +157,42 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    pub fn facts(&self, end: End) -> Option<&Facts> {
+    pub fn facts(&self, end: PathEnd) -> Option<&Facts> {
         match end {
-            End::Near => Some(&self.near),
-            End::Far => self.far.as_ref(),
+            PathEnd::Near => Some(&self.near),
+            PathEnd::Far => self.far.as_ref(),
         }
     }
 
     /// Both ends, as far as they are known.
-    pub fn ends(&self) -> impl Iterator<Item = (End, &Facts)> {
-        [End::Near, End::Far].into_iter().filter_map(|end| Some((end, self.facts(end)?)))
+    pub fn ends(&self) -> impl Iterator<Item = (PathEnd, &Facts)> {
+        [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|end| Some((end, self.facts(end)?)))
     }
 
     /// The interface of each end that leads to the other.
-    pub fn interfaces(&self) -> impl Iterator<Item = (End, &Facts, &Interface)> {
+    pub fn interfaces(&self) -> impl Iterator<Item = (PathEnd, &Facts, &Interface)> {
         self.ends().filter_map(|(end, facts)| Some((end, facts, facts.path_interface()?)))
     }
 
-    pub fn runs(&self, kind: Kind) -> impl Iterator<Item = &Run> {
+    pub fn runs(&self, kind: RunKind) -> impl Iterator<Item = &Run> {
         self.runs.iter().filter(move |run| run.kind == kind)
     }
 
-    pub fn run(&self, kind: Kind, from: End) -> Option<&Run> {
+    pub fn run(&self, kind: RunKind, from: PathEnd) -> Option<&Run> {
         self.runs(kind).find(|run| run.from == from)
     }
 
     pub fn probes(&self) -> impl Iterator<Item = (u32, &Run)> {
         self.runs.iter().filter_map(|run| match run.kind {
-            Kind::Probe { bytes } => Some((bytes, run)),
+            RunKind::Probe { bytes } => Some((bytes, run)),
             _ => None,
         })
     }
 
-    pub fn loopback(&self, end: End) -> Option<f64> {
+    pub fn loopback(&self, end: PathEnd) -> Option<f64> {
         match end {
-            End::Near => self.loopback_near,
-            End::Far => self.loopback_far,
+            PathEnd::Near => self.loopback_near,
+            PathEnd::Far => self.loopback_far,
         }
     }
 
@@ -201,30 +201,30 @@ impl Evidence {
     }
 
     /// What a report calls an end.
-    pub fn name(&self, end: End) -> String {
+    pub fn name(&self, end: PathEnd) -> String {
         // From the host, both are VMs, in the order in which they were named.
-        if let Some(vm) = self.host.as_ref().and_then(|host| host.vms.get(usize::from(end == End::Far))) {
+        if let Some(vm) = self.host.as_ref().and_then(|host| host.vms.get(usize::from(end == PathEnd::Far))) {
             return format!("VM {}", vm.name);
         }
         let host = self.facts(end).map(|facts| facts.machine.host.clone()).unwrap_or_default();
         match end {
-            End::Near if host.is_empty() => "this machine".to_owned(),
-            End::Near => format!("this machine ({host})"),
-            End::Far if host.is_empty() => "the other machine".to_owned(),
-            End::Far => format!("the other machine ({host})"),
+            PathEnd::Near if host.is_empty() => "this machine".to_owned(),
+            PathEnd::Near => format!("this machine ({host})"),
+            PathEnd::Far if host.is_empty() => "the other machine".to_owned(),
+            PathEnd::Far => format!("the other machine ({host})"),
         }
     }
 
     /// "from a to b".
-    pub fn way(&self, from: End) -> String {
-        let host = |end: End| match self.facts(end).map(|facts| facts.machine.host.as_str()) {
+    pub fn way(&self, from: PathEnd) -> String {
+        let host = |end: PathEnd| match self.facts(end).map(|facts| facts.machine.host.as_str()) {
             Some(host) if !host.is_empty() => host.to_owned(),
-            _ if end == End::Near => "here".to_owned(),
+            _ if end == PathEnd::Near => "here".to_owned(),
             _ => "there".to_owned(),
         };
         let (one, other) = (host(from), host(from.other()));
         if one == other {
-            let here = |end| if end == End::Near { "here" } else { "there" };
+            let here = |end| if end == PathEnd::Near { "here" } else { "there" };
             return format!("from {} to {}", here(from), here(from.other()));
         }
         format!("from {one} to {other}")

@@ -16,7 +16,7 @@ use vmlane_bench::{Address, Error, Hooks, Options, Questions, Reply, Report, Spe
 use budget::Budget;
 use prepared::Prepared;
 
-use crate::evidence::{End, Evidence, Kind, Run, Wait};
+use crate::evidence::{Evidence, PathEnd, Run, RunKind, Wait};
 use crate::facts::{Counters, Facts, Load, WATCHED};
 use crate::loopback;
 use crate::question::Question;
@@ -195,23 +195,23 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let probes = self.first_probes();
         (self.progress)("measuring round trips");
         let seconds = self.plan.round_trips;
-        self.run_prepared(Kind::RoundTrips, End::Near, seconds, first.round_trips);
+        self.run_prepared(RunKind::RoundTrips, PathEnd::Near, seconds, first.round_trips);
         // What takes little time first: where time is short, what comes last is left out.
         self.probe_both(probes);
-        for from in [End::Near, End::Far] {
+        for from in [PathEnd::Near, PathEnd::Far] {
             self.probe(from);
         }
-        for (from, prepared) in [End::Near, End::Far].into_iter().zip(first.streams) {
+        for (from, prepared) in [PathEnd::Near, PathEnd::Far].into_iter().zip(first.streams) {
             (self.progress)(&format!("measuring throughput {}", self.evidence.way(from)));
             let seconds = self.plan.warmup + self.plan.stream + COOLDOWN;
-            self.run_prepared(Kind::Stream, from, seconds, prepared);
-            let suspicious = self.evidence.run(Kind::Stream, from).is_some_and(|run| {
+            self.run_prepared(RunKind::Stream, from, seconds, prepared);
+            let suspicious = self.evidence.run(RunKind::Stream, from).is_some_and(|run| {
                 run.retransmitted() > SUSPICIOUS || run.timeouts() > 0 || run.bps() < CRAWLS
             });
             if suspicious && !self.evidence.is_vsock {
                 (self.progress)("some segments were sent again: single segments against many at once");
-                for (kind, bytes) in [(Kind::SmallRequests, 1000), (Kind::LargeRequests, 32 << 10)] {
-                    let (request, response) = if from == End::Near { (bytes, 1) } else { (1, bytes) };
+                for (kind, bytes) in [(RunKind::SmallRequests, 1000), (RunKind::LargeRequests, 32 << 10)] {
+                    let (request, response) = if from == PathEnd::Near { (bytes, 1) } else { (1, bytes) };
                     let spec = self.requests(self.plan.requests, request, response);
                     self.run(kind, from, &spec);
                 }
@@ -219,7 +219,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             }
         }
         if !self.evidence.is_vsock {
-            for from in [End::Near, End::Far] {
+            for from in [PathEnd::Near, PathEnd::Far] {
                 self.loaded(from);
             }
         }
@@ -228,20 +228,20 @@ impl<'scope, 'env> Examination<'scope, 'env> {
 
     /// Where only many segments at once lose some: is it their rate, or that they come as one frame? Far
     /// below the rate at which a transfer gets through, one and two at a time.
-    fn slowly(&mut self, from: End) {
+    fn slowly(&mut self, from: PathEnd) {
         let Some(seconds) = self.plan.slow else { return };
         let run = |kind| self.evidence.run(kind, from);
-        let is_unclear = run(Kind::SmallRequests).is_some_and(|small| small.sent_again() == 0)
-            && run(Kind::LargeRequests).is_some_and(|large| large.retransmitted() > OFTEN);
-        let stream = run(Kind::Stream);
+        let is_unclear = run(RunKind::SmallRequests).is_some_and(|small| small.sent_again() == 0)
+            && run(RunKind::LargeRequests).is_some_and(|large| large.retransmitted() > OFTEN);
+        let stream = run(RunKind::Stream);
         let segment = stream.and_then(Run::tcp).map_or(0, |tcp| tcp.mss);
         let rate = stream.map_or(0.0, Run::bps) / 4.0;
         if !is_unclear || segment == 0 || rate < 1.0 {
             return;
         }
         (self.progress)("sending single segments, and two at once, at a low rate");
-        let test = if from == End::Near { Test::Stream } else { Test::Maerts };
-        for (kind, segments) in [(Kind::SlowSegments, 1), (Kind::SlowPairs, 2)] {
+        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
+        for (kind, segments) in [(RunKind::SlowSegments, 1), (RunKind::SlowPairs, 2)] {
             let message_bytes = segments * segment;
             // As often for both, so that both have the same chances.
             let per_second = (rate / (segment * 16) as f64).min(50.0);
@@ -265,21 +265,21 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         vmlane_bench::run(&target, spec, self.options, &mut Hooks::default())
     }
 
-    fn run(&mut self, kind: Kind, from: End, spec: &Spec) {
+    fn run(&mut self, kind: RunKind, from: PathEnd, spec: &Spec) {
         let seconds = spec.warmup + spec.seconds + spec.cooldown;
         self.run_with(kind, from, seconds, |examination| {
-            examination.bench(spec, matches!(kind, Kind::Probe { .. }))
+            examination.bench(spec, matches!(kind, RunKind::Probe { .. }))
         });
     }
 
-    fn run_prepared(&mut self, kind: Kind, from: End, seconds: f64, prepared: Prepared<'scope>) {
+    fn run_prepared(&mut self, kind: RunKind, from: PathEnd, seconds: f64, prepared: Prepared<'scope>) {
         self.run_with(kind, from, seconds, |_| prepared.run());
     }
 
     fn run_with(
         &mut self,
-        kind: Kind,
-        from: End,
+        kind: RunKind,
+        from: PathEnd,
         seconds: f64,
         bench: impl FnOnce(&Self) -> Result<Report, Error>,
     ) {
@@ -308,8 +308,8 @@ impl<'scope, 'env> Examination<'scope, 'env> {
 
     fn keep(
         &mut self,
-        kind: Kind,
-        from: End,
+        kind: RunKind,
+        from: PathEnd,
         result: Result<Report, Error>,
         before: &(Counters, Counters),
         after: (Counters, Counters),
@@ -331,14 +331,14 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         }
     }
 
-    fn fail(&mut self, kind: Kind, from: End, error: &Error) {
+    fn fail(&mut self, kind: RunKind, from: PathEnd, error: &Error) {
         let way = self.evidence.way(from);
         self.evidence.failed.push(format!("{} {way}: {error}", crate::report::name(kind)));
     }
 
-    fn leave_out(&mut self, kind: Kind, from: End) {
+    fn leave_out(&mut self, kind: RunKind, from: PathEnd) {
         let what = match kind {
-            Kind::RoundTrips => crate::report::name(kind).to_owned(),
+            RunKind::RoundTrips => crate::report::name(kind).to_owned(),
             _ => format!("{} {}", crate::report::name(kind), self.evidence.way(from)),
         };
         self.evidence.left_out.push(what);
@@ -379,13 +379,13 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         (near, far.unwrap_or_default())
     }
 
-    fn mtu(&self, end: End) -> Option<u32> {
+    fn mtu(&self, end: PathEnd) -> Option<u32> {
         Some(self.evidence.facts(end)?.path_interface()?.mtu)
     }
 
     /// Datagrams as large as each end's interface allows.
-    fn first_probes(&self) -> Vec<(End, u32, Prepared<'scope>)> {
-        let ends = [End::Near, End::Far].into_iter().filter(|_| !self.evidence.is_vsock);
+    fn first_probes(&self) -> Vec<(PathEnd, u32, Prepared<'scope>)> {
+        let ends = [PathEnd::Near, PathEnd::Far].into_iter().filter(|_| !self.evidence.is_vsock);
         let prepare = |from| {
             let bytes = self.mtu(from).filter(|_| self.mtu(from.other()).is_some())?;
             Some((from, bytes, self.prepare(self.probe_spec(from, bytes)?, true)))
@@ -395,14 +395,14 @@ impl<'scope, 'env> Examination<'scope, 'env> {
 
     /// In both directions at the same time: so few datagrams do not disturb each other. What was counted
     /// meanwhile goes to the first of them.
-    fn probe_both(&mut self, probes: Vec<(End, u32, Prepared<'scope>)>) {
+    fn probe_both(&mut self, probes: Vec<(PathEnd, u32, Prepared<'scope>)>) {
         if probes.is_empty() {
             return;
         }
         (self.progress)("sending datagrams as large as the MTU");
         if !self.budget.allows(self.plan.probe) {
             for (from, bytes, _) in probes {
-                self.leave_out(Kind::Probe { bytes }, from);
+                self.leave_out(RunKind::Probe { bytes }, from);
             }
             return;
         }
@@ -420,18 +420,18 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let mut before = Some(before);
         for (from, bytes, result) in results {
             let counted_from = before.take().unwrap_or_else(|| after.clone());
-            self.keep(Kind::Probe { bytes }, from, result, &counted_from, after.clone());
+            self.keep(RunKind::Probe { bytes }, from, result, &counted_from, after.clone());
         }
     }
 
     /// If none of the datagrams arrived, smaller ones.
-    fn probe(&mut self, from: End) {
+    fn probe(&mut self, from: PathEnd) {
         if self.evidence.is_vsock {
             return;
         }
         let (Some(sender), Some(receiver)) = (self.mtu(from), self.mtu(from.other())) else { return };
         let none_arrived = |examination: &Self, bytes| {
-            examination.evidence.run(Kind::Probe { bytes }, from).is_some_and(|run| run.lost() >= 1.0)
+            examination.evidence.run(RunKind::Probe { bytes }, from).is_some_and(|run| run.lost() >= 1.0)
         };
         let mut sizes: Vec<u32> =
             [receiver, 1500, 1400, 1280, 576].into_iter().filter(|size| *size < sender).collect();
@@ -448,17 +448,17 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         }
     }
 
-    fn probe_size(&mut self, from: End, bytes: u32) {
+    fn probe_size(&mut self, from: PathEnd, bytes: u32) {
         if let Some(spec) = self.probe_spec(from, bytes) {
-            self.run(Kind::Probe { bytes }, from, &spec);
+            self.run(RunKind::Probe { bytes }, from, &spec);
         }
     }
 
     /// None where a datagram of this size has no room for what is counted.
-    fn probe_spec(&self, from: End, bytes: u32) -> Option<Spec> {
+    fn probe_spec(&self, from: PathEnd, bytes: u32) -> Option<Spec> {
         let is_v6 = self.evidence.near.path.as_ref().is_some_and(|path| path.peer.is_ipv6());
         let payload = u64::from(bytes.saturating_sub(if is_v6 { 48 } else { 28 })).min(65_507);
-        let test = if from == End::Near { Test::Stream } else { Test::Maerts };
+        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
         let spec = Spec {
             warmup: 0.0,
             cooldown: 0.0,
@@ -472,13 +472,13 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     }
 
     /// Round trips beside a stream of this end.
-    fn loaded(&mut self, from: End) {
+    fn loaded(&mut self, from: PathEnd) {
         let Some(seconds) = self.plan.loaded else { return };
         (self.progress)(&format!("measuring round trips under load {}", self.evidence.way(from)));
-        let test = if from == End::Near { Test::Stream } else { Test::Maerts };
+        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
         let stream = Spec { cooldown: 0.5, ..self.spec(test, seconds + 0.3) };
         let asking = Spec { warmup: 0.5, ..self.requests(seconds, 1, 1) };
-        self.run_with(Kind::Loaded, from, seconds + 1.0, |examination| {
+        self.run_with(RunKind::Loaded, from, seconds + 1.0, |examination| {
             let (to, options) = (Target::from(examination.to.clone()), examination.options);
             std::thread::scope(|scope| {
                 let load = scope.spawn(|| vmlane_bench::run(&to, &stream, options, &mut Hooks::default()));

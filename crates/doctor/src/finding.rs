@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::evidence::End;
+use crate::evidence::PathEnd;
 use crate::remedy::Remedy;
 
 /// In the order of a report.
@@ -63,7 +63,7 @@ pub struct Finding {
     pub check: &'static str,
     pub severity: Severity,
     /// The machine that has it; none where it is between the two.
-    pub end: Option<End>,
+    pub end: Option<PathEnd>,
     /// One sentence.
     pub what: String,
     /// Numbers, and where they were read.
@@ -85,7 +85,7 @@ impl Finding {
         }
     }
 
-    pub fn at(mut self, end: End) -> Finding {
+    pub fn at(mut self, end: PathEnd) -> Finding {
         self.end = Some(end);
         self
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use vmlane_bench::address::DEFAULT_PORT;
 use vmlane_bench::{Address, Options};
 
-use crate::evidence::{End, Evidence};
+use crate::evidence::{Evidence, PathEnd};
 use crate::facts::{Facts, Path};
 use crate::host::{Host, Vm};
 use crate::question::Question;
@@ -21,11 +21,11 @@ pub fn join(host: Host, options: Option<&Options>, progress: &dyn Fn(&str)) -> E
             evidence.notes.push(format!("how VM {} was started cannot be read: {why}", vm.name));
         }
     }
-    for (vm, end) in host.vms.iter().zip([End::Near, End::Far]) {
+    for (vm, end) in host.vms.iter().zip([PathEnd::Near, PathEnd::Far]) {
         let Some(options) = options else { break };
         progress(&format!("asking VM {}", vm.name));
         match ask(vm, options) {
-            Ok(facts) if end == End::Near => evidence.near = facts,
+            Ok(facts) if end == PathEnd::Near => evidence.near = facts,
             Ok(facts) => evidence.far = Some(facts),
             Err(why) => evidence.notes.push(format!(
                 "VM {} reports nothing of itself ({why}); a `vmlane bench server --doctor --listen vsock:` in it would",

@@ -26,7 +26,7 @@ pub use reading::{Reading, Verdict};
 pub use show::{json, text};
 
 use crate::change::Change;
-use crate::evidence::End;
+use crate::evidence::PathEnd;
 use crate::report::Diagnosis;
 use guardian::Guardian;
 use rounds::Measuring;
@@ -83,7 +83,7 @@ pub fn candidates(diagnosis: &Diagnosis) -> Vec<Candidate> {
     let mut list: Vec<Candidate> = Vec::new();
     for (number, finding) in (1..).zip(&diagnosis.findings) {
         let here = |remedy: &&crate::remedy::Remedy| {
-            !remedy.changes.is_empty() && remedy.end.or(finding.end) == Some(End::Near)
+            !remedy.changes.is_empty() && remedy.end.or(finding.end) == Some(PathEnd::Near)
         };
         let remedies: Vec<Remedy> = finding
             .remedies

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::change::Change;
-use crate::evidence::End;
+use crate::evidence::PathEnd;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Remedy {
@@ -17,7 +17,7 @@ pub struct Remedy {
     pub changes: Vec<Change>,
     /// The machine that it is for, if that is not the finding's.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub end: Option<End>,
+    pub end: Option<PathEnd>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,7 +44,7 @@ impl Remedy {
         self
     }
 
-    pub fn on(mut self, end: End) -> Remedy {
+    pub fn on(mut self, end: PathEnd) -> Remedy {
         self.end = Some(end);
         self
     }

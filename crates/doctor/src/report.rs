@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::capture::Capture;
 use crate::checks;
-use crate::evidence::{End, Evidence, Kind, Run};
+use crate::evidence::{Evidence, PathEnd, Run, RunKind};
 use crate::finding::{self, Basis, Finding, Severity};
 use crate::host::Vm;
 use crate::remedy;
@@ -104,7 +104,7 @@ impl Diagnosis {
                 line(0, &words);
             }
         }
-        for end in [End::Near, End::Far] {
+        for end in [PathEnd::Near, PathEnd::Far] {
             if let Some(bps) = evidence.loopback(end) {
                 line(0, &format!("loopback of {}: {}", evidence.name(end), rate(bps)));
             }
@@ -218,23 +218,23 @@ fn spoken_capture(capture: &Capture) -> Vec<String> {
 }
 
 /// The name of a measurement in reports.
-pub fn name(kind: Kind) -> &'static str {
+pub fn name(kind: RunKind) -> &'static str {
     match kind {
-        Kind::RoundTrips => "round trips",
-        Kind::Stream => "throughput",
-        Kind::Loaded => "round trips under load",
-        Kind::Probe { .. } => "datagrams",
-        Kind::SmallRequests => "requests of one segment",
-        Kind::LargeRequests => "requests of many segments",
-        Kind::SlowSegments => "single segments at a low rate",
-        Kind::SlowPairs => "pairs of segments at a low rate",
+        RunKind::RoundTrips => "round trips",
+        RunKind::Stream => "throughput",
+        RunKind::Loaded => "round trips under load",
+        RunKind::Probe { .. } => "datagrams",
+        RunKind::SmallRequests => "requests of one segment",
+        RunKind::LargeRequests => "requests of many segments",
+        RunKind::SlowSegments => "single segments at a low rate",
+        RunKind::SlowPairs => "pairs of segments at a low rate",
     }
 }
 
 #[derive(Serialize)]
 struct Measured<'a> {
     what: &'static str,
-    from: End,
+    from: PathEnd,
     bytes: Option<u32>,
     throughput_bps: Option<f64>,
     transactions_per_second: Option<f64>,
@@ -248,7 +248,7 @@ struct Measured<'a> {
 
 fn measured(run: &Run) -> Value {
     let bytes = match run.kind {
-        Kind::Probe { bytes } => Some(bytes),
+        RunKind::Probe { bytes } => Some(bytes),
         _ => None,
     };
     let measured = Measured {
@@ -270,7 +270,7 @@ fn measured(run: &Run) -> Value {
 fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
     let way = evidence.way(run.from);
     Some(match run.kind {
-        Kind::RoundTrips => {
+        RunKind::RoundTrips => {
             let times = run.report.rtt_us?;
             format!(
                 "round trips: {} in the median, {} at the 99th percentile",
@@ -278,19 +278,19 @@ fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
                 time(times.p99)
             )
         }
-        Kind::Loaded => format!("round trips under load {way}: {} in the median", time(run.median_us()?)),
-        Kind::SlowSegments | Kind::SlowPairs => {
+        RunKind::Loaded => format!("round trips under load {way}: {} in the median", time(run.median_us()?)),
+        RunKind::SlowSegments | RunKind::SlowPairs => {
             format!("{} {way}: {}, {} segments sent again", name(run.kind), rate(run.bps()), run.sent_again())
         }
-        Kind::Stream => {
+        RunKind::Stream => {
             let again = run.tcp().map_or(0, |tcp| tcp.retransmits);
             format!("throughput {way}: {}, {again} segments sent again", rate(run.bps()))
         }
-        Kind::Probe { bytes } => {
+        RunKind::Probe { bytes } => {
             let loss = run.report.datagrams?;
             format!("datagrams of {bytes} bytes {way}: {} of {} lost", loss.lost, loss.counts.sent)
         }
-        Kind::SmallRequests | Kind::LargeRequests => format!(
+        RunKind::SmallRequests | RunKind::LargeRequests => format!(
             "{} {way}: {:.1} a second",
             name(run.kind),
             run.report.transactions_per_second.unwrap_or(0.0)

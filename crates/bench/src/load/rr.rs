@@ -103,7 +103,7 @@ pub fn answer(conn: &Conn, cue: &Cue) -> io::Result<Session> {
             Err(_) if cue.was_abandoned() => break,
             Err(error) => return Err(error),
         }
-        if !cue.passes_border(&mut seen) {
+        if !cue.check_phase(&mut seen) {
             meter.add(request.len() + response.len(), 1);
             continue;
         }

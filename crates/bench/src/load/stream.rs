@@ -26,7 +26,7 @@ pub fn send(conn: &Conn, cue: &Cue) -> io::Result<Session> {
             }
             return Err(error);
         }
-        if !cue.passes_border(&mut seen) {
+        if !cue.check_phase(&mut seen) {
             meter.add(message.len(), 0);
             if cue.is_stopped() {
                 break;
@@ -55,7 +55,7 @@ pub fn receive(conn: &Conn, cue: &Cue) -> io::Result<Session> {
             Err(_) if cue.was_abandoned() => 0,
             other => other?,
         };
-        if count > 0 && !cue.passes_border(&mut seen) {
+        if count > 0 && !cue.check_phase(&mut seen) {
             meter.add(count, 0);
             continue;
         }

@@ -165,7 +165,7 @@ impl Connection {
                 ),
                 _ => None,
             };
-            receiver.is_acknowledged(segment, scale);
+            receiver.note_acknowledgement(segment, scale);
         }
         // What came with the first segment is rare and not examined; a reset's data is a text for people.
         if !flags.syn && !flags.rst {

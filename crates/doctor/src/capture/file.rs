@@ -39,7 +39,7 @@ pub struct Packet<'a> {
 
 /// How the reading ended.
 #[derive(Debug, Default)]
-pub struct End {
+pub struct FileEnd {
     /// Where the file cannot be read any further, and why; none: it was read as a whole.
     pub early: Option<String>,
     /// Packets that were passed over: without a time, or of no interface.
@@ -47,13 +47,13 @@ pub struct End {
 }
 
 /// Calls `each` with every packet. An error is a file that is no capture at all.
-pub fn read(path: &Path, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String> {
+pub fn read(path: &Path, each: &mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String> {
     let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
     read_from(file, each).map_err(|why| format!("{}: {why}", path.display()))
 }
 
 /// The same of anything that can be read.
-pub fn read_from(mut file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String> {
+pub fn read_from(mut file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String> {
     let mut magic = [0; 4];
     file.read_exact(&mut magic).map_err(|error| format!("no capture: {error}"))?;
     let whole = io::Cursor::new(magic).chain(file);
@@ -65,7 +65,7 @@ pub fn read_from(mut file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Resul
     ended.map_err(|why| format!("not readable as a capture: {why}"))
 }
 
-fn pcap(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String> {
+fn pcap(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String> {
     let mut reader = PcapReader::new(file).map_err(|error| error.to_string())?;
     let header = reader.header();
     let unit = if header.ts_resolution == TsResolution::MicroSecond { 1000 } else { 1 };
@@ -75,7 +75,7 @@ fn pcap(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String
     while let Some(packet) = reader.next_raw_packet() {
         let packet = match packet {
             Ok(packet) => packet,
-            Err(error) => return Ok(End { early: Some(early(count, &error)), passed_over: 0 }),
+            Err(error) => return Ok(FileEnd { early: Some(early(count, &error)), passed_over: 0 }),
         };
         count += 1;
         each(Packet {
@@ -86,17 +86,17 @@ fn pcap(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String
             bytes: &packet.data,
         });
     }
-    Ok(End::default())
+    Ok(FileEnd::default())
 }
 
-fn pcapng(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, String> {
+fn pcapng(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String> {
     let mut reader = PcapNgReader::new(file).map_err(|error| error.to_string())?;
     let mut interfaces: Vec<(DataLink, Clock)> = Vec::new();
     let (mut count, mut passed_over) = (0_u64, 0_u64);
     loop {
         let header = match reader.next_raw_block() {
-            None => return Ok(End { early: None, passed_over }),
-            Some(Err(error)) => return Ok(End { early: Some(early(count, &error)), passed_over }),
+            None => return Ok(FileEnd { early: None, passed_over }),
+            Some(Err(error)) => return Ok(FileEnd { early: Some(early(count, &error)), passed_over }),
             Some(Ok(block)) if block.type_ == ENHANCED_PACKET => {
                 // The block borrows the reader, whose interfaces are known from the blocks before.
                 count += 1;
@@ -116,7 +116,7 @@ fn pcapng(file: impl Read, each: &mut dyn FnMut(Packet<'_>)) -> Result<End, Stri
             let known = reader.interfaces();
             if known.len() > MOST_INTERFACES {
                 let why = format!("after {count} packets: more than {MOST_INTERFACES} interfaces");
-                return Ok(End { early: Some(why), passed_over });
+                return Ok(FileEnd { early: Some(why), passed_over });
             }
             let order = reader.section().endianness;
             interfaces = known.iter().map(|one| (one.linktype, Clock::of(order, &one.options))).collect();

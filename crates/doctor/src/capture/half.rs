@@ -338,7 +338,7 @@ impl Half {
     }
 
     /// The other end acknowledges what this one sent, and announces its window.
-    pub fn is_acknowledged(&mut self, segment: &Segment, scale: Option<u8>) {
+    pub fn note_acknowledgement(&mut self, segment: &Segment, scale: Option<u8>) {
         let now = segment.time;
         self.begin(segment.acknowledged);
         let to = self.place(segment.acknowledged);

@@ -1,7 +1,7 @@
 //! Queues so long that everything behind a transfer waits.
 
 use super::Check;
-use crate::evidence::{End, Evidence, Kind};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
@@ -11,17 +11,17 @@ pub const CHECK: Check = Check { name: "bufferbloat", examine };
 const LONG_US: f64 = 50_000.0;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let Some(idle) = evidence.runs(Kind::RoundTrips).find_map(|run| run.median_us()) else {
+    let Some(idle) = evidence.runs(RunKind::RoundTrips).find_map(|run| run.median_us()) else {
         return Vec::new();
     };
-    [End::Near, End::Far].into_iter().filter_map(|from| of(evidence, from, idle)).collect()
+    [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of(evidence, from, idle)).collect()
 }
 
-fn of(evidence: &Evidence, from: End, idle: f64) -> Option<Finding> {
-    let loaded = evidence.run(Kind::Loaded, from).and_then(|run| run.median_us());
-    let of_transfer = evidence.run(Kind::Stream, from).and_then(|run| run.tcp()).map(|tcp| tcp.rtt_us);
+fn of(evidence: &Evidence, from: PathEnd, idle: f64) -> Option<Finding> {
+    let loaded = evidence.run(RunKind::Loaded, from).and_then(|run| run.median_us());
+    let of_transfer = evidence.run(RunKind::Stream, from).and_then(|run| run.tcp()).map(|tcp| tcp.rtt_us);
     // Where frames are lost, round trips include time-outs and show nothing of a queue.
-    let loses = evidence.run(Kind::Stream, from).is_some_and(|run| run.timeouts() > 1);
+    let loses = evidence.run(RunKind::Stream, from).is_some_and(|run| run.timeouts() > 1);
     let seen = loaded.or(of_transfer).filter(|us| *us > LONG_US && *us > 10.0 * idle && !loses)?;
     let way = evidence.way(from);
     let what =
@@ -52,9 +52,9 @@ mod tests {
     #[test]
     fn waiting_beside_a_transfer_is_compared_with_rest() {
         let mut evidence = fixture::healthy();
-        evidence.runs.push(fixture::round_trips(Kind::Loaded, 300_000.0));
+        evidence.runs.push(fixture::round_trips(RunKind::Loaded, 300_000.0));
         assert_eq!(examine(&evidence).len(), 1);
-        evidence.runs.insert(0, fixture::round_trips(Kind::RoundTrips, 200_000.0));
+        evidence.runs.insert(0, fixture::round_trips(RunKind::RoundTrips, 200_000.0));
         assert!(examine(&evidence).is_empty(), "the path is as long as that");
     }
 }

@@ -3,7 +3,7 @@
 use vmlane_bench::Report;
 use vmlane_bench::report::TcpSummary;
 
-use crate::evidence::{End, Evidence, Kind, Run};
+use crate::evidence::{Evidence, PathEnd, Run, RunKind};
 use crate::facts::{Counters, Facts, Feature, Interface, Interrupt, Path, Rings, Spread, Sysctls};
 
 fn end(host: &str, local: &str, peer: &str) -> Facts {
@@ -81,33 +81,33 @@ pub fn report(json: &str) -> Report {
     serde_json::from_value(report).unwrap()
 }
 
-pub fn run(kind: Kind, from: End, json: &str) -> Run {
+pub fn run(kind: RunKind, from: PathEnd, json: &str) -> Run {
     Run { kind, from, report: report(json), near: Counters::default(), far: Counters::default() }
 }
 
 /// A gigabit a second.
-pub fn stream(from: End, bps: f64, tcp: TcpSummary) -> Run {
-    let mut run = run(Kind::Stream, from, "{}");
+pub fn stream(from: PathEnd, bps: f64, tcp: TcpSummary) -> Run {
+    let mut run = run(RunKind::Stream, from, "{}");
     run.report.throughput_bps = Some(bps);
     run.report.bytes = (bps / 8.0) as u64;
     let ends = &mut run.report.tcp;
-    *(if from == End::Near { &mut ends.local } else { &mut ends.remote }) = Some(tcp);
+    *(if from == PathEnd::Near { &mut ends.local } else { &mut ends.remote }) = Some(tcp);
     run
 }
 
-pub fn round_trips(kind: Kind, us: f64) -> Run {
+pub fn round_trips(kind: RunKind, us: f64) -> Run {
     let json = format!(
         r#"{{"rtt_us":{{"min":{us},"p50":{us},"p90":{us},"p99":{us},"p999":{us},"max":{us}}},"transactions_per_second":1000.0}}"#
     );
-    run(kind, End::Near, &json)
+    run(kind, PathEnd::Near, &json)
 }
 
-pub fn probe(from: End, bytes: u32, sent: u64, lost: u64) -> Run {
+pub fn probe(from: PathEnd, bytes: u32, sent: u64, lost: u64) -> Run {
     let received = sent - lost;
     let json = format!(
         r#"{{"datagrams":{{"sent":{sent},"refused":0,"received":{received},"reordered":0,"duplicated":0,"jitter_us":1.0,"lost":{lost},"lost_percent":0.0}}}}"#
     );
-    run(Kind::Probe { bytes }, from, &json)
+    run(RunKind::Probe { bytes }, from, &json)
 }
 
 /// Two machines with vmxnet3 cards, one switch apart.
@@ -119,8 +119,8 @@ pub fn healthy() -> Evidence {
         busy_us: 1_000_000,
         ..TcpSummary::default()
     };
-    let mut runs = vec![round_trips(Kind::RoundTrips, 200.0)];
-    for from in [End::Near, End::Far] {
+    let mut runs = vec![round_trips(RunKind::RoundTrips, 200.0)];
+    for from in [PathEnd::Near, PathEnd::Far] {
         runs.push(stream(from, 1e9, tcp));
         runs.push(probe(from, 1500, 100, 0));
     }

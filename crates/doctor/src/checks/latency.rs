@@ -1,7 +1,7 @@
 //! Round trips that a network of this kind should not need.
 
 use super::Check;
-use crate::evidence::{Evidence, Kind};
+use crate::evidence::{Evidence, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
@@ -9,7 +9,7 @@ use crate::text::time;
 pub const CHECK: Check = Check { name: "latency", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let Some(run) = evidence.runs(Kind::RoundTrips).next() else { return Vec::new() };
+    let Some(run) = evidence.runs(RunKind::RoundTrips).next() else { return Vec::new() };
     let Some(trip) = run.median_us() else { return Vec::new() };
     let limit = if evidence.is_emulated() { 30_000.0 } else { 10_000.0 };
     let on_link = evidence.near.path.as_ref().is_some_and(|path| path.on_link);
@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn neighbours_are_near() {
         let mut evidence = fixture::healthy();
-        evidence.runs.insert(0, fixture::round_trips(Kind::RoundTrips, 50_000.0));
+        evidence.runs.insert(0, fixture::round_trips(RunKind::RoundTrips, 50_000.0));
         assert_eq!(examine(&evidence).len(), 1);
         evidence.near.path.as_mut().unwrap().on_link = false;
         assert!(examine(&evidence).is_empty(), "a router may lead far away");

@@ -1,7 +1,7 @@
 //! A link's speed that is a label, and no limit.
 
 use super::Check;
-use crate::evidence::{Evidence, Kind, Run};
+use crate::evidence::{Evidence, Run, RunKind};
 use crate::facts::Interface;
 use crate::finding::{Cost, Finding, Severity};
 use crate::text::rate;
@@ -12,7 +12,7 @@ pub const CHECK: Check = Check { name: "link-speed", examine };
 const PARAVIRTUAL: [&str; 5] = ["vmxnet3", "virtio_net", "hv_netvsc", "xen_netfront", "veth"];
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let most = evidence.runs(Kind::Stream).map(Run::bps).fold(0.0, f64::max);
+    let most = evidence.runs(RunKind::Stream).map(Run::bps).fold(0.0, f64::max);
     let found = evidence.interfaces().filter_map(|(end, _, card)| {
         let stated = label(card)?;
         let exceeded = most > stated * 1.05;

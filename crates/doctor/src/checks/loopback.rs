@@ -1,7 +1,7 @@
 //! The machine as the limit: no network cause.
 
 use super::Check;
-use crate::evidence::{Evidence, Kind};
+use crate::evidence::{Evidence, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::text::rate;
 
@@ -13,7 +13,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         return Vec::new();
     }
     let Some(slower) = evidence.slower_loopback() else { return Vec::new() };
-    let found = evidence.runs(Kind::Stream).filter(|run| run.bps() >= slower / 2.0).map(|run| {
+    let found = evidence.runs(RunKind::Stream).filter(|run| run.bps() >= slower / 2.0).map(|run| {
         let way = evidence.way(run.from);
         let what =
             format!("Throughput {way} has no network cause: the machines' own loopback is hardly faster.");

@@ -1,7 +1,7 @@
 //! Frames that are lost, duplicated or overtaken, at whatever rate.
 
 use super::Check;
-use crate::evidence::{End, Evidence, Run};
+use crate::evidence::{Evidence, PathEnd, Run};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
@@ -12,16 +12,16 @@ pub const CHECK: Check = Check { name: "loss", examine };
 const FEW: u64 = 40;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    [End::Near, End::Far].into_iter().flat_map(|from| of(evidence, from)).collect()
+    [PathEnd::Near, PathEnd::Far].into_iter().flat_map(|from| of(evidence, from)).collect()
 }
 
 /// The probe of the largest size that arrives.
-pub fn probe(evidence: &Evidence, from: End) -> Option<(u32, &Run)> {
+pub fn probe(evidence: &Evidence, from: PathEnd) -> Option<(u32, &Run)> {
     let arriving = evidence.probes().filter(|(_, run)| run.from == from && run.lost() < 1.0);
     arriving.max_by_key(|(bytes, _)| *bytes)
 }
 
-fn of(evidence: &Evidence, from: End) -> Vec<Finding> {
+fn of(evidence: &Evidence, from: PathEnd) -> Vec<Finding> {
     let Some((bytes, run)) = probe(evidence, from) else { return Vec::new() };
     let Some(loss) = run.report.datagrams else { return Vec::new() };
     let sent = loss.counts.sent;
@@ -38,7 +38,7 @@ fn of(evidence: &Evidence, from: End) -> Vec<Finding> {
         }
         let severity = if share > 0.05 && what == "lost" { Severity::Broken } else { Severity::Slow };
         let sentence = format!("{:.1} % of the frames {way} are {what}.", share * 100.0);
-        let bps = evidence.run(crate::evidence::Kind::Stream, from).map(|run| rate(run.bps()));
+        let bps = evidence.run(crate::evidence::RunKind::Stream, from).map(|run| rate(run.bps()));
         let text = bps.map_or("TCP slows down".to_owned(), |bps| format!("throughput {way}: {bps}"));
         let cost = Cost::measured((0.3 + share * 4.0).min(0.97), text);
         let host =
@@ -68,9 +68,9 @@ mod tests {
     #[test]
     fn loss_at_a_low_rate_is_found() {
         let mut evidence = fixture::healthy();
-        evidence.runs.push(fixture::probe(End::Near, 1501, 100, 6));
+        evidence.runs.push(fixture::probe(PathEnd::Near, 1501, 100, 6));
         assert_eq!(examine(&evidence)[0].severity, Severity::Broken);
-        evidence.runs.push(fixture::probe(End::Near, 1502, 100, 1));
+        evidence.runs.push(fixture::probe(PathEnd::Near, 1502, 100, 1));
         assert!(examine(&evidence).is_empty(), "one proves nothing");
     }
 }

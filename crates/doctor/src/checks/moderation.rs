@@ -2,7 +2,7 @@
 
 use super::Check;
 use crate::change::Change;
-use crate::evidence::{Evidence, Kind};
+use crate::evidence::{Evidence, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
@@ -12,7 +12,7 @@ pub const CHECK: Check = Check { name: "interrupt-moderation", examine };
 const LONG: u32 = 200;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let trip = evidence.runs(Kind::RoundTrips).find_map(|run| run.median_us());
+    let trip = evidence.runs(RunKind::RoundTrips).find_map(|run| run.median_us());
     let found = evidence.interfaces().filter_map(|(end, _, card)| {
         let set = card.coalescing.filter(|set| set.rx_us >= LONG && !set.adaptive_rx)?;
         let what = format!(

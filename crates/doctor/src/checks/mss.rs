@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::{Check, captured};
 use crate::capture::{Opening, Way};
-use crate::evidence::{Evidence, Kind};
+use crate::evidence::{Evidence, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
@@ -14,7 +14,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut captured = captured::each(evidence, of_capture);
     let Some(mtu) = evidence.interfaces().map(|(_, _, card)| card.mtu).min() else { return captured };
     let expected = f64::from(mtu.min(65_535)) - 40.0;
-    let found = evidence.runs(Kind::Stream).filter_map(|run| {
+    let found = evidence.runs(RunKind::Stream).filter_map(|run| {
         let mss = run.tcp()?.mss;
         // After a black hole was met, small segments are its cure.
         let is_cure = evidence.probes().any(|(_, probe)| probe.from == run.from && probe.lost() >= 1.0);
@@ -82,15 +82,15 @@ fn of_capture(way: &Way) -> Option<Finding> {
 mod tests {
     use super::super::fixture;
     use super::*;
-    use crate::evidence::End;
+    use crate::evidence::PathEnd;
 
     #[test]
     fn segments_are_compared_with_the_mtu() {
         let mut evidence = fixture::healthy();
         let tcp = vmlane_bench::report::TcpSummary { mss: 500, ..Default::default() };
-        evidence.runs.push(fixture::stream(End::Near, 1e9, tcp));
+        evidence.runs.push(fixture::stream(PathEnd::Near, 1e9, tcp));
         assert_eq!(examine(&evidence).len(), 1);
-        evidence.runs.push(fixture::probe(End::Near, 1500, 9, 9));
+        evidence.runs.push(fixture::probe(PathEnd::Near, 1500, 9, 9));
         assert!(examine(&evidence).is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! Two neighbours with different MTUs.
 
 use super::Check;
-use crate::evidence::{End, Evidence, Kind};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
@@ -15,9 +15,9 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         return Vec::new();
     }
     let (small_end, small, large_end, large) = if here.mtu < there.mtu {
-        (End::Near, here, End::Far, there)
+        (PathEnd::Near, here, PathEnd::Far, there)
     } else {
-        (End::Far, there, End::Near, here)
+        (PathEnd::Far, there, PathEnd::Near, here)
     };
     let what = format!(
         "The MTUs differ: {} on {}, {} on {}.",
@@ -26,7 +26,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         small.mtu,
         evidence.name(small_end)
     );
-    let lost = evidence.run(Kind::Probe { bytes: large.mtu }, large_end).map_or(0.0, |run| run.lost());
+    let lost = evidence.run(RunKind::Probe { bytes: large.mtu }, large_end).map_or(0.0, |run| run.lost());
     let (severity, cost) = if lost >= 1.0 {
         (Severity::Broken, Cost::measured(0.9, format!("datagrams of {} bytes are lost", large.mtu)))
     } else {
@@ -52,8 +52,8 @@ mod tests {
         let mut evidence = fixture::healthy();
         fixture::card(&mut evidence).mtu = 9000;
         let found = examine(&evidence);
-        assert_eq!((found[0].end, found[0].severity), (Some(End::Far), Severity::Slow));
-        evidence.runs.push(fixture::probe(End::Near, 9000, 10, 10));
+        assert_eq!((found[0].end, found[0].severity), (Some(PathEnd::Far), Severity::Slow));
+        evidence.runs.push(fixture::probe(PathEnd::Near, 9000, 10, 10));
         assert_eq!(examine(&evidence)[0].severity, Severity::Broken);
         evidence.near.path.as_mut().unwrap().on_link = false;
         assert!(examine(&evidence).is_empty(), "a router is between them");

@@ -1,7 +1,7 @@
 //! Frames that the path does not carry although both ends may send them.
 
 use super::Check;
-use crate::evidence::{End, Evidence};
+use crate::evidence::{Evidence, PathEnd};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
@@ -9,7 +9,7 @@ pub const CHECK: Check = Check { name: "path-mtu", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found: Vec<Finding> =
-        [End::Near, End::Far].into_iter().filter_map(|from| lost(evidence, from)).collect();
+        [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| lost(evidence, from)).collect();
     if found.is_empty() {
         let least = evidence.interfaces().map(|(_, _, card)| card.mtu).min().unwrap_or(0);
         found.extend(evidence.interfaces().filter_map(|(end, facts, card)| {
@@ -33,7 +33,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     found
 }
 
-fn lost(evidence: &Evidence, from: End) -> Option<Finding> {
+fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     let card = evidence.facts(from)?.path_interface()?;
     let receiver = evidence.facts(from.other())?.path_interface()?;
     let on_link = evidence.facts(from)?.path.as_ref()?.on_link;
@@ -90,9 +90,9 @@ mod tests {
         let mut evidence = fixture::healthy();
         fixture::card(&mut evidence).mtu = 9000;
         fixture::far(&mut evidence).interfaces[0].mtu = 9000;
-        evidence.runs.retain(|run| run.kind != crate::evidence::Kind::Probe { bytes: 1500 });
+        evidence.runs.retain(|run| run.kind != crate::evidence::RunKind::Probe { bytes: 1500 });
         for (bytes, lost) in [(9000, 100), (1500, 0)] {
-            evidence.runs.push(fixture::probe(End::Near, bytes, 100, lost));
+            evidence.runs.push(fixture::probe(PathEnd::Near, bytes, 100, lost));
         }
         let found = examine(&evidence);
         assert_eq!(found.len(), 1);
@@ -107,8 +107,8 @@ mod tests {
     #[test]
     fn a_filter_of_udp_is_no_matter_of_size() {
         let mut evidence = fixture::healthy();
-        evidence.runs.retain(|run| run.from != End::Far);
-        evidence.runs.push(fixture::probe(End::Far, 576, 100, 100));
+        evidence.runs.retain(|run| run.from != PathEnd::Far);
+        evidence.runs.push(fixture::probe(PathEnd::Far, 576, 100, 100));
         assert!(examine(&evidence)[0].what.contains("No datagram arrives"));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Check, black_hole, captured, loss, super_frames};
 use crate::capture::Way;
-use crate::evidence::{End, Evidence, Kind};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
@@ -14,7 +14,7 @@ const LONG: f64 = 1.0;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);
-    found.extend([End::Near, End::Far].into_iter().filter_map(|from| of(evidence, from)));
+    found.extend([PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of(evidence, from)));
     found
 }
 
@@ -52,9 +52,9 @@ fn of_capture(way: &Way) -> Option<Finding> {
     Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).remedy(remedy))
 }
 
-fn of(evidence: &Evidence, from: End) -> Option<Finding> {
+fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     // A short transfer that has just lost something shows nothing of its steady rate.
-    let run = evidence.run(Kind::Stream, from).filter(|run| run.report.seconds >= LONG)?;
+    let run = evidence.run(RunKind::Stream, from).filter(|run| run.report.seconds >= LONG)?;
     let lost = run.lost_segments();
     let (bytes, probe) = loss::probe(evidence, from)?;
     let large_ones_lost = evidence.probes().any(|(_, probe)| probe.from == from && probe.lost() >= 1.0);
@@ -65,7 +65,7 @@ fn of(evidence: &Evidence, from: End) -> Option<Finding> {
     if super_frames::is_broken(evidence, from) || probe.bps() > 1.5 * run.bps() {
         return None;
     }
-    let other = evidence.run(Kind::Stream, from.other()).map_or(0.0, |run| run.bps());
+    let other = evidence.run(RunKind::Stream, from.other()).map_or(0.0, |run| run.bps());
     let loopback = evidence.loopback(from).map_or(0.0, |bps| bps / 10.0);
     let expected = other.max(loopback);
     if run.bps() > expected / 5.0 {
@@ -101,22 +101,22 @@ mod tests {
     #[test]
     fn losses_at_a_high_rate_only_are_a_limit() {
         let mut evidence = fixture::healthy();
-        evidence.runs.retain(|run| run.kind != Kind::Stream || run.from != End::Near);
+        evidence.runs.retain(|run| run.kind != RunKind::Stream || run.from != PathEnd::Near);
         let tcp = TcpSummary { mss: 1448, retransmits: 300, ..TcpSummary::default() };
-        evidence.runs.push(fixture::stream(End::Near, 2e7, tcp));
+        evidence.runs.push(fixture::stream(PathEnd::Near, 2e7, tcp));
         assert_eq!(examine(&evidence).len(), 1);
         let run = evidence.runs.last_mut().unwrap();
         run.near.stack.insert("TcpExt.TCPDSACKRecvSegs".to_owned(), 300);
         assert!(examine(&evidence).is_empty(), "what arrived twice was not lost");
         evidence.runs.last_mut().unwrap().near.stack.clear();
         assert_eq!(examine(&evidence).len(), 1);
-        let is_probe = |run: &Run| matches!(run.kind, Kind::Probe { .. }) && run.from == End::Near;
+        let is_probe = |run: &Run| matches!(run.kind, RunKind::Probe { .. }) && run.from == PathEnd::Near;
         let probe = evidence.runs.iter().position(is_probe).unwrap();
         for (bps, found) in [(3.6e7, 0), (6e6, 1)] {
             evidence.runs[probe].report.throughput_bps = Some(bps);
             assert_eq!(examine(&evidence).len(), found, "all datagrams arrive at {bps} bits a second");
         }
-        evidence.runs.push(fixture::probe(End::Near, 1501, 100, 10));
+        evidence.runs.push(fixture::probe(PathEnd::Near, 1501, 100, 10));
         assert!(examine(&evidence).is_empty(), "frames are lost at any rate");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Check, black_hole, captured, policing, super_frames};
 use crate::capture::Way;
-use crate::evidence::{End, Evidence, Kind};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::facts::Interface;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -12,7 +12,7 @@ pub const CHECK: Check = Check { name: "retransmits", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);
-    found.extend([End::Near, End::Far].into_iter().filter_map(|from| of_run(evidence, from)));
+    found.extend([PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of_run(evidence, from)));
     found
 }
 
@@ -72,8 +72,8 @@ fn causes(way: &Way) -> String {
 
 /// What TCP of the sending machine has counted. The other checks know the usual causes; this is for the
 /// others.
-fn of_run(evidence: &Evidence, from: End) -> Option<Finding> {
-    let run = evidence.run(Kind::Stream, from).filter(|run| run.report.seconds >= 1.0)?;
+fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
+    let run = evidence.run(RunKind::Stream, from).filter(|run| run.report.seconds >= 1.0)?;
     let again = run.sent_again();
     if again < 50 || run.retransmitted() <= 0.02 {
         return None;
@@ -118,9 +118,9 @@ mod tests {
     #[test]
     fn what_tcp_counts_is_reported_by_cause() {
         let mut evidence = fixture::healthy();
-        evidence.runs.retain(|run| run.kind != Kind::Stream);
+        evidence.runs.retain(|run| run.kind != RunKind::Stream);
         let tcp = TcpSummary { mss: 1448, retransmits: 4000, ..TcpSummary::default() };
-        evidence.runs.push(fixture::stream(End::Near, 1e9, tcp));
+        evidence.runs.push(fixture::stream(PathEnd::Near, 1e9, tcp));
         let run = evidence.runs.last_mut().unwrap();
         run.near.stack.insert("TcpExt.TCPFastRetrans".to_owned(), 3900);
         let found = examine(&evidence);

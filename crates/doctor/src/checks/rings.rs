@@ -1,8 +1,8 @@
 //! Rings of descriptors that are too small, or full.
 
 use super::Check;
-use crate::change::{Change, Ring};
-use crate::evidence::{End, Evidence, Kind};
+use crate::change::{Change, RingSide};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::facts::{Interface, Rings};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -39,7 +39,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             );
             let cost = Cost::estimated(0.3, "the sender waits for the card more often than it needs to");
             let descriptors = rings.tx_max.min(512);
-            let change = Change::Ring { interface: card.name.clone(), ring: Ring::Tx, descriptors };
+            let change = Change::Ring { interface: card.name.clone(), ring: RingSide::Tx, descriptors };
             found.push(
                 Finding::new(CHECK.name, Severity::Slow, what, cost)
                     .at(end)
@@ -56,7 +56,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 fn receiving(
     evidence: &Evidence,
-    end: End,
+    end: PathEnd,
     card: &Interface,
     rings: Rings,
     (dropped, received): (u64, u64),
@@ -82,7 +82,7 @@ fn receiving(
         ));
     }
     let descriptors = (rings.rx * 2).max(1024).min(rings.rx_max);
-    let change = Change::Ring { interface: card.name.clone(), ring: Ring::Rx, descriptors };
+    let change = Change::Ring { interface: card.name.clone(), ring: RingSide::Rx, descriptors };
     finding.remedy(Remedy::ethtool("a larger receive ring", change).lasting(
         "Windows",
         format!("PowerShell: Set-NetAdapterAdvancedProperty -Name \"{}\" -DisplayName \"Rx Ring #1 Size\" -DisplayValue 4096", card.name),
@@ -90,8 +90,8 @@ fn receiving(
 }
 
 /// Frames dropped for want of buffers and frames received, while this end received data.
-fn drops(evidence: &Evidence, end: End) -> (u64, u64) {
-    let Some(run) = evidence.run(Kind::Stream, end.other()) else { return (0, 0) };
+fn drops(evidence: &Evidence, end: PathEnd) -> (u64, u64) {
+    let Some(run) = evidence.run(RunKind::Stream, end.other()) else { return (0, 0) };
     let counters = &run.counters(end).interface;
     let count = |name: &str| counters.get(name).copied().unwrap_or(0);
     (DROPS.iter().map(|name| count(name)).max().unwrap_or(0), count("rx_packets"))
@@ -111,8 +111,11 @@ mod tests {
         assert_eq!(found[0].remedies[0].temporary[0].join(" "), "ethtool -G eth0 rx 1024");
         fixture::card(&mut evidence).rings = Some(Rings { rx: 32, rx_max: 32, tx: 32, tx_max: 32 });
         assert!(examine(&evidence).is_empty(), "the card has no larger ones");
-        let run =
-            evidence.runs.iter_mut().find(|run| run.kind == Kind::Stream && run.from == End::Far).unwrap();
+        let run = evidence
+            .runs
+            .iter_mut()
+            .find(|run| run.kind == RunKind::Stream && run.from == PathEnd::Far)
+            .unwrap();
         run.near.interface.extend([("driver.pkts rx OOB".to_owned(), 50), ("rx_packets".to_owned(), 1000)]);
         assert!(examine(&evidence)[0].what.contains("runs full"));
     }

@@ -2,7 +2,7 @@
 
 use super::{Check, captured};
 use crate::capture::Way;
-use crate::evidence::{Evidence, Kind, Run};
+use crate::evidence::{Evidence, Run, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::{rate, time};
@@ -13,7 +13,7 @@ pub const CHECK: Check = Check { name: "sender-limit", examine };
 const CARDS: [f64; 10] = [1e7, 1e8, 1e9, 2.5e9, 5e9, 1e10, 2.5e10, 4e10, 5e10, 1e11];
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let measured = evidence.runs(Kind::Stream).filter_map(|run| of_run(evidence, run));
+    let measured = evidence.runs(RunKind::Stream).filter_map(|run| of_run(evidence, run));
     captured::each(evidence, of).into_iter().chain(measured).collect()
 }
 
@@ -92,7 +92,7 @@ mod tests {
 
     use super::super::fixture;
     use super::*;
-    use crate::evidence::End;
+    use crate::evidence::PathEnd;
 
     #[test]
     fn a_connection_that_is_idle_for_most_of_a_transfer_waits_for_its_sender() {
@@ -106,7 +106,7 @@ mod tests {
             (TcpSummary { retransmits: 1000, ..idle }, false),
         ] {
             let mut evidence = fixture::healthy();
-            evidence.runs = vec![fixture::stream(End::Far, 1e9, tcp)];
+            evidence.runs = vec![fixture::stream(PathEnd::Far, 1e9, tcp)];
             let found = examine(&evidence);
             assert_eq!(found.len(), usize::from(is_found), "{tcp:?}: {found:?}");
             assert!(found.iter().all(|finding| finding.severity == Severity::Machine));

@@ -1,7 +1,7 @@
 //! A far end that takes questions and does not answer them in time.
 
 use super::Check;
-use crate::evidence::{End, Evidence, Kind};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
@@ -20,14 +20,14 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let silent = silent.map(|wait| wait.seconds).fold(0.0, f64::max);
     let late: f64 = evidence.waits.iter().filter(|wait| wait.answered).map(|wait| wait.seconds).sum();
     // The other kernel acknowledges what arrives, whatever its programs do.
-    let is_path = evidence.runs(Kind::Stream).any(|run| {
+    let is_path = evidence.runs(RunKind::Stream).any(|run| {
         let is_far = run.tcp().is_some_and(|tcp| tcp.rtt_us > FAR_US);
         is_far || run.timeouts() > 2 || run.part_of_segments(run.lost_segments()) > LOSSY
     });
     if is_path || (silent < NONE && late < LATE) {
         return Vec::new();
     }
-    let name = evidence.name(End::Far);
+    let name = evidence.name(PathEnd::Far);
     let what = if silent < NONE {
         format!("{name} answers late: {late:.0} s were waited for {} answers.", evidence.waits.len())
     } else {
@@ -41,7 +41,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     .run(&["cat", "/proc/pressure/cpu", "/proc/pressure/memory", "/proc/pressure/io"])
     .run(&["kill", "-CONT", "PID"])
     .lasting("Windows", "Task Manager: Suspended as the state of a process, and the load of disk and memory");
-    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).at(End::Far).remedy(remedy);
+    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).at(PathEnd::Far).remedy(remedy);
     let seen = evidence.waits.iter().take(8).map(|wait| {
         let came = if wait.answered { "answered after" } else { "no answer for" };
         format!("{}: {came} {:.1} s", wait.what, wait.seconds)
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(found[0].evidence.len(), 2);
         evidence.waits = vec![wait(5.0, false)];
         assert!(examine(&evidence)[0].what.contains("does not answer in time"));
-        let run = evidence.runs.iter_mut().find(|run| run.kind == Kind::Stream).unwrap();
+        let run = evidence.runs.iter_mut().find(|run| run.kind == RunKind::Stream).unwrap();
         run.near.stack.insert("TcpExt.TCPTimeouts".to_owned(), 9);
         assert!(examine(&evidence).is_empty(), "that may be the path's");
     }

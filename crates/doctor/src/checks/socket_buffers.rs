@@ -1,7 +1,7 @@
 //! TCP's buffers against what is in flight.
 
 use super::Check;
-use crate::evidence::{Evidence, Kind};
+use crate::evidence::{Evidence, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::{rate, size, time};
@@ -12,7 +12,7 @@ const LEAST: u64 = 1 << 20;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = Vec::new();
-    for run in evidence.runs(Kind::Stream) {
+    for run in evidence.runs(RunKind::Stream) {
         for (setting, end, usual, windows) in [
             ("net.ipv4.tcp_rmem", run.from.other(), "4096 131072 6291456", "receive window"),
             ("net.ipv4.tcp_wmem", run.from, "4096 16384 4194304", "send buffer"),
@@ -62,14 +62,14 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 mod tests {
     use super::super::fixture;
     use super::*;
-    use crate::evidence::End;
+    use crate::evidence::PathEnd;
 
     #[test]
     fn each_direction_has_its_own_buffers() {
         let mut evidence = fixture::healthy();
         evidence.near.sysctls.0.insert("net.ipv4.tcp_rmem".to_owned(), "4096 8192 16384".to_owned());
         let found = examine(&evidence);
-        assert_eq!((found.len(), found[0].end), (1, Some(End::Near)));
+        assert_eq!((found.len(), found[0].end), (1, Some(PathEnd::Near)));
         assert!(found[0].what.contains("from b to a"), "{}", found[0].what);
     }
 }

@@ -1,16 +1,16 @@
 //! CPU time that a hypervisor gives to others.
 
 use super::Check;
-use crate::evidence::{End, Evidence, Kind};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 
 pub const CHECK: Check = Check { name: "steal", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.ends().filter_map(|(end, facts)| {
-        let machines = evidence.runs(Kind::Stream).filter_map(|run| match end {
-            End::Near => run.report.machine.local,
-            End::Far => run.report.machine.remote,
+        let machines = evidence.runs(RunKind::Stream).filter_map(|run| match end {
+            PathEnd::Near => run.report.machine.local,
+            PathEnd::Far => run.report.machine.remote,
         });
         let share =
             machines.map(|machine| machine.steal).fold(0.0, f64::max) / facts.machine.cpus.max(1) as f64;
@@ -37,10 +37,10 @@ mod tests {
     #[test]
     fn steal_is_a_share_of_all_cpus() {
         let mut evidence = fixture::healthy();
-        let run = evidence.runs.iter_mut().find(|run| run.kind == Kind::Stream).unwrap();
+        let run = evidence.runs.iter_mut().find(|run| run.kind == RunKind::Stream).unwrap();
         run.report.machine.remote =
             Some(serde_json::from_str(r#"{"user":0.5,"system":0.5,"steal":0.5}"#).unwrap());
         let found = examine(&evidence);
-        assert_eq!((found.len(), found[0].end), (1, Some(End::Far)));
+        assert_eq!((found.len(), found[0].end), (1, Some(PathEnd::Far)));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Check, captured};
 use crate::capture::Way;
-use crate::evidence::{End, Evidence, Kind, Run};
+use crate::evidence::{Evidence, PathEnd, Run, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
@@ -22,7 +22,7 @@ const SLOWLY: f64 = 5.0;
 const AGAIN: u64 = 4;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let measured = [End::Near, End::Far]
+    let measured = [PathEnd::Near, PathEnd::Far]
         .into_iter()
         .filter(|from| is_broken(evidence, *from))
         .filter_map(|from| finding(evidence, from));
@@ -59,9 +59,9 @@ fn of_capture(way: &Way) -> Option<Finding> {
 }
 
 /// Whether many segments at once time out from this end, and single ones do not.
-pub fn is_broken(evidence: &Evidence, from: End) -> bool {
+pub fn is_broken(evidence: &Evidence, from: PathEnd) -> bool {
     let (Some(small), Some(large)) =
-        (evidence.run(Kind::SmallRequests, from), evidence.run(Kind::LargeRequests, from))
+        (evidence.run(RunKind::SmallRequests, from), evidence.run(RunKind::LargeRequests, from))
     else {
         return false;
     };
@@ -84,8 +84,8 @@ fn are_lost(small: &Run, large: &Run) -> bool {
 }
 
 /// Segments that go two at a time, and how many of them were sent again.
-fn pairs(evidence: &Evidence, from: End) -> Option<(f64, u64)> {
-    let run = evidence.run(Kind::SlowPairs, from)?;
+fn pairs(evidence: &Evidence, from: PathEnd) -> Option<(f64, u64)> {
+    let run = evidence.run(RunKind::SlowPairs, from)?;
     Some((sent(run, 2), run.sent_again())).filter(|(sent, _)| *sent >= SLOWLY)
 }
 
@@ -101,7 +101,7 @@ fn often(again: u64, pairs: f64) -> bool {
 
 /// What exceeds a rate limit makes requests of many segments time out, too; at a low rate the limit lets
 /// pairs through, which are as much above the MTU.
-fn pairs_arrive(evidence: &Evidence, from: End) -> bool {
+fn pairs_arrive(evidence: &Evidence, from: PathEnd) -> bool {
     pairs(evidence, from).is_some_and(|(sent, again)| !often(again, sent))
 }
 
@@ -109,9 +109,9 @@ fn pairs_arrive(evidence: &Evidence, from: End) -> bool {
 /// arrives, which makes TCP send the others again without a time-out. So does what exceeds a rate limit, but
 /// not at a fraction of the rate at which a transfer gets through, and then as many single segments are lost
 /// as such that come in pairs.
-fn only_pairs_are_lost(evidence: &Evidence, from: End) -> bool {
+fn only_pairs_are_lost(evidence: &Evidence, from: PathEnd) -> bool {
     let (Some(single), Some((pairs, again))) =
-        (evidence.run(Kind::SlowSegments, from), pairs(evidence, from))
+        (evidence.run(RunKind::SlowSegments, from), pairs(evidence, from))
     else {
         return false;
     };
@@ -119,15 +119,16 @@ fn only_pairs_are_lost(evidence: &Evidence, from: End) -> bool {
     single_sent >= SLOWLY && single.sent_again() as f64 <= single_sent / 20.0 && often(again, pairs)
 }
 
-fn finding(evidence: &Evidence, from: End) -> Option<Finding> {
+fn finding(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     let card = evidence.facts(from)?.path_interface()?;
-    let (small, large) = (evidence.run(Kind::SmallRequests, from)?, evidence.run(Kind::LargeRequests, from)?);
+    let (small, large) =
+        (evidence.run(RunKind::SmallRequests, from)?, evidence.run(RunKind::LargeRequests, from)?);
     let per_second = |run: &Run| run.report.transactions_per_second.unwrap_or(0.0);
     let way = evidence.way(from);
     let what = format!("Frames above the MTU (segmentation offload) are lost {way}; single segments arrive.");
-    let bps = evidence.run(Kind::Stream, from).map_or(0.0, |run| run.bps());
+    let bps = evidence.run(RunKind::Stream, from).map_or(0.0, |run| run.bps());
     let cost = Cost::measured(0.99, format!("throughput {way}: {}", rate(bps)));
-    let timeouts = evidence.run(Kind::Stream, from).map_or(0, |run| run.timeouts());
+    let timeouts = evidence.run(RunKind::Stream, from).map_or(0, |run| run.timeouts());
     let on = card.feature("tx-tcp-segmentation").is_some_and(|feature| feature.on);
     let finding = Finding::new(CHECK.name, Severity::Broken, what, cost)
         .at(from)
@@ -139,7 +140,7 @@ fn finding(evidence: &Evidence, from: End) -> Option<Finding> {
         .evidence(format!("{timeouts} time-outs (TcpExt.TCPTimeouts) during the transfer"))
         .evidence(format!("tx-tcp-segmentation of {} is {}", card.name, if on { "on" } else { "off" }));
     let again = |kind| evidence.run(kind, from).map(Run::sent_again);
-    let finding = match (again(Kind::SlowSegments), again(Kind::SlowPairs)) {
+    let finding = match (again(RunKind::SlowSegments), again(RunKind::SlowPairs)) {
         (Some(single), Some(pairs)) => finding.evidence(format!(
             "at a quarter of a transfer's rate, segments sent again: {single} of single ones, {pairs} of pairs"
         )),
@@ -156,10 +157,10 @@ mod tests {
     use super::super::fixture;
     use super::*;
 
-    fn requests(kind: Kind, per_second: f64) -> crate::evidence::Run {
+    fn requests(kind: RunKind, per_second: f64) -> crate::evidence::Run {
         fixture::run(
             kind,
-            End::Near,
+            PathEnd::Near,
             &format!(r#"{{"transactions_per_second":{per_second:?},"seconds":0.3}}"#),
         )
     }
@@ -167,20 +168,20 @@ mod tests {
     #[test]
     fn many_segments_time_out_and_one_does_not() {
         let mut evidence = fixture::healthy();
-        evidence.runs.push(requests(Kind::SmallRequests, 900.0));
+        evidence.runs.push(requests(RunKind::SmallRequests, 900.0));
         assert!(examine(&evidence).is_empty());
-        let mut large = requests(Kind::LargeRequests, 4.0);
+        let mut large = requests(RunKind::LargeRequests, 4.0);
         large.near.stack.insert("TcpExt.TCPTimeouts".to_owned(), 4);
         evidence.runs.push(large);
         assert_eq!(examine(&evidence).len(), 1);
         // A guest that got no CPU for a moment, and counted no time-out.
         let mut starved = fixture::healthy();
-        starved.runs.push(requests(Kind::SmallRequests, 4.0));
-        starved.runs.push(requests(Kind::LargeRequests, 0.0));
+        starved.runs.push(requests(RunKind::SmallRequests, 4.0));
+        starved.runs.push(requests(RunKind::LargeRequests, 0.0));
         assert!(examine(&starved).is_empty(), "{:?}", examine(&starved));
-        starved.runs.insert(0, requests(Kind::SmallRequests, 900.0));
+        starved.runs.insert(0, requests(RunKind::SmallRequests, 900.0));
         assert_eq!(examine(&starved).len(), 1);
-        evidence.runs.push(fixture::probe(End::Near, 1400, 10, 9));
+        evidence.runs.push(fixture::probe(PathEnd::Near, 1400, 10, 9));
         assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
     }
 
@@ -197,18 +198,18 @@ mod tests {
         };
         for (again, per_second, found) in [(90, 124.0, 1), (20, 124.0, 0), (90, 500.0, 0)] {
             let mut evidence = fixture::healthy();
-            evidence.runs.push(sends_again(requests(Kind::SmallRequests, 1607.0), 800, 1));
-            evidence.runs.push(sends_again(requests(Kind::LargeRequests, per_second), 84, again));
+            evidence.runs.push(sends_again(requests(RunKind::SmallRequests, 1607.0), 800, 1));
+            evidence.runs.push(sends_again(requests(RunKind::LargeRequests, per_second), 84, again));
             assert_eq!(examine(&evidence).len(), found, "{again} sent again");
-            let lossy = sends_again(requests(Kind::SmallRequests, 1607.0), 800, 40);
-            evidence.runs.retain(|run| run.kind != Kind::SmallRequests);
+            let lossy = sends_again(requests(RunKind::SmallRequests, 1607.0), 800, 40);
+            evidence.runs.retain(|run| run.kind != RunKind::SmallRequests);
             evidence.runs.push(lossy);
             assert!(examine(&evidence).is_empty(), "then single segments are lost, too");
         }
     }
 
-    fn slow(kind: Kind, frames: u64, segments: u64, again: u64) -> Run {
-        let mut run = fixture::run(kind, End::Near, "{}");
+    fn slow(kind: RunKind, frames: u64, segments: u64, again: u64) -> Run {
+        let mut run = fixture::run(kind, PathEnd::Near, "{}");
         run.report.bytes = frames * segments * 8948;
         let tcp = vmlane_bench::report::TcpSummary { mss: 8948, retransmits: again, ..Default::default() };
         run.report.tcp.local = Some(tcp);
@@ -219,14 +220,14 @@ mod tests {
     #[test]
     fn what_a_rate_limit_drops_is_not_lost_for_its_length() {
         let mut evidence = fixture::healthy();
-        evidence.runs.push(requests(Kind::SmallRequests, 870.0));
-        let mut large = requests(Kind::LargeRequests, 36.6);
+        evidence.runs.push(requests(RunKind::SmallRequests, 870.0));
+        let mut large = requests(RunKind::LargeRequests, 36.6);
         large.near.stack.insert("TcpExt.TCPTimeouts".to_owned(), 4);
         evidence.runs.push(large);
-        evidence.runs.push(slow(Kind::SlowSegments, 40, 1, 0));
+        evidence.runs.push(slow(RunKind::SlowSegments, 40, 1, 0));
         for (again, found) in [(0, 0), (4, 0), (40, 1)] {
-            evidence.runs.retain(|run| run.kind != Kind::SlowPairs);
-            evidence.runs.push(slow(Kind::SlowPairs, 40, 2, again));
+            evidence.runs.retain(|run| run.kind != RunKind::SlowPairs);
+            evidence.runs.push(slow(RunKind::SlowPairs, 40, 2, again));
             assert_eq!(examine(&evidence).len(), found, "{again} sent again");
         }
     }
@@ -248,13 +249,13 @@ mod tests {
             (4, 0, 20, 20, false),
         ] {
             let mut evidence = fixture::healthy();
-            evidence.runs.push(requests(Kind::SmallRequests, 165.0));
-            evidence.runs.push(requests(Kind::LargeRequests, 42.0));
-            evidence.runs.push(slow(Kind::SlowSegments, single, 1, single_again));
-            evidence.runs.push(slow(Kind::SlowPairs, pairs, 2, pairs_again));
+            evidence.runs.push(requests(RunKind::SmallRequests, 165.0));
+            evidence.runs.push(requests(RunKind::LargeRequests, 42.0));
+            evidence.runs.push(slow(RunKind::SlowSegments, single, 1, single_again));
+            evidence.runs.push(slow(RunKind::SlowPairs, pairs, 2, pairs_again));
             let found = examine(&evidence);
             assert_eq!(found.len(), usize::from(is_it), "{single_again} {pairs} {pairs_again}: {found:?}");
-            evidence.runs.push(fixture::probe(End::Near, 1400, 10, 9));
+            evidence.runs.push(fixture::probe(PathEnd::Near, 1400, 10, 9));
             assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
         }
     }

@@ -1,7 +1,7 @@
 //! vsock addresses that do not lead where they seem to.
 
 use super::Check;
-use crate::evidence::{End, Evidence};
+use crate::evidence::{Evidence, PathEnd};
 use crate::facts::Facts;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -27,7 +27,7 @@ fn loopback(evidence: &Evidence) -> Option<Finding> {
     if !(cid == LOCAL || is_own) || has(&evidence.near, "vsock_loopback") {
         return None;
     }
-    let name = evidence.name(End::Near);
+    let name = evidence.name(PathEnd::Near);
     let what = format!(
         "CID {cid} is {name} itself, and the module vsock_loopback, which leads there, is not loaded."
     );
@@ -36,12 +36,12 @@ fn loopback(evidence: &Evidence) -> Option<Finding> {
         .run(&["modprobe", "vsock_loopback"])
         .lasting("modules-load.d", "/etc/modules-load.d/vsock.conf: vsock_loopback");
     let modules = format!("modules: {}", vsock.modules.join(", "));
-    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).at(End::Near);
+    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).at(PathEnd::Near);
     Some(finding.evidence(why.clone()).evidence(modules).remedy(remedy))
 }
 
 /// No setting of the network changes it, and whether a program sets the flag cannot be seen: kept apart.
-fn needs_flag(evidence: &Evidence, end: End, facts: &Facts) -> Option<Finding> {
+fn needs_flag(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Option<Finding> {
     let (kernel, vsock) = (version(&facts.machine.kernel)?, &facts.vsock);
     let name = evidence.name(end);
     let only_vmci = vsock.has_vmci && !vsock.has_virtio;

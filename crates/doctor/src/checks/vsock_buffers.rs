@@ -1,7 +1,7 @@
 //! vsock's buffers.
 
 use super::Check;
-use crate::evidence::{Evidence, Kind};
+use crate::evidence::{Evidence, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::size;
@@ -14,7 +14,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     if !evidence.is_vsock {
         return Vec::new();
     }
-    let sizes = evidence.runs(Kind::Stream).filter_map(|run| run.report.send_buffer);
+    let sizes = evidence.runs(RunKind::Stream).filter_map(|run| run.report.send_buffer);
     let Some(least) = sizes.min().filter(|least| *least < LEAST) else { return Vec::new() };
     let what = format!("vsock connections have buffers of {}.", size(least));
     let cost = Cost::estimated(0.5, "two thirds of the throughput and more");

@@ -1,7 +1,7 @@
 //! vsock without the module that it needs, or with two of them.
 
 use super::Check;
-use crate::evidence::{End, Evidence};
+use crate::evidence::{Evidence, PathEnd};
 use crate::facts::Vsock;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -15,7 +15,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     evidence.ends().filter_map(|(end, facts)| of(evidence, end, &facts.vsock)).collect()
 }
 
-fn of(evidence: &Evidence, end: End, vsock: &Vsock) -> Option<Finding> {
+fn of(evidence: &Evidence, end: PathEnd, vsock: &Vsock) -> Option<Finding> {
     let loaded = |name: &str| vsock.modules.iter().any(|module| module == name);
     let name = evidence.name(end);
     let devices = match (vsock.has_vmci, vsock.has_virtio) {

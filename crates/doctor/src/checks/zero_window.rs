@@ -2,7 +2,7 @@
 
 use super::{Check, captured};
 use crate::capture::Way;
-use crate::evidence::{End, Evidence, Kind};
+use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::time;
@@ -11,7 +11,7 @@ pub const CHECK: Check = Check { name: "zero-window", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);
-    found.extend([End::Near, End::Far].into_iter().filter_map(|from| of_run(evidence, from)));
+    found.extend([PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of_run(evidence, from)));
     found
 }
 
@@ -37,8 +37,8 @@ fn reader() -> Remedy {
         .run(&["top", "-b", "-n", "1"])
 }
 
-fn of_run(evidence: &Evidence, from: End) -> Option<Finding> {
-    let run = evidence.run(Kind::Stream, from).filter(|run| run.report.seconds >= 1.0)?;
+fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
+    let run = evidence.run(RunKind::Stream, from).filter(|run| run.report.seconds >= 1.0)?;
     let tcp = run.tcp().filter(|tcp| tcp.busy_us > 0)?;
     let closed = run.counters(from.other()).stack("TcpExt.TCPToZeroWindowAdv");
     let waited = tcp.rwnd_limited_us as f64 / tcp.busy_us as f64;
@@ -75,15 +75,15 @@ mod tests {
     #[test]
     fn a_window_that_closes_is_found_at_the_receiver() {
         let mut evidence = fixture::healthy();
-        evidence.runs.retain(|run| run.kind != Kind::Stream);
+        evidence.runs.retain(|run| run.kind != RunKind::Stream);
         let tcp =
             TcpSummary { mss: 1448, busy_us: 1_000_000, rwnd_limited_us: 800_000, ..TcpSummary::default() };
-        evidence.runs.push(fixture::stream(End::Near, 1e8, tcp));
+        evidence.runs.push(fixture::stream(PathEnd::Near, 1e8, tcp));
         assert!(examine(&evidence).is_empty(), "waiting for the window is another check's");
         let run = evidence.runs.last_mut().unwrap();
         run.far.stack.insert("TcpExt.TCPToZeroWindowAdv".to_owned(), 200);
         let found = examine(&evidence);
-        assert_eq!((found.len(), found[0].end), (1, Some(End::Far)));
+        assert_eq!((found.len(), found[0].end), (1, Some(PathEnd::Far)));
         evidence.loopback_near = Some(3e8);
         assert!(examine(&evidence).is_empty(), "as fast as its CPU allows");
     }

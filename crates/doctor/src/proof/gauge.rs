@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::change::{Change, Ring};
-use crate::evidence::{End, Evidence};
+use crate::change::{Change, RingSide};
+use crate::evidence::{Evidence, PathEnd};
 use crate::text::{rate, time};
 
 /// Connections at once where the work shall spread over queues.
@@ -13,11 +13,11 @@ const SEVERAL: u32 = 4;
 #[serde(rename_all = "snake_case")]
 pub enum Gauge {
     /// Bits per second from this end.
-    Throughput { from: End, connections: u32 },
+    Throughput { from: PathEnd, connections: u32 },
     /// Microseconds in the median.
     RoundTrips,
     /// Of the datagrams of the sender's MTU, the share that arrives.
-    Datagrams { from: End },
+    Datagrams { from: PathEnd },
     /// Bits per second that this machine sends while it forwards for others, whatever those are about.
     Forwarded,
 }
@@ -60,11 +60,16 @@ pub fn all_of(changes: &[Change]) -> Vec<Gauge> {
 }
 
 fn of(change: &Change) -> Vec<Gauge> {
-    let sends = Gauge::Throughput { from: End::Near, connections: 1 };
-    let receives = Gauge::Throughput { from: End::Far, connections: 1 };
+    let sends = Gauge::Throughput { from: PathEnd::Near, connections: 1 };
+    let receives = Gauge::Throughput { from: PathEnd::Far, connections: 1 };
     match change {
         Change::Mtu { .. } => {
-            vec![Gauge::Datagrams { from: End::Near }, Gauge::Datagrams { from: End::Far }, sends, receives]
+            vec![
+                Gauge::Datagrams { from: PathEnd::Near },
+                Gauge::Datagrams { from: PathEnd::Far },
+                sends,
+                receives,
+            ]
         }
         // Only who forwards is asked to switch it off.
         Change::Features { features, .. } if features.get("lro") == Some(&false) => vec![Gauge::Forwarded],
@@ -76,10 +81,10 @@ fn of(change: &Change) -> Vec<Gauge> {
             gauges.extend(features.keys().any(receiving).then_some(receives));
             gauges
         }
-        Change::Ring { ring: Ring::Tx, .. } => vec![sends],
-        Change::Ring { ring: Ring::Rx, .. } => vec![receives],
+        Change::Ring { ring: RingSide::Tx, .. } => vec![sends],
+        Change::Ring { ring: RingSide::Rx, .. } => vec![receives],
         Change::Queues { .. } | Change::Spread { .. } | Change::Affinity { .. } => {
-            vec![Gauge::Throughput { from: End::Far, connections: SEVERAL }]
+            vec![Gauge::Throughput { from: PathEnd::Far, connections: SEVERAL }]
         }
         Change::Moderation { .. } => vec![Gauge::RoundTrips],
         Change::Sysctl { name, .. } => match name.as_str() {
@@ -98,17 +103,17 @@ mod tests {
     fn a_change_is_measured_where_it_acts() {
         let eth0 = || "eth0".to_owned();
         let one = |from| Gauge::Throughput { from, connections: 1 };
-        assert_eq!(of(&Change::feature("eth0", "tso", true)), [one(End::Near)]);
-        assert_eq!(of(&Change::feature("eth0", "rx-gro-hw", true)), [one(End::Far)]);
+        assert_eq!(of(&Change::feature("eth0", "tso", true)), [one(PathEnd::Near)]);
+        assert_eq!(of(&Change::feature("eth0", "rx-gro-hw", true)), [one(PathEnd::Far)]);
         assert_eq!(of(&Change::feature("eth0", "lro", false)), [Gauge::Forwarded]);
-        assert_eq!(of(&Change::feature("eth0", "lro", true)), [one(End::Far)]);
+        assert_eq!(of(&Change::feature("eth0", "lro", true)), [one(PathEnd::Far)]);
         assert_eq!(of(&Change::Moderation { interface: eth0(), rx_us: 50 }), [Gauge::RoundTrips]);
         let scaling =
             Change::Sysctl { name: "net.ipv4.tcp_window_scaling".to_owned(), value: "1".to_owned() };
-        assert_eq!(of(&scaling), [one(End::Near), one(End::Far)]);
+        assert_eq!(of(&scaling), [one(PathEnd::Near), one(PathEnd::Far)]);
         let both = [Change::feature("eth0", "tso", true), Change::feature("eth0", "gso", true)];
-        assert_eq!(all_of(&both), [one(End::Near)]);
+        assert_eq!(all_of(&both), [one(PathEnd::Near)]);
         let mtu = of(&Change::Mtu { interface: eth0(), mtu: 9000 });
-        assert!(mtu.contains(&Gauge::Datagrams { from: End::Far }), "{mtu:?}");
+        assert!(mtu.contains(&Gauge::Datagrams { from: PathEnd::Far }), "{mtu:?}");
     }
 }

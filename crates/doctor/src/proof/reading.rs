@@ -72,7 +72,7 @@ pub fn overall(readings: &[Reading]) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evidence::End;
+    use crate::evidence::PathEnd;
 
     fn reading(gauge: Gauge, before: &[f64], after: &[f64]) -> Verdict {
         let mut reading = Reading { before: before.to_vec(), after: after.to_vec(), ..Reading::new(gauge) };
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn only_what_is_beyond_the_spread_counts() {
-        let throughput = Gauge::Throughput { from: End::Near, connections: 1 };
+        let throughput = Gauge::Throughput { from: PathEnd::Near, connections: 1 };
         assert_eq!(reading(throughput, &[1.0, 1.1, 0.9, 1.0], &[4.0, 4.2, 3.9, 4.1]), Verdict::Helps);
         assert_eq!(reading(throughput, &[4.0, 4.2, 3.9, 4.1], &[1.0, 1.1, 0.9, 1.0]), Verdict::Worse);
         // One that was disturbed is no reason to doubt the others.

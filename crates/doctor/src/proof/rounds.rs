@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use vmlane_bench::{Address, Hooks, Options, Spec, Target, Test};
 
 use super::gauge::Gauge;
-use crate::evidence::{End, Evidence};
+use crate::evidence::{Evidence, PathEnd};
 use crate::facts::Counters;
 use crate::question::Question;
 use crate::sys::Ethtool;
@@ -44,7 +44,7 @@ impl Measuring<'_> {
     pub fn measure(&self, gauge: Gauge) -> f64 {
         let of = |(full, quick)| if self.is_quick { quick } else { full };
         let (seconds, warmup): (f64, f64) = (of(SECONDS), of(WARMUP));
-        let test = |from| if from == End::Near { Test::Stream } else { Test::Maerts };
+        let test = |from| if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
         let spec = |test, seconds| Spec { seconds, warmup, cooldown: 0.15, abandon: true, ..Spec::new(test) };
         match gauge {
             Gauge::Throughput { from, connections } => {
@@ -94,11 +94,11 @@ impl Measuring<'_> {
     }
 
     /// Of this machine as it is now, of the other one as it was reported.
-    fn mtu(&self, end: End) -> Option<u32> {
+    fn mtu(&self, end: PathEnd) -> Option<u32> {
         let interface = self.evidence.facts(end)?.path_interface()?;
         match end {
-            End::Near => Ethtool::open().ok()?.mtu(&interface.name).ok(),
-            End::Far => Some(interface.mtu),
+            PathEnd::Near => Ethtool::open().ok()?.mtu(&interface.name).ok(),
+            PathEnd::Far => Some(interface.mtu),
         }
     }
 

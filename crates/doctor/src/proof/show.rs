@@ -120,10 +120,10 @@ mod tests {
     use super::*;
     use crate::change::Change;
     use crate::checks::fixture;
-    use crate::evidence::End;
+    use crate::evidence::PathEnd;
 
     fn proven() -> Proven {
-        let mut reading = Reading::new(Gauge::Throughput { from: End::Near, connections: 1 });
+        let mut reading = Reading::new(Gauge::Throughput { from: PathEnd::Near, connections: 1 });
         (reading.before, reading.after) = (vec![1e9, 1.1e9, 0.9e9], vec![4e9, 4.4e9, 3.6e9]);
         reading.judge();
         let trial = Trial {

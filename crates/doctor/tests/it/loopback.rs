@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use vmlane_bench::server::{Examiner, Running};
 use vmlane_bench::{Address, Options, Server};
-use vmlane_doctor::evidence::{End, Evidence, Kind};
+use vmlane_doctor::evidence::{Evidence, PathEnd, RunKind};
 use vmlane_doctor::{Diagnosis, Plan, examine, examiner};
 
 fn serve(examiner: Option<Examiner>) -> (Running, Address) {
@@ -30,8 +30,8 @@ fn a_machine_can_be_examined_by_itself() {
     let (_server, to) = serve(Some(examiner()));
     let evidence = ask(&to).unwrap();
     assert_eq!(evidence.failed, [""; 0]);
-    for from in [End::Near, End::Far] {
-        let stream = evidence.run(Kind::Stream, from).expect("each direction alone");
+    for from in [PathEnd::Near, PathEnd::Far] {
+        let stream = evidence.run(RunKind::Stream, from).expect("each direction alone");
         assert!(stream.bps() > 1e6, "{from:?}: {}", stream.bps());
         assert!(stream.tcp().unwrap().busy_us > 0, "the kernel reports how long a connection was busy");
         let (bytes, probe) = evidence.probes().find(|(_, run)| run.from == from).expect("datagrams");
