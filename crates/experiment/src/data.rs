@@ -7,7 +7,7 @@ mod turns;
 
 use crate::figure::{Chart, Point, Series, Shape, Value, reach};
 use crate::foot::{Labs, Marks, foot};
-use crate::plan::{Claim, Figure, Filter, Kind};
+use crate::plan::{Claim, Figure, FigureKind, Filter};
 use crate::rows::Row;
 use crate::summary::Spread;
 use crate::units::number;
@@ -54,7 +54,7 @@ impl<'r> Data<'r> {
         let entries = picked.legend(&figure.series, fixed);
         let styles = picked.styles(&figure.series, &entries);
         let of_groups = picked.styles_of_groups(&groups);
-        let ratio = figure.kind == Kind::Ratio;
+        let ratio = figure.kind == FigureKind::Ratio;
         let unit =
             if ratio { Unit { name: "times", scale: 1.0 } } else { self.unit(&picked.upper, figure.value) };
         let mut series: Vec<Series> = Vec::new();
@@ -85,9 +85,9 @@ impl<'r> Data<'r> {
         let marks = if ratio { Marks::of_ratios(&series) } else { Marks::Values };
         let titles: Vec<&str> = figure.x.iter().map(|factor| axis_title(factor, &rows)).collect();
         let shape = match figure.kind {
-            Kind::Bars => Shape::Bars,
-            Kind::Lines => Shape::Lines,
-            Kind::Ratio => Shape::Ratio,
+            FigureKind::Bars => Shape::Bars,
+            FigureKind::Lines => Shape::Lines,
+            FigureKind::Ratio => Shape::Ratio,
         };
         let labs = self.labs(&rows, &picked.shown());
         let foot = foot(&rows, self.statistic, marks, &labs);

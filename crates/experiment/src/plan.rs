@@ -93,7 +93,7 @@ pub struct Figure {
     #[serde(default)]
     pub caption: String,
     #[serde(default)]
-    pub kind: Kind,
+    pub kind: FigureKind,
     #[serde(default)]
     pub value: Measure,
     /// The factor along the x axis, or several that change together.
@@ -117,7 +117,7 @@ pub struct Figure {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum FigureKind {
     #[default]
     Bars,
     Lines,
@@ -320,7 +320,7 @@ impl Plan {
 
     /// A chart has one unit: bit/s and transactions do not stand side by side.
     fn check_unit(&self, figure: &Figure) -> Result<()> {
-        if figure.kind == Kind::Ratio || matches!(figure.value, Measure::RttP50 | Measure::RttP99) {
+        if figure.kind == FigureKind::Ratio || matches!(figure.value, Measure::RttP50 | Measure::RttP99) {
             return Ok(());
         }
         let is_shown = |factors: &&Factors| {

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use crate::data::{Data, Drawn};
 use crate::figure::{self, Chart, Frame, escape};
 use crate::foot;
-use crate::plan::{Claim, Figure, Kind, Plan, Statistic};
+use crate::plan::{Claim, Figure, FigureKind, Plan, Statistic};
 use crate::report::tables::plain;
 use crate::rows::{self, Row, Setup};
 use crate::summary::Spread;
@@ -368,16 +368,16 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
         _ => "median",
     };
     let figures = || plan.iter().flat_map(|plan| &plan.figures);
-    let has = |kind: Kind| figures().any(|figure| figure.kind == kind);
+    let has = |kind: FigureKind| figures().any(|figure| figure.kind == kind);
     let mut html = String::from("<ul>\n");
-    if figures().any(|figure| figure.kind != Kind::Ratio) {
+    if figures().any(|figure| figure.kind != FigureKind::Ratio) {
         let _ = writeln!(
             html,
             "<li>A mark is the {middle} of the runs, and its whisker reaches from the least to the most. Words in place of a \
              mark explain why there is none.</li>"
         );
     }
-    if has(Kind::Ratio) {
+    if has(FigureKind::Ratio) {
         let _ = writeln!(
             html,
             "<li>A <b>ratio</b> is taken run by run where both sides took turns: the mark is the {middle} of these ratios, and \
@@ -389,7 +389,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     let sizes = |figure: &Figure| {
         figure.x.iter().any(|factor| ["message", "buffer", "guests"].contains(&factor.as_str()))
     };
-    if figures().any(|figure| figure.kind == Kind::Lines && sizes(figure)) {
+    if figures().any(|figure| figure.kind == FigureKind::Lines && sizes(figure)) {
         html += "<li>Along the x axis, values stand at equal steps, whatever lies between them: where the steps between \
                  sizes differ, the slope of a line means nothing.</li>\n";
     }

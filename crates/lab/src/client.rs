@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 
 use crate::plan::{Reply, Request};
-use crate::proto::{Credit, Exec, Exit, Frame, Kind, MAX_DATA};
+use crate::proto::{Credit, Exec, Exit, Frame, FrameKind, MAX_DATA};
 
 /// What a command in a guest printed, and how it ended.
 #[derive(Clone, Debug, Default)]
@@ -95,12 +95,12 @@ impl Session {
                     Err(_) => break,
                 };
                 credit.give((room - length) as u32);
-                let frame = Frame::new(Kind::Stdin, 0, &buffer[..length]);
+                let frame = Frame::new(FrameKind::Stdin, 0, &buffer[..length]);
                 if length > 0 && out.send(&frame).is_err() {
                     return;
                 }
             }
-            let _ = out.send(&Frame::new(Kind::StdinEnd, 0, Vec::new()));
+            let _ = out.send(&Frame::new(FrameKind::StdinEnd, 0, Vec::new()));
         });
     }
 
@@ -110,17 +110,17 @@ impl Session {
             let frame = Frame::read(&mut self.reader).context("the lab's supervisor")?;
             let frame = frame.context("the lab went down while the command ran")?;
             match frame.kind {
-                Kind::Stdout | Kind::Stderr => {
+                FrameKind::Stdout | FrameKind::Stderr => {
                     let to: &mut dyn Write =
-                        if frame.kind == Kind::Stdout { &mut *stdout } else { &mut *stderr };
+                        if frame.kind == FrameKind::Stdout { &mut *stdout } else { &mut *stderr };
                     to.write_all(&frame.data).context("cannot write the command's output")?;
                     to.flush().context("cannot write the command's output")?;
                     // The command may just have ended: then no one waits for credit.
                     let _ = self.out.send(&Frame::credit(0, frame.data.len()));
                 }
-                Kind::Credit => self.credit.give(frame.granted()),
-                Kind::Exit => return Ok(frame.parse()?),
-                Kind::Failed => bail!("{}", String::from_utf8_lossy(&frame.data)),
+                FrameKind::Credit => self.credit.give(frame.granted()),
+                FrameKind::Exit => return Ok(frame.parse()?),
+                FrameKind::Failed => bail!("{}", String::from_utf8_lossy(&frame.data)),
                 _ => {}
             }
         }
@@ -140,7 +140,7 @@ pub struct Signaller(Arc<Sender>);
 
 impl Signaller {
     pub fn signal(&self, number: i32) {
-        let _ = self.0.send(&Frame::new(Kind::Signal, 0, [number as u8]));
+        let _ = self.0.send(&Frame::new(FrameKind::Signal, 0, [number as u8]));
     }
 
     /// Leaves the session, which ends the command.

@@ -42,7 +42,7 @@ const PREAMBLE: &[u8; 16] = b"\xe5vmlane lab sync";
 /// What a frame is. The number is on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// Agent, first: [`Hello`].
     Hello = 1,
     /// Supervisor, first: [`Setup`].
@@ -71,9 +71,9 @@ pub enum Kind {
     Taken = 15,
 }
 
-impl Kind {
+impl FrameKind {
     fn of(number: u8) -> Option<Self> {
-        use Kind::*;
+        use FrameKind::*;
         let all = [
             Hello, Setup, Up, Exec, Stdin, StdinEnd, Stdout, Stderr, Credit, Signal, Close, Exit, Failed,
             Reboot, Taken,
@@ -84,7 +84,7 @@ impl Kind {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub session: u32,
     pub data: Vec<u8>,
 }
@@ -140,21 +140,21 @@ impl Exit {
 }
 
 impl Frame {
-    pub fn new(kind: Kind, session: u32, data: impl Into<Vec<u8>>) -> Self {
+    pub fn new(kind: FrameKind, session: u32, data: impl Into<Vec<u8>>) -> Self {
         Self { kind, session, data: data.into() }
     }
 
-    pub fn json(kind: Kind, session: u32, value: &impl Serialize) -> Self {
+    pub fn json(kind: FrameKind, session: u32, value: &impl Serialize) -> Self {
         // The types above are plain data: they always serialize.
         Self::new(kind, session, serde_json::to_vec(value).unwrap_or_default())
     }
 
     pub fn credit(session: u32, bytes: usize) -> Self {
-        Self::new(Kind::Credit, session, (bytes as u32).to_le_bytes())
+        Self::new(FrameKind::Credit, session, (bytes as u32).to_le_bytes())
     }
 
     pub fn taken(bytes: u32) -> Self {
-        Self::new(Kind::Taken, 0, bytes.to_le_bytes())
+        Self::new(FrameKind::Taken, 0, bytes.to_le_bytes())
     }
 
     pub fn parse<'a, T: Deserialize<'a>>(&'a self) -> io::Result<T> {
@@ -185,7 +185,7 @@ impl Frame {
         }
         let u32_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
         let (session, length) = (u32_at(4), u32_at(8) as usize);
-        let kind = Kind::of(header[2]).filter(|_| header[..2] == MAGIC.to_le_bytes());
+        let kind = FrameKind::of(header[2]).filter(|_| header[..2] == MAGIC.to_le_bytes());
         let Some(kind) = kind.filter(|_| length <= MAX_DATA) else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a frame"));
         };
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn frames_round_trip() {
-        let frame = Frame::new(Kind::Stdout, 7, b"hello".to_vec());
+        let frame = Frame::new(FrameKind::Stdout, 7, b"hello".to_vec());
         let bytes = frame.encode();
         assert_eq!(Frame::read(&mut &bytes[..]).unwrap(), Some(frame));
         assert_eq!(Frame::read(&mut &[][..]).unwrap(), None);
@@ -280,14 +280,14 @@ mod tests {
 
     #[test]
     fn a_restart_inside_a_frame_is_found() {
-        let cut = Frame::new(Kind::Stdout, 1, vec![1; MAX_DATA]).encode();
+        let cut = Frame::new(FrameKind::Stdout, 1, vec![1; MAX_DATA]).encode();
         for keep in [1, 11, 12, 500, cut.len()] {
             let mut bytes = cut[..keep].to_vec();
-            bytes.extend(opening(&Frame::new(Kind::Hello, 0, b"x".to_vec())));
+            bytes.extend(opening(&Frame::new(FrameKind::Hello, 0, b"x".to_vec())));
             let mut from = &bytes[..];
             while Frame::read(&mut from).is_ok() {}
             assert!(hunt(&mut from).unwrap(), "cut after {keep}");
-            assert_eq!(Frame::read(&mut from).unwrap().unwrap().kind, Kind::Hello);
+            assert_eq!(Frame::read(&mut from).unwrap().unwrap().kind, FrameKind::Hello);
         }
     }
 

@@ -19,7 +19,7 @@ use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::ring::Ring;
+use super::ring::GuestRing;
 
 /// Descriptors of a ring, as QEMU has them.
 const SIZE: u16 = 128;
@@ -58,8 +58,8 @@ enum Event {
 /// A guest with one socket.
 pub struct Guest {
     ram: Arc<Ram>,
-    rx: Ring,
-    tx: Ring,
+    rx: GuestRing,
+    tx: GuestRing,
     /// Buffers by the id of their chain; those that are read and not posted again.
     buffers: Vec<u64>,
     spare: Vec<u64>,
@@ -105,8 +105,8 @@ impl Guest {
         let [rx_events, tx_events] = events;
         let mut guest = Guest {
             ram,
-            rx: Ring::new(rx, SIZE, rx_events),
-            tx: Ring::new(tx, 0, tx_events),
+            rx: GuestRing::new(rx, SIZE, rx_events),
+            tx: GuestRing::new(tx, 0, tx_events),
             buffers,
             spare: Vec::new(),
             slots: vec![Slot::default(); SIZE.into()],

@@ -8,7 +8,7 @@ use vmlane_guestsim::vhost_user::RingEvents;
 use vmlane_guestsim::virtio::DriverRing;
 
 /// One ring that a back end serves.
-pub struct Ring {
+pub struct GuestRing {
     ring: DriverRing,
     events: RingEvents,
     /// Chains made available so far (mod 2^16), and how many of them the last kick was thought about for.
@@ -18,10 +18,10 @@ pub struct Ring {
     taken: u16,
 }
 
-impl Ring {
+impl GuestRing {
     /// Over a ring that `posted` chains wait in already.
-    pub fn new(ring: DriverRing, posted: u16, events: RingEvents) -> Ring {
-        Ring { ring, events, posted, announced: 0, taken: 0 }
+    pub fn new(ring: DriverRing, posted: u16, events: RingEvents) -> GuestRing {
+        GuestRing { ring, events, posted, announced: 0, taken: 0 }
     }
 
     /// Makes a chain available, without a word; its id.

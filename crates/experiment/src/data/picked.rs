@@ -2,7 +2,7 @@
 
 use super::base::{Data, over};
 use crate::figure::{Style, Value, hue};
-use crate::plan::{Figure, Kind, Measure};
+use crate::plan::{Figure, FigureKind, Measure};
 use crate::rows::Row;
 use crate::words::sides;
 
@@ -15,7 +15,7 @@ pub struct Picked<'f, 'r> {
 
 impl<'f, 'r> Picked<'f, 'r> {
     pub fn new(data: &Data<'r>, figure: &'f Figure) -> Self {
-        let lower = if figure.kind == Kind::Ratio {
+        let lower = if figure.kind == FigureKind::Ratio {
             data.matching(&over(&figure.only, &figure.over))
         } else {
             Vec::new()
@@ -25,7 +25,7 @@ impl<'f, 'r> Picked<'f, 'r> {
 
     /// Whether a factor's values are those of the denominators: there are several of them.
     fn is_lower(&self, factor: &str) -> bool {
-        self.figure.kind == Kind::Ratio
+        self.figure.kind == FigureKind::Ratio
             && self.figure.over.get(factor).is_some_and(|values| values.texts().len() > 1)
     }
 
@@ -116,7 +116,7 @@ impl<'f, 'r> Picked<'f, 'r> {
         let mixed = several(&upper);
         let missing = |rows: &[&Row]| Value::Missing(data.why_missing(rows, pairs));
         let Some(value) = data.point(&upper, measure) else { return (missing(&upper), mixed) };
-        if self.figure.kind != Kind::Ratio {
+        if self.figure.kind != FigureKind::Ratio {
             return (Value::Point(value), mixed);
         }
         let lower = self.rows(pairs, true);

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::proto::{self, Frame, Hello, Kind, Setup, Up};
+use crate::proto::{self, Frame, FrameKind, Hello, Setup, Up};
 use output::send;
 use session::Sessions;
 
@@ -31,12 +31,12 @@ pub fn run() -> Result<()> {
     let mut port = BufReader::with_capacity(64 * 1024, Patient { file, line, taken: 0 });
 
     let hello = Hello { nonce: nonce(), release: release() };
-    send(&out, proto::opening(&Frame::json(Kind::Hello, 0, &hello)));
+    send(&out, proto::opening(&Frame::json(FrameKind::Hello, 0, &hello)));
     let setup = wait_for_setup(&mut port, hello.nonce)?;
     let mut warnings = Vec::new();
     network::apply(&setup, &mut warnings);
     let up = Up { release: hello.release, uptime: uptime(), warnings };
-    send(&out, Frame::json(Kind::Up, 0, &up).encode());
+    send(&out, Frame::json(FrameKind::Up, 0, &up).encode());
     serve(&mut port, &out)
 }
 
@@ -44,8 +44,8 @@ fn serve(port: &mut impl Read, out: &Sender<Vec<u8>>) -> Result<()> {
     let sessions = Sessions::default();
     while let Some(frame) = Frame::read(port).context("the lab's port")? {
         match frame.kind {
-            Kind::Exec => session::start(&frame, out, &sessions),
-            Kind::Reboot => reboot(),
+            FrameKind::Exec => session::start(&frame, out, &sessions),
+            FrameKind::Reboot => reboot(),
             _ => {
                 let mut open = sessions.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(session) = open.get_mut(&frame.session) {
@@ -124,7 +124,7 @@ fn find_port() -> Result<PathBuf> {
 fn wait_for_setup(port: &mut impl Read, nonce: u64) -> Result<Setup> {
     while proto::hunt(port)? {
         if let Ok(Some(frame)) = Frame::read(port)
-            && frame.kind == Kind::Setup
+            && frame.kind == FrameKind::Setup
             && let Ok(setup) = frame.parse::<Setup>()
             && setup.nonce == nonce
         {

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::output::send;
-use crate::proto::{Credit, Exec, Exit, Frame, Kind, MAX_DATA};
+use crate::proto::{Credit, Exec, Exit, Frame, FrameKind, MAX_DATA};
 
 /// The running sessions by number.
 pub type Sessions = Arc<Mutex<HashMap<u32, Session>>>;
@@ -30,15 +30,15 @@ impl Session {
     /// Handles a frame without ever waiting.
     pub fn handle(&mut self, frame: Frame) {
         match frame.kind {
-            Kind::Stdin => {
+            FrameKind::Stdin => {
                 if let Some(stdin) = &self.stdin {
                     let _ = stdin.send(frame.data); // its thread ends when the command closed stdin
                 }
             }
-            Kind::StdinEnd => self.stdin = None,
-            Kind::Credit => self.credit.give(frame.granted()),
-            Kind::Signal => self.signal(frame.data.first().copied().unwrap_or(15)),
-            Kind::Close => self.close(),
+            FrameKind::StdinEnd => self.stdin = None,
+            FrameKind::Credit => self.credit.give(frame.granted()),
+            FrameKind::Signal => self.signal(frame.data.first().copied().unwrap_or(15)),
+            FrameKind::Close => self.close(),
             _ => {}
         }
     }
@@ -72,9 +72,9 @@ pub fn start(frame: &Frame, out: &Sender<Vec<u8>>, sessions: &Sessions) {
         Err(error) => {
             let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
             let text = format!("vmlane: cannot run it in the guest: {error}\n");
-            send(out, Frame::new(Kind::Stderr, id, text.into_bytes()).encode());
+            send(out, Frame::new(FrameKind::Stderr, id, text.into_bytes()).encode());
             let exit = Exit { code: Some(code), signal: None };
-            send(out, Frame::json(Kind::Exit, id, &exit).encode());
+            send(out, Frame::json(FrameKind::Exit, id, &exit).encode());
             return;
         }
     };
@@ -127,7 +127,7 @@ fn finish(id: u32, mut child: Child, credit: &Credit, out: &Sender<Vec<u8>>, ses
     let (ended, alive) = match std::io::pipe() {
         Ok(pipe) => pipe,
         Err(error) => {
-            send(out, Frame::new(Kind::Failed, id, error.to_string().into_bytes()).encode());
+            send(out, Frame::new(FrameKind::Failed, id, error.to_string().into_bytes()).encode());
             let _ = child.kill();
             let _ = child.wait();
             sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
@@ -137,10 +137,10 @@ fn finish(id: u32, mut child: Child, credit: &Credit, out: &Sender<Vec<u8>>, ses
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let status = thread::scope(|scope| {
         if let Some(pipe) = stdout {
-            scope.spawn(|| drain(id, Kind::Stdout, pipe, &ended, credit, out));
+            scope.spawn(|| drain(id, FrameKind::Stdout, pipe, &ended, credit, out));
         }
         if let Some(pipe) = stderr {
-            scope.spawn(|| drain(id, Kind::Stderr, pipe, &ended, credit, out));
+            scope.spawn(|| drain(id, FrameKind::Stderr, pipe, &ended, credit, out));
         }
         let status = child.wait();
         drop(alive);
@@ -148,14 +148,14 @@ fn finish(id: u32, mut child: Child, credit: &Credit, out: &Sender<Vec<u8>>, ses
     });
     let exit = status.map(|s| Exit { code: s.code(), signal: s.signal() }).unwrap_or_default();
     sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-    send(out, Frame::json(Kind::Exit, id, &exit).encode());
+    send(out, Frame::json(FrameKind::Exit, id, &exit).encode());
 }
 
 /// Command to client, until the pipe closes, or until the command has ended and the pipe is empty:
 /// a daemon that it left behind may hold the pipe open for ever.
 fn drain<P: Read + AsFd>(
     id: u32,
-    kind: Kind,
+    kind: FrameKind,
     mut pipe: P,
     ended: &impl AsFd,
     credit: &Credit,

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use super::Event;
 use super::link::Link;
 use crate::plan::{Plan, Reply, Request};
-use crate::proto::{Frame, Kind};
+use crate::proto::{Frame, FrameKind};
 use crate::qmp;
 
 /// What every connection may use.
@@ -49,7 +49,7 @@ fn connection(stream: &UnixStream, shared: &Shared) -> Result<()> {
         Request::Exec { guest, exec } => {
             let link = shared.link(&guest)?;
             let session = link.open(timeout)?;
-            let _ = session.out.send(Frame::json(Kind::Exec, session.id, &exec).encode());
+            let _ = session.out.send(Frame::json(FrameKind::Exec, session.id, &exec).encode());
             answer(stream, &Reply::Done)?;
             let id = session.id;
             relay(stream, reader, session);
@@ -130,10 +130,10 @@ fn relay(mut client: &UnixStream, mut reader: BufReader<UnixStream>, session: su
                 }
             }
             // After the end of a session the agent does not know its number, and ignores this.
-            let _ = out.send(Frame::new(Kind::Close, id, Vec::new()).encode());
+            let _ = out.send(Frame::new(FrameKind::Close, id, Vec::new()).encode());
         });
         for frame in &session.frames {
-            let last = matches!(frame.kind, Kind::Exit | Kind::Failed);
+            let last = matches!(frame.kind, FrameKind::Exit | FrameKind::Failed);
             if client.write_all(&frame.encode()).is_err() || last {
                 break;
             }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::proto::{self, Credit, Frame, Hello, Kind, LINE_WINDOW, Setup, Up};
+use crate::proto::{self, Credit, Frame, FrameKind, Hello, LINE_WINDOW, Setup, Up};
 
 /// Where a guest is.
 #[derive(Clone, Debug)]
@@ -120,7 +120,7 @@ impl Link {
     fn end_sessions(&self, state: &mut State, why: &str) {
         for (id, session) in state.sessions.drain() {
             let text = format!("guest {}: {why}", self.guest);
-            let _ = session.send(Frame::new(Kind::Failed, id, text.into_bytes()));
+            let _ = session.send(Frame::new(FrameKind::Failed, id, text.into_bytes()));
         }
     }
 
@@ -128,12 +128,12 @@ impl Link {
         let mut port = BufReader::with_capacity(64 * 1024, port);
         loop {
             match Frame::read(&mut port) {
-                Ok(Some(frame)) if frame.kind == Kind::Up => {
+                Ok(Some(frame)) if frame.kind == FrameKind::Up => {
                     if self.came_up(run, frame.parse().unwrap_or_default()) {
                         on_up();
                     }
                 }
-                Ok(Some(frame)) if frame.kind == Kind::Taken => {
+                Ok(Some(frame)) if frame.kind == FrameKind::Taken => {
                     window.iter().for_each(|window| window.give(frame.granted()));
                 }
                 Ok(Some(frame)) => self.deliver(run, frame),
@@ -175,7 +175,7 @@ impl Link {
         self.end_sessions(&mut state, "it restarted");
         state.phase = Phase::Booting;
         if let Some(out) = &state.out {
-            let _ = out.send(proto::opening(&Frame::json(Kind::Setup, 0, setup)));
+            let _ = out.send(proto::opening(&Frame::json(FrameKind::Setup, 0, setup)));
         }
     }
 
@@ -185,7 +185,7 @@ impl Link {
             return;
         }
         let id = frame.session;
-        let last = matches!(frame.kind, Kind::Exit | Kind::Failed);
+        let last = matches!(frame.kind, FrameKind::Exit | FrameKind::Failed);
         if let Some(session) = state.sessions.get(&id) {
             let _ = session.send(frame); // its client may be gone already
         }
@@ -246,7 +246,7 @@ impl Link {
         state.started = Instant::now();
         state.phase = Phase::Booting;
         if ask {
-            let _ = out.send(Frame::new(Kind::Reboot, 0, Vec::new()).encode());
+            let _ = out.send(Frame::new(FrameKind::Reboot, 0, Vec::new()).encode());
         }
         Ok(())
     }
