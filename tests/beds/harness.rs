@@ -54,7 +54,7 @@ impl Form {
 
 /// Where a test runs.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum TestPlace {
     /// In a lab that it shares with other tests.
     Bed(&'static Topology, fn(&Bed)),
     /// In labs of its own, or in none.
@@ -67,7 +67,7 @@ pub struct Test {
     /// With its module: `streams::bytes_arrive`.
     pub name: &'static str,
     pub form: Form,
-    pub place: Place,
+    pub place: TestPlace,
 }
 
 impl Test {
@@ -79,8 +79,8 @@ impl Test {
     /// own.
     fn group(&self) -> &'static str {
         match self.place {
-            Place::Bed(topology, _) => topology.name,
-            Place::Own(_) => self.module(),
+            TestPlace::Bed(topology, _) => topology.name,
+            TestPlace::Own(_) => self.module(),
         }
     }
 }
@@ -91,10 +91,10 @@ impl Test {
 #[macro_export]
 macro_rules! tests {
     (@block $form:ident $bed:ident; $($name:ident)+) => {
-        &[$($crate::tests!(@one $form $name $crate::harness::Place::Bed(&$crate::topology::$bed, $name))),+]
+        &[$($crate::tests!(@one $form $name $crate::harness::TestPlace::Bed(&$crate::topology::$bed, $name))),+]
     };
     (@block $form:ident; $($name:ident)+) => {
-        &[$($crate::tests!(@one $form $name $crate::harness::Place::Own($name))),+]
+        &[$($crate::tests!(@one $form $name $crate::harness::TestPlace::Own($name))),+]
     };
     (@one $form:ident $name:ident $place:expr) => {
         $crate::harness::Test {
@@ -175,8 +175,8 @@ fn trial(test: Test, requested: &str, is_last: bool) -> Trial {
 
 fn run(test: &Test) -> Result<(), Failed> {
     let (topology, in_bed) = match test.place {
-        Place::Own(alone) => return contained(alone),
-        Place::Bed(topology, in_bed) => (topology, in_bed),
+        TestPlace::Own(alone) => return contained(alone),
+        TestPlace::Bed(topology, in_bed) => (topology, in_bed),
     };
     let opened = OPEN.with_borrow_mut(Option::take);
     let opened = match opened.filter(|opened| std::ptr::eq(opened.topology, topology)) {

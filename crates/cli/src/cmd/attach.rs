@@ -11,7 +11,7 @@ use vmlane_daemon::owners::owners;
 
 /// Which configuration.
 #[derive(Debug, clap::Args)]
-pub struct Place {
+pub struct ConfigPlace {
     /// Configuration file
     #[arg(long, value_name = "FILE", default_value = vmlane_config::DEFAULT_PATH)]
     pub config: PathBuf,
@@ -23,7 +23,7 @@ pub struct Place {
     pub state_dir: Option<PathBuf>,
 }
 
-impl Place {
+impl ConfigPlace {
     /// The configuration with the VMs that were added at run time, and why these cannot be read.
     pub fn config(&self) -> anyhow::Result<(Config, String)> {
         let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
@@ -43,7 +43,7 @@ pub struct Target {
     /// Name of the VM, as in the configuration
     pub vm: String,
     #[command(flatten)]
-    pub place: Place,
+    pub place: ConfigPlace,
     /// Memory of the guest
     #[arg(long, value_name = "MiB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub mem: u64,

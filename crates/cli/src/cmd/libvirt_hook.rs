@@ -12,7 +12,7 @@ use vmlane_attach::libvirt::hook::{Operation, Start, concerns, judge};
 use vmlane_config::VmConfig;
 use vmlane_config::paths::Paths;
 
-use super::attach::Place;
+use super::attach::ConfigPlace;
 
 /// libvirt waits for its hooks, and the administrator for libvirt.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(hide = true)]
     rest: Vec<String>,
     #[command(flatten)]
-    place: Place,
+    place: ConfigPlace,
 }
 
 impl Args {

@@ -114,7 +114,7 @@ impl World {
     }
 
     /// The VMCI guest connects.
-    fn is_connected(&mut self, number: u32, size: u64) {
+    fn connect_guest(&mut self, number: u32, size: u64) {
         let name = (3000 + number, V, 4000 + number);
         let (v, options) = (self.v.clone(), Options { size, port: Some(name.2), ..Options::default() });
         let connecting = std::thread::spawn(move || v.connect((A, name.0), options));
@@ -222,7 +222,7 @@ fn killed(packed: bool, kills: u64) {
     let mut world = World::new(packed);
     for (number, size) in (0..STREAMS).zip(RINGS) {
         world.connects(number, true);
-        world.is_connected(number, size);
+        world.connect_guest(number, size);
     }
     for kill in 0..kills {
         // Another amount each time, so that it dies elsewhere.
@@ -245,7 +245,7 @@ fn connections_of_two_kinds_that_were_just_made_go_on() {
     for number in 0..12 {
         world.connects(number, true);
         world.kill();
-        world.is_connected(number, 65_536);
+        world.connect_guest(number, 65_536);
         world.kill();
         world.flow(10_000);
     }
@@ -258,7 +258,7 @@ fn streams_between_virtio_vsock_and_vmci_guests_outlast_a_crash_loop() {
     let mut world = World::new(false);
     for (number, size) in (0..STREAMS).zip(RINGS) {
         world.connects(number, true);
-        world.is_connected(number, size);
+        world.connect_guest(number, size);
     }
     for _ in 0..5 {
         world.flow(256 << 10);

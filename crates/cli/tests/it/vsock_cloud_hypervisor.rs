@@ -65,7 +65,7 @@ impl Vm {
         })
     }
 
-    fn is_done<T>(&mut self, work: JoinHandle<(CloudHypervisor, T)>) -> T {
+    fn finish<T>(&mut self, work: JoinHandle<(CloudHypervisor, T)>) -> T {
         let (vmm, done) = work.join().expect("it succeeds");
         self.vmm = Some(vmm);
         done
@@ -134,7 +134,7 @@ fn its_streams_go_on_and_its_requests_wait() {
         let work = a.does(move |vmm| vmm.enable(enabled));
         daemon.launch();
         kill(&daemon);
-        a.is_done(work).unwrap();
+        a.finish(work).unwrap();
     }
     passes(&mut a, &mut b, 100_000);
     daemon.kill();
@@ -142,7 +142,7 @@ fn its_streams_go_on_and_its_requests_wait() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(!work.is_finished(), "who should have answered?");
     daemon.launch();
-    assert_eq!(b.is_done(work).unwrap(), 4u64.to_le_bytes());
+    assert_eq!(b.finish(work).unwrap(), 4u64.to_le_bytes());
     passes(&mut a, &mut b, 100_000);
     assert_eq!((a.event(), b.event()), (None, None), "no driver is to reset its sockets");
 }
@@ -157,7 +157,7 @@ fn its_guest_may_reset_the_device_without_a_daemon() {
         daemon.kill();
         let work = a.does(|vmm| vmm.reset());
         daemon.launch();
-        assert_eq!(a.is_done(work).unwrap().len(), 3);
+        assert_eq!(a.finish(work).unwrap().len(), 3);
         kill(&daemon);
         let vmm = a.vmm.as_mut().expect("a VMM");
         (a.guest, a.events, a.buffers) = Vm::driver(vmm, &a.ram, 3);
@@ -186,7 +186,7 @@ fn it_connects_again_after_its_session_was_closed() {
         assert!(work.iter().all(|work| !work.is_finished()), "they wait for a daemon");
         daemon.launch();
         for (vm, work) in [&mut a, &mut b].into_iter().zip(work) {
-            vm.is_done(work).unwrap();
+            vm.finish(work).unwrap();
             let mut event = None;
             wait_until("its driver gets a reset", || {
                 event = event.or_else(|| vm.event());

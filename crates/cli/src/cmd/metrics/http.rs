@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::places::Bounds;
-use self::places::{Phase, Place, Places};
+use self::places::{ClientPlace, Phase, Places};
 
 /// The content type and the text of the page, by a client's header `Accept`.
 pub type Page = dyn Fn(&str) -> (&'static str, String) + Send + Sync;
@@ -125,7 +125,7 @@ impl Answer {
 }
 
 /// Reads a request and answers it.
-fn converse(mut stream: Timed, place: &Place, bounds: Bounds, page: &Page) {
+fn converse(mut stream: Timed, place: &ClientPlace, bounds: Bounds, page: &Page) {
     let mut bytes = Vec::new();
     let (answer, with_body) = match request(&mut stream, &mut bytes, bounds.request) {
         Ok(true) => {

@@ -72,7 +72,7 @@ struct Table {
 pub struct Places(Mutex<Table>);
 
 /// The place of one; free again when dropped.
-pub struct Place {
+pub struct ClientPlace {
     places: Arc<Places>,
     number: u64,
 }
@@ -80,7 +80,7 @@ pub struct Place {
 impl Places {
     /// A place for one more connection. If all are taken, the oldest one that waits for its client ends for
     /// it; `None`: there is none of these.
-    pub fn take(self: &Arc<Self>, stream: &Arc<TcpStream>, bounds: Bounds) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, stream: &Arc<TcpStream>, bounds: Bounds) -> Option<ClientPlace> {
         let mut table = self.0.lock();
         if table.open.len() >= bounds.connections {
             let mut open = table.open.iter();
@@ -91,11 +91,11 @@ impl Places {
         table.last += 1;
         let number = table.last;
         table.open.insert(number, Connection { stream: stream.clone(), phase: Phase::Asking });
-        Some(Place { places: self.clone(), number })
+        Some(ClientPlace { places: self.clone(), number })
     }
 }
 
-impl Place {
+impl ClientPlace {
     pub fn enter(&self, phase: Phase) {
         if let Some(connection) = self.places.0.lock().open.get_mut(&self.number) {
             connection.phase = phase;
@@ -103,7 +103,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ClientPlace {
     fn drop(&mut self) {
         self.places.0.lock().open.remove(&self.number);
     }
