@@ -72,19 +72,19 @@ enum Command {
     /// Answer tests, from many clients, until stopped
     #[command(after_help = SERVER_EXAMPLES)]
     Server(ServerArgs),
-    /// Throughput from here to the server
+    /// Measure throughput from here to the server
     #[command(after_help = STREAM_EXAMPLES)]
     Stream(StreamArgs),
-    /// Throughput from the server to here
+    /// Measure throughput from the server to here
     #[command(after_help = STREAM_EXAMPLES)]
     Maerts(StreamArgs),
-    /// Throughput both ways at once, over the same connections
+    /// Measure throughput both ways at once, over the same connections
     #[command(after_help = STREAM_EXAMPLES)]
     Bidir(StreamArgs),
-    /// Requests and responses over one connection: rate and round-trip times
+    /// Measure requests and responses over one connection: rate and round-trip times
     #[command(after_help = RR_EXAMPLES)]
     Rr(RrArgs),
-    /// Requests and responses, a new connection for each
+    /// Measure requests and responses, a new connection for each
     #[command(after_help = RR_EXAMPLES)]
     Crr(RrArgs),
 }
@@ -178,7 +178,7 @@ struct CommonArgs {
     /// prints this machine's clock instead; "go N" starts when that clock shows N nanoseconds
     #[arg(long)]
     barrier: bool,
-    /// The server's port for the data connections, for a firewall's sake [default: any free one]
+    /// The server's port for the data connections, if a firewall must allow it [default: any free one]
     #[arg(short = 'P', long = "data-port", value_name = "PORT")]
     data_port: Option<u32>,
     /// Print one line of JSON

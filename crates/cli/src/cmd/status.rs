@@ -16,7 +16,7 @@ ATTACHED: whether a VMM is connected. VSOCK: the kind of the VM's socket device.
   ready      the guest's driver has set it up
   booting    no driver has set it up since the VM was started or reset
   stopped    a driver used it before and does not now: the guest is paused or reboots, or the driver was unloaded
-  no driver  booting or stopped, of a VMCI device or a VMXNET3 card, where these are not distinguished
+  no driver  no driver uses it: booting or stopped, which a VMCI device or a VMXNET3 card does not distinguish
   absent     no VMM is connected
   lost       a virtio-vsock device for which no daemon came in time (`hold` in [daemon]): restart its QEMU
 While no daemon runs, the error names the devices whose sessions the keeper holds for the next one.

@@ -25,13 +25,13 @@ pub struct ImportArgs {
 
 #[derive(Debug, Subcommand)]
 enum From {
-    /// Take VMware's configuration files (.vmx)
+    /// Convert VMware's configuration files (.vmx)
     Vmx(machines::MachineArgs),
-    /// Take OVF envelopes (.ovf), as VMware exports them
+    /// Convert OVF envelopes (.ovf), as VMware exports them
     Ovf(machines::Ovf),
-    /// Take libvirt's domains (virsh dumpxml)
+    /// Convert libvirt's domains (virsh dumpxml)
     Libvirt(machines::MachineArgs),
-    /// Take the command line, or the YAML, of vhost-device-vsock
+    /// Convert the command line, or the YAML, of vhost-device-vsock
     VhostDeviceVsock(vhost_device_vsock::Args),
 }
 
