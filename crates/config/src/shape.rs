@@ -381,7 +381,7 @@ mod tests {
                 "t.toml:2: daemon: coalesce = \"yes\": write true or false, without quotes",
             ),
             (
-                "[limits]\nspill_bytes = true\n",
+                "[limits]\noverflow_bytes = true\n",
                 "limits: overflow_bytes = true: write a number, or a text such as overflow_bytes = \"64M\"",
             ),
             (

@@ -106,8 +106,8 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[limits]\ninbox_bytes = \"2G\"", 2, &["inbox_bytes = \"2G\"", "to 1073741824"]),
     ("[daemon]\nflood_limit = -1", 2, &["daemon: flood_limit = -1", "from 0 to 100000000"]),
     ("[daemon]\nhuge_pages = \"all\"", 2, &["daemon: huge_pages = \"all\"", "(or \"64M\") from 0 to"]),
-    ("[limits]\nspill_bytes = \"lots\"", 2, &["overflow_bytes = \"lots\"", "(or \"64M\")"]),
-    ("[limits]\nspill_bytes = -5", 2, &["overflow_bytes = -5"]),
+    ("[limits]\noverflow_bytes = \"lots\"", 2, &["overflow_bytes = \"lots\"", "(or \"64M\")"]),
+    ("[limits]\noverflow_bytes = -5", 2, &["overflow_bytes = -5"]),
     ("[limits]\nsockets = 5", 2, &["limits: sockets = 5: there is no such key; there are", "queue_pairs"]),
     (
         "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", slot = 0 }]",

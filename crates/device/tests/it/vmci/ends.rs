@@ -95,7 +95,7 @@ fn a_vm_cannot_leave_more_behind_than_it_may() {
     a.close();
     assert_eq!(check_pattern(&b, pattern(), 3_000), RING - 1, "what had arrived");
     assert_eq!(world.view(3).overflow_left, 100);
-    assert_eq!(world.bound(3, "spill_bytes"), (0, 100, 1));
+    assert_eq!(world.bound(3, "overflow_bytes"), (0, 100, 1));
 }
 
 #[test]
