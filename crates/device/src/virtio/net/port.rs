@@ -37,8 +37,7 @@ pub struct NetPort {
     tx: Vec<TxQueue>,
     rx: Vec<RxQueue>,
     turns: QueueTurns,
-    tx_rules: TxRules,
-    rx_rules: RxRules,
+    rules: Rules,
     capabilities: RxCapabilities,
     filter: Filter,
     steering: Steering,
@@ -54,6 +53,12 @@ pub struct NetPort {
     stats: Arc<PortStats>,
     counters: Arc<VirtioNetStats>,
     control: Option<Control>,
+}
+
+/// What the guest and its driver agreed on, each way.
+struct Rules {
+    tx: TxRules,
+    rx: RxRules,
 }
 
 /// The control queue, where the VMM leaves it to us, and what the guest has asked for there.
@@ -150,20 +155,22 @@ impl NetPort {
             tx,
             rx,
             turns: QueueTurns::default(),
-            tx_rules: TxRules {
-                header,
-                frame: TxRules::longest(config.mtu),
-                checksum: has(net_feature::CSUM),
-                tso4: has(net_feature::HOST_TSO4),
-                tso6: has(net_feature::HOST_TSO6),
-                uso: has(net_feature::HOST_USO),
-            },
-            rx_rules: RxRules {
-                header,
-                frame: frame + 2 * TAG,
-                mergeable,
-                checksum: capabilities.checksum,
-                aggregates: capabilities.aggregates(),
+            rules: Rules {
+                tx: TxRules {
+                    header,
+                    frame: TxRules::longest(config.mtu),
+                    checksum: has(net_feature::CSUM),
+                    tso4: has(net_feature::HOST_TSO4),
+                    tso6: has(net_feature::HOST_TSO6),
+                    uso: has(net_feature::HOST_USO),
+                },
+                rx: RxRules {
+                    header,
+                    frame: frame + 2 * TAG,
+                    mergeable,
+                    checksum: capabilities.checksum,
+                    aggregates: capabilities.aggregates(),
+                },
             },
             capabilities: RxCapabilities {
                 frame,
@@ -216,7 +223,7 @@ impl NetPort {
             self.pairs = requested.pairs.into();
         }
         let Taken { checksum, tso4, tso6, uso4, uso6 } = Taken::of(requested.offloads);
-        (self.rx_rules.checksum, self.rx_rules.aggregates) =
+        (self.rules.rx.checksum, self.rules.rx.aggregates) =
             (checksum, Taken::of(requested.offloads).aggregates());
         let whole = RxCapabilities { tso4, tso6, uso4, uso6, ..self.capabilities };
         self.capabilities = RxCapabilities { partial_sum: checksum, partial_frame: checksum, ..whole };
@@ -258,7 +265,7 @@ impl NetPort {
     #[inline]
     fn fetch_one(&mut self, number: usize) -> Option<u16> {
         let queue = self.tx.get_mut(number)?;
-        match queue.fetch(&self.tx_rules, &self.stats) {
+        match queue.fetch(&self.rules.tx, &self.stats) {
             Ok(slot) => {
                 let slot = slot?;
                 if number < self.pairs {
@@ -277,15 +284,15 @@ impl NetPort {
     #[inline]
     fn deliver_one(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
         let fits = match frame.aggregate {
-            Some(_) => self.rx_rules.aggregates,
-            None => frame.len() <= self.rx_rules.frame,
+            Some(_) => self.rules.rx.aggregates,
+            None => frame.len() <= self.rules.rx.frame,
         };
         if !fits {
             return Err(DropReason::TooLong);
         }
         let pair = self.steering.pair(frame.head);
         let queue = self.rx.get_mut(pair).ok_or(DropReason::NoBuffers)?;
-        if let Err(reason) = queue.deliver(frame, &self.rx_rules, &mut self.scratch) {
+        if let Err(reason) = queue.deliver(frame, &self.rules.rx, &mut self.scratch) {
             if let Some(broken) = queue.take_broken() {
                 let ring = queue.ring;
                 self.broke(ring, broken);

@@ -78,6 +78,17 @@ pub struct Lane {
     state: AtomicRefCell<State>,
 }
 
+/// How far the bytes of a guest have come.
+struct BytesOfGuest {
+    /// Those that came, those in flight apart.
+    received: u64,
+    /// Which of them is at the beginning of the place.
+    base: u64,
+    taken: u64,
+    /// How many of those the guest was notified of.
+    reported: u64,
+}
+
 struct State {
     /// Where the guest receives; none while its rings do not run, and when the connection is over for it.
     inlet: Option<Arc<Inlet>>,
@@ -89,12 +100,7 @@ struct State {
     /// Those behind them, where the guest has them; the first ones are taken already.
     in_flight: Spans,
     flight_taken: usize,
-    /// Bytes of the guest that came, those in flight apart; which of them is at the beginning of the place.
-    received: u64,
-    base: u64,
-    /// How many were taken, and how many of them were reported to the guest.
-    taken: u64,
-    reported_taken: u64,
+    bytes: BytesOfGuest,
     /// So many of those that come next were taken before a previous daemon's death, out of chains that it did
     /// not complete.
     skipped: usize,
@@ -144,8 +150,8 @@ impl State {
     /// The bytes that are kept are these now: those that came and were not taken.
     fn set_kept(&mut self) {
         // A previous daemon's counts may be damaged.
-        let len = self.received.saturating_sub(self.taken).min(CREDIT as u64) as usize;
-        self.place.set(&mut self.kept, self.taken.wrapping_sub(self.base), len);
+        let len = self.bytes.received.saturating_sub(self.bytes.taken).min(CREDIT as u64) as usize;
+        self.place.set(&mut self.kept, self.bytes.taken.wrapping_sub(self.bytes.base), len);
     }
 }
 
@@ -160,10 +166,7 @@ impl Lane {
             place,
             in_flight: nothing(),
             flight_taken: 0,
-            received,
-            base,
-            taken,
-            reported_taken: taken,
+            bytes: BytesOfGuest { received, base, taken, reported: taken },
             skipped: 0,
             sent,
             flow: Flow::default(),
@@ -218,7 +221,7 @@ impl Lane {
         }
         let skipped = len.min(state.skipped);
         state.skipped -= skipped;
-        state.received += skipped as u64;
+        state.bytes.received += skipped as u64;
         if state.in_flight.is_empty() {
             state.in_flight.follow(payload);
         }
@@ -231,13 +234,13 @@ impl Lane {
         let rest = state.in_flight();
         if rest > 0 {
             if state.kept.is_empty() {
-                state.base = state.taken;
+                state.bytes.base = state.bytes.taken;
             }
-            let first = state.taken + state.kept.len() as u64;
-            state.place.set(&mut state.kept, first.wrapping_sub(state.base), rest);
+            let first = state.bytes.taken + state.kept.len() as u64;
+            state.place.set(&mut state.kept, first.wrapping_sub(state.bytes.base), rest);
             copy_spans(&state.kept, 0, &state.in_flight, state.flight_taken, rest);
         }
-        state.received += state.in_flight.len() as u64;
+        state.bytes.received += state.in_flight.len() as u64;
         state.in_flight.clear();
         state.flight_taken = 0;
         state.set_kept();
@@ -245,7 +248,7 @@ impl Lane {
 
     /// The chains of what was in flight are completed with the next commit.
     pub fn note_received(&self) {
-        let State { place, received, base, .. } = &*self.state.borrow();
+        let State { place, bytes: BytesOfGuest { received, base, .. }, .. } = &*self.state.borrow();
         place.note(Word::Received, *received);
         if place.load(Word::Base) != *base {
             place.note(Word::Base, *base);
@@ -323,15 +326,15 @@ impl Counts for Lane {
         if tail >= size {
             return false;
         }
-        state.taken += (tail + size - state.taken % size) % size;
-        if state.received.abs_diff(state.taken) > most {
+        state.bytes.taken += (tail + size - state.bytes.taken % size) % size;
+        if state.bytes.received.abs_diff(state.bytes.taken) > most {
             return false;
         }
-        state.place.store(Word::Taken, state.taken);
-        state.skipped = state.taken.saturating_sub(state.received) as usize;
+        state.place.store(Word::Taken, state.bytes.taken);
+        state.skipped = state.bytes.taken.saturating_sub(state.bytes.received) as usize;
         state.set_kept();
         // What was reported, and the credit that the guest gives, are not known.
-        state.reported_taken = state.taken.wrapping_sub(most);
+        state.bytes.reported = state.bytes.taken.wrapping_sub(most);
         state.flow = Flow::resumed(state.sent as u32);
         state.asks = true;
         true
@@ -340,12 +343,16 @@ impl Counts for Lane {
 
 impl State {
     fn packet(&mut self, name: &Name, op: u16) -> Header {
-        self.reported_taken = self.taken;
-        Header { buf_alloc: (CREDIT as u32).into(), fwd_cnt: (self.taken as u32).into(), ..name.packet(op) }
+        self.bytes.reported = self.bytes.taken;
+        Header {
+            buf_alloc: (CREDIT as u32).into(),
+            fwd_cnt: (self.bytes.taken as u32).into(),
+            ..name.packet(op)
+        }
     }
 
     fn is_update_due(&self) -> bool {
-        self.taken.wrapping_sub(self.reported_taken) >= CREDIT as u64 / 2
+        self.bytes.taken.wrapping_sub(self.bytes.reported) >= CREDIT as u64 / 2
     }
 }
 
@@ -376,9 +383,9 @@ impl StreamPort for LanePort {
         let state = &mut *self.0.state.borrow_mut();
         let kept = len.min(state.kept.len());
         state.flight_taken += len - kept;
-        state.taken += len as u64;
+        state.bytes.taken += len as u64;
         // At once, and behind the index that the peer's ring has by now.
-        state.place.store(Word::Taken, state.taken);
+        state.place.store(Word::Taken, state.bytes.taken);
         if kept > 0 {
             state.set_kept();
         }

@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 
 use super::backlog::Waiting;
 use super::bridge::Name;
-use super::kept::{Kept, Part, Replies, Transaction};
+use super::kept::{Part, Replies, Transaction};
 use super::receive::{Inlet, NoBuffers, RX, Receive, Shares};
 use super::stats::GuestStats;
 use super::transmit::{Outlet, Transmit};
@@ -60,22 +60,25 @@ pub struct Port {
     /// The payload of `outgoing`.
     payload: Spans,
     outgoing: Option<Outgoing>,
-    /// Since when the driver wants to be notified that packets are sent, and the descriptors of those it was
-    /// not notified of.
-    notice_due: Option<Instant>,
-    unreported: u16,
-    /// What those packets take of their sockets' memory, about, in bytes.
-    held: usize,
+    unreported: Unreported,
     recall: Recall,
     /// Descriptors read that its VM was not charged for yet begin here.
     charged: u64,
     broken: bool,
-    lines: Arc<dyn Lines>,
-    pub kept: Arc<Kept>,
-    transaction: Arc<Transaction>,
+    pub shares: Shares,
     /// Of its VM.
     pub stats: Arc<GuestStats>,
     doorbell: Option<Doorbell>,
+}
+
+/// Packets that are sent and of which the driver was not notified.
+#[derive(Default)]
+struct Unreported {
+    /// Since when it wants to be.
+    since: Option<Instant>,
+    descriptors: u16,
+    /// What they take of their sockets' memory, about, in bytes.
+    bytes: usize,
 }
 
 /// A port's doorbell among those of all.
@@ -125,15 +128,11 @@ impl Port {
             payload: Spans::new(memory.clone(), false),
             outgoing: None,
             memory,
-            notice_due: None,
-            unreported: 0,
-            held: 0,
+            unreported: Unreported::default(),
             recall: Recall::new(&**lines),
             charged: 0,
             broken: false,
-            lines: shares.lines,
-            kept: shares.kept,
-            transaction: shares.transaction,
+            shares,
             stats: Arc::default(),
             doorbell: None,
         };
@@ -230,8 +229,8 @@ impl Port {
 
     fn sent(&mut self, taken: &Taken, payload: usize) {
         self.tx.borrow_mut().complete(taken);
-        self.unreported = self.unreported.saturating_add(taken.count());
-        self.held = self.held.saturating_add(PACKET + payload);
+        self.unreported.descriptors = self.unreported.descriptors.saturating_add(taken.count());
+        self.unreported.bytes = self.unreported.bytes.saturating_add(PACKET + payload);
     }
 
     /// Gives what is left of `outgoing`, whose payload is in `from`, to this guest: several packets if
@@ -309,24 +308,24 @@ impl Port {
     /// it is notified when half of its ring is completed, or a little later; if they hold much memory, before
     /// the packets for it, since these may be the credit that a sender waits for.
     pub fn flush(&mut self, now: Instant) {
-        self.transaction.commit();
+        self.shares.transaction.commit();
         let calls = self.rx.borrow_mut().take_calls();
         let mut tx = self.tx.borrow_mut();
         if tx.take_calls() {
-            self.notice_due.get_or_insert(now);
+            self.unreported.since.get_or_insert(now);
         }
         let half = tx.ring.size() / 2;
         drop(tx);
         let due = |since| {
-            self.unreported >= half
-                || calls && self.held >= HELD
+            self.unreported.descriptors >= half
+                || calls && self.unreported.bytes >= HELD
                 || now.saturating_duration_since(since) >= LATE
         };
-        if self.notice_due.is_some_and(due) {
+        if self.unreported.since.is_some_and(due) {
             self.flush_deferred(now);
         }
         if calls {
-            self.lines.call(RX);
+            self.shares.lines.call(RX);
             self.recall.called(now);
         }
     }
@@ -343,7 +342,7 @@ impl Port {
 
     /// Nothing moves: a driver whose packets hold much memory is notified of them now.
     pub fn deliver_held(&mut self, now: Instant) {
-        if self.held >= HELD {
+        if self.unreported.bytes >= HELD {
             self.flush_deferred(now);
         }
     }
@@ -355,9 +354,9 @@ impl Port {
         }
         // What is deferred is not to be reported yet.
         let notified = self.rx.borrow().ring.is_notified()
-            && (self.notice_due.is_some() || self.tx.borrow().ring.is_notified());
+            && (self.unreported.since.is_some() || self.tx.borrow().ring.is_notified());
         if self.recall.take_due(now, notified) {
-            self.lines.call(RX);
+            self.shares.lines.call(RX);
         }
     }
 
@@ -368,14 +367,14 @@ impl Port {
 
     /// Is the driver to be notified of something when its time has come?
     pub fn defers(&self) -> bool {
-        self.notice_due.is_some()
+        self.unreported.since.is_some()
     }
 
     /// The driver is notified now: nothing waits for its time while the worker sleeps.
     pub fn flush_deferred(&mut self, now: Instant) {
-        if self.notice_due.take().is_some() {
-            (self.unreported, self.held) = (0, 0);
-            self.lines.call(TX);
+        if self.unreported.since.take().is_some() {
+            (self.unreported.descriptors, self.unreported.bytes) = (0, 0);
+            self.shares.lines.call(TX);
             self.recall.called(now);
         }
     }
@@ -383,16 +382,16 @@ impl Port {
     /// A fault of ours ended this port: its driver is notified. Nothing but the drop follows.
     pub fn fail(&mut self) {
         self.broken = true;
-        self.notice_due = None;
+        self.unreported.since = None;
         self.rx.borrow_mut().fail();
-        self.lines.fail(TX);
+        self.shares.lines.fail(TX);
     }
 
     #[cold]
     fn breaks(&mut self, broken: Broken) {
         tracing::debug!(ring = TX, %broken, "a virtio ring broke");
         self.broken = true;
-        self.lines.fail(TX);
+        self.shares.lines.fail(TX);
     }
 
     pub fn has_buffers(&self) -> bool {
@@ -441,14 +440,14 @@ impl Port {
     pub fn disarm(&mut self) {
         self.tx.borrow_mut().ring.quiet();
         self.rx.borrow_mut().ring.quiet();
-        self.lines.clear();
+        self.shares.lines.clear();
     }
 
     /// Its doorbell is one of `doorbells` from now on, if it has one.
     pub fn announce_to(&mut self, doorbells: Arc<Doorbells>, cid: u32, device: &str) {
-        let Some(file) = self.lines.doorbell() else { return };
+        let Some(file) = self.shares.lines.doorbell() else { return };
         match doorbells.add(file, cid.into()) {
-            Ok(()) => self.doorbell = Some(Doorbell { among: doorbells, lines: self.lines.clone() }),
+            Ok(()) => self.doorbell = Some(Doorbell { among: doorbells, lines: self.shares.lines.clone() }),
             Err(error) => {
                 tracing::warn!(device, %error, "a virtio-vsock device has no doorbell; it is polled all the time")
             }
@@ -460,7 +459,7 @@ impl Port {
     pub fn set_transaction(&mut self, transaction: &Arc<Transaction>) {
         self.rx.borrow_mut().set_transaction(transaction.clone());
         self.tx.borrow_mut().set_transaction(transaction.clone());
-        self.transaction = transaction.clone();
+        self.shares.transaction = transaction.clone();
     }
 
     /// It is among none from here on.
@@ -485,7 +484,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.unreported = u16::MAX;
+        self.unreported.descriptors = u16::MAX;
         self.flush(Instant::now());
         // What is under way is taken again when the rings run next, and goes on where it was.
         let mut tx = self.tx.borrow_mut();

@@ -79,7 +79,7 @@ impl Routes {
             return port.fail();
         }
         port.set_transaction(&self.transaction);
-        let is_new = self.bind(cid, &port.kept);
+        let is_new = self.bind(cid, &port.shares.kept);
         if std::mem::take(&mut port.fresh) {
             self.reset_all(cid);
             port.forget_last_driver();
