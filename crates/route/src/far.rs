@@ -230,9 +230,9 @@ mod tests {
         assert_eq!((incoming.ended(), out.ended()), (ended::FINISHED, ended::FINISHED));
         far.say(ANNOUNCED_CLOSE | ANNOUNCED_RECEIVE);
         assert!(out.is_refused());
-        out.voice().say(ANNOUNCED_SEND);
+        out.voice().announce_end(ANNOUNCED_SEND);
         assert_eq!(far.ended(), ended::FINISHED);
-        out.voice().say(ANNOUNCED_CLOSE);
+        out.voice().announce_end(ANNOUNCED_CLOSE);
         assert_eq!(far.ended(), ended::FINISHED | ended::DETACHED);
     }
 

@@ -173,7 +173,7 @@ impl Ring {
     /// Says what the peer does no more, as `ANNOUNCED_*`.
     pub fn say(&mut self, what: u64, line: &OwnedFd) -> Signalled {
         match self {
-            Ring::Daemon { voice, .. } => voice.say(what),
+            Ring::Daemon { voice, .. } => voice.announce_end(what),
             Ring::Program { ring, .. } => {
                 ring.say(what);
                 return self.announce(line);

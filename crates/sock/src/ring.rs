@@ -23,7 +23,7 @@ pub struct Moved {
 
 /// Words that both halves use.
 struct Shared {
-    said: Mutex<Word>,
+    announced: Mutex<Word>,
     ended: Word,
 }
 
@@ -56,9 +56,9 @@ pub struct Voice(Arc<Shared>);
 
 impl Voice {
     /// Adds `ANNOUNCED_*` bits; to be followed by a signal.
-    pub fn say(&self, what: u64) {
-        let said = self.0.said.lock();
-        said.store_fenced(said.load() | what);
+    pub fn announce_end(&self, what: u64) {
+        let announced = self.0.announced.lock();
+        announced.store_fenced(announced.load() | what);
     }
 }
 
@@ -82,7 +82,7 @@ pub fn halves(map: &MemoryMap, size: u64) -> io::Result<(Outgoing, Incoming)> {
     let own = pages(layout::process_page(size), INDEX_PAGE)?;
     let theirs = pages(layout::daemon_page(size), INDEX_PAGE)?;
     let shared =
-        Arc::new(Shared { said: Mutex::new(own.word(word::ANNOUNCED)), ended: theirs.word(word::ENDED) });
+        Arc::new(Shared { announced: Mutex::new(own.word(word::ANNOUNCED)), ended: theirs.word(word::ENDED) });
     let (tail, head) = (own.load_u64(word::TAIL), own.load_u64(word::HEAD));
     if tail >= size || head >= size {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "an index outside its ring"));
@@ -146,14 +146,14 @@ impl Outgoing {
         self.wants.store(0);
     }
 
-    /// For saying what this process does no more.
+    /// Announces what this process does no more.
     pub fn voice(&self) -> Voice {
         Voice(self.shared.clone())
     }
 
-    /// What this process has said.
-    pub fn said(&self) -> u64 {
-        self.shared.said.lock().load()
+    /// The ends that this process has announced.
+    pub fn announced(&self) -> u64 {
+        self.shared.announced.lock().load()
     }
 
     /// How the stream ended so far: bits of [`ended`].

@@ -21,17 +21,17 @@ use vmlane_wire::host::{ANNOUNCED_RECEIVE, ANNOUNCED_SEND, FLAG_RING, Op, RING, 
 use crate::request::{Answer, Host};
 use crate::ring::{self, Incoming, Outgoing, Voice};
 
-/// How long a blocking call looks again before it sleeps.
+/// How long a blocking call polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// Looks between two offers of the CPU to others.
+/// Polls between two yields.
 const YIELD_EVERY: u32 = 64;
-/// With this many CPUs or fewer, the daemon and the VM may need the very one that this thread looks on.
+/// With this many CPUs or fewer, the daemon and the VM may need the very one that this thread polls on.
 const FEW_CPUS: usize = 3;
 
 /// A core that comes back so late was wanted by others, who would have it for a slice after each offer. So
 /// for a while threads sleep at once: who sleeps is scheduled as soon as it is woken.
 const WANTED: Duration = Duration::from_micros(50);
-const POLITE: Duration = Duration::from_millis(50);
+const YIELDING: Duration = Duration::from_millis(50);
 
 fn yield_every() -> u32 {
     static EVERY: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
@@ -72,16 +72,16 @@ pub struct Stream {
     spin: Mutex<Spin>,
 }
 
-/// How long a blocking call looks again.
+/// How long a blocking call polls.
 struct Spin {
     most: Duration,
-    /// Others want the core until then.
-    polite_until: Option<Instant>,
+    /// Others want the core until then: it is yielded.
+    yielding_until: Option<Instant>,
 }
 
 impl Spin {
     fn window(&self, now: Instant) -> Duration {
-        if self.polite_until.is_some_and(|until| now < until) { Duration::ZERO } else { self.most }
+        if self.yielding_until.is_some_and(|until| now < until) { Duration::ZERO } else { self.most }
     }
 }
 
@@ -129,7 +129,7 @@ impl Stream {
         Stream::connect_by(&Host::default(), cid, port, Duration::from_secs(2))
     }
 
-    /// The same through another daemon, or with another patience.
+    /// The same through another daemon, or with another timeout.
     pub fn connect_by(host: &Host, cid: u32, port: u32, timeout: Duration) -> io::Result<Stream> {
         let millis = timeout.as_millis().clamp(1, 60_000) as u32;
         let (socket, mut answer) = host.ask(Request::new(Op::Connect, cid, port, millis, FLAG_RING))?;
@@ -163,7 +163,7 @@ impl Stream {
             nonblocking: AtomicBool::new(false),
             waits: Default::default(),
             timeouts: Mutex::default(),
-            spin: Mutex::new(Spin { most: SPIN, polite_until: None }),
+            spin: Mutex::new(Spin { most: SPIN, yielding_until: None }),
         })
     }
 
@@ -203,7 +203,7 @@ impl Stream {
         Ok(())
     }
 
-    /// How long a blocking call looks again before it sleeps: more costs CPU, less costs latency.
+    /// How long a blocking call polls before it sleeps: more costs CPU, less costs latency.
     pub fn set_spin(&self, spin: Duration) {
         self.spin.lock().most = spin;
     }
@@ -217,7 +217,7 @@ impl Stream {
             Shutdown::Both => ANNOUNCED_RECEIVE | ANNOUNCED_SEND,
         };
         self.down.fetch_or(what, Ordering::SeqCst);
-        self.voice.say(what);
+        self.voice.announce_end(what);
         self.signal();
         if how == Shutdown::Both {
             // Nothing is left to be signalled: the daemon takes what was written and hangs up.
@@ -257,7 +257,7 @@ impl Stream {
         if over { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
-    /// The daemon may be asleep: it is to look.
+    /// The daemon may be asleep: it is to be woken.
     fn signal(&self) {
         let _ = rustix::net::send(&self.signals, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
@@ -271,7 +271,7 @@ impl Stream {
     /// From here on the descriptor shows what the stream can do.
     fn make_polled(&self) -> io::Result<()> {
         if !self.polled.swap(true, Ordering::SeqCst) && self.incoming.lock().arm()? {
-            // There is something already: the daemon says so.
+            // There is something already: the daemon has announced it.
             self.signal();
         }
         Ok(())
@@ -314,7 +314,7 @@ impl Stream {
         self.polled.load(Ordering::SeqCst)
     }
 
-    /// Waits for `done` by looking, then by sleeping. `arm` announces the sleep and looks once more.
+    /// Waits for `done` by polling, then by sleeping. `arm` announces the sleep and polls once more.
     fn wait(
         &self,
         half: Half,
@@ -351,7 +351,7 @@ impl Stream {
             }
             now = Instant::now();
             if now.saturating_duration_since(before) > WANTED {
-                self.spin.lock().polite_until = Some(now + POLITE);
+                self.spin.lock().yielding_until = Some(now + YIELDING);
             }
         }
         self.waits.of(half).store(true, Ordering::SeqCst);
@@ -376,7 +376,7 @@ impl Stream {
             if left == Some(Duration::ZERO) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            let woken = self.doze(half, left);
+            let woken = self.sleep_once(half, left);
             if down() {
                 return Ok(());
             }
@@ -385,7 +385,7 @@ impl Stream {
     }
 
     /// Sleeps until a signal comes, and takes it.
-    fn doze(&self, half: Half, left: Option<Duration>) -> io::Result<()> {
+    fn sleep_once(&self, half: Half, left: Option<Duration>) -> io::Result<()> {
         // One call in place of three, where nothing else waits at this descriptor.
         if left.is_none() && !self.waits.other_than(half).load(Ordering::SeqCst) {
             match rustix::net::recv(&self.signals, &mut [0; 64], RecvFlags::empty()) {

@@ -170,7 +170,7 @@ impl End {
 
     /// Leaves; what was written still counts.
     pub fn close(self) {
-        self.out.voice().say(ANNOUNCED_CLOSE);
+        self.out.voice().announce_end(ANNOUNCED_CLOSE);
     }
 }
 
