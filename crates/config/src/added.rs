@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use vmlane_access::Trust;
 
 use crate::ConfigError;
-use crate::sources::{Kind, Source, read_from};
+use crate::sources::{Source, SourceKind, read_from};
 
 /// VMs that are kept.
 pub const MOST_VMS: usize = 1024;
@@ -35,7 +35,7 @@ pub const STATE_DIR: &str = "/var/lib/vmlane";
 /// The name of the directory of added VMs in there.
 const NAME: &str = "vms.d";
 
-/// The directory of the daemon's state: what `--state-dir` says; else the usual one, for the daemon of the
+/// The directory of the daemon's state: the one of `--state-dir`; else the usual one, for the daemon of the
 /// usual runtime directory; else the runtime directory.
 pub fn state_dir(runtime: &Path, given: Option<&Path>) -> PathBuf {
     let usual = Path::new(STATE_DIR);
@@ -62,7 +62,7 @@ pub struct AddedVms {
 impl AddedVms {
     /// The directory below `state`, as it is: for those who only read it. `owners`: users beside root and
     /// this process's own who may own it.
-    pub fn look(state: &Path, owners: &[u32]) -> io::Result<Option<AddedVms>> {
+    pub fn find(state: &Path, owners: &[u32]) -> io::Result<Option<AddedVms>> {
         let path = directory(&std::path::absolute(state)?);
         match (Trust { owners, ..Trust::default() }).open(&path) {
             Ok(directory) => Ok(Some(AddedVms { path, directory: Ok(directory) })),
@@ -72,7 +72,7 @@ impl AddedVms {
     }
 
     /// The directory below `state`, made if need be, for this daemon alone. Without it, a daemon serves what
-    /// its configuration says; that it is another daemon's is an error.
+    /// its configuration has; that it is another daemon's is an error.
     pub fn open(state: &Path, owners: &[u32]) -> io::Result<AddedVms> {
         let path = directory(&std::path::absolute(state)?);
         let directory = make(state, &path, owners);
@@ -111,7 +111,7 @@ impl AddedVms {
             }
             let path = self.path.join(&name);
             match read(directory, &name) {
-                Ok(text) => sources.push(Source { path, text, kind: Kind::Vm }),
+                Ok(text) => sources.push(Source { path, text, kind: SourceKind::Vm }),
                 Err(cause) => return Err(ConfigError::File { path, cause }),
             }
         }
@@ -229,7 +229,7 @@ fn write(directory: &File, name: &str, text: &str) -> io::Result<()> {
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let mut file = File::from(openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?);
-    // Readable for the user of a later daemon, whatever the umask says; the directory lets in no other.
+    // Readable for the user of a later daemon, whatever the umask is; the directory lets in no other.
     fchmod(&file, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
@@ -250,7 +250,7 @@ mod tests {
     fn vms_are_kept_until_they_are_forgotten() {
         let base = tempfile::tempdir().unwrap();
         let state = base.path().join("a/b");
-        assert!(AddedVms::look(&state, &[]).unwrap().is_none());
+        assert!(AddedVms::find(&state, &[]).unwrap().is_none());
         let added = AddedVms::open(&state, &[]).unwrap();
         assert_eq!(added.why_not(), None);
         let error = AddedVms::open(&state, &[]).unwrap_err().to_string();
@@ -258,11 +258,11 @@ mod tests {
         added.keep("web", "1").unwrap();
         added.keep("db.toml", "2").unwrap();
         added.keep("web", "3").unwrap();
-        let next = AddedVms::look(&state, &[]).unwrap().unwrap();
+        let next = AddedVms::find(&state, &[]).unwrap().unwrap();
         let read = next.read().unwrap();
         assert_eq!(texts(&next), ["2", "3"]);
         assert_eq!(read[0].path, state.join("vms.d/db.toml.toml"));
-        assert_eq!((&read[1].path, read[1].kind), (&added.file("web"), Kind::Vm));
+        assert_eq!((&read[1].path, read[1].kind), (&added.file("web"), SourceKind::Vm));
         added.forget("web").unwrap();
         added.forget("web").unwrap();
         assert_eq!(texts(&added), ["2"]);
@@ -302,7 +302,7 @@ mod tests {
         let why = added.why_not().unwrap().to_owned();
         assert!(why.contains("vms.d: "), "{why}");
         assert_eq!(added.keep("web", "1").unwrap_err().to_string(), why);
-        assert!(AddedVms::look(base.path(), &[]).is_err());
+        assert!(AddedVms::find(base.path(), &[]).is_err());
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
         fs::remove_file(base.path().join("vms.d")).unwrap();
         let added = AddedVms::open(base.path(), &[]).unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_where_it_is_said_or_with_the_sockets() {
+    fn the_state_is_where_it_is_configured_or_with_the_sockets() {
         let run = Path::new("/tmp/run");
         assert_eq!(state_dir(run, None), run);
         assert_eq!(state_dir(run, Some(Path::new("/x"))), Path::new("/x"));

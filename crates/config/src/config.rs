@@ -85,12 +85,12 @@ impl Config {
         })
     }
 
-    /// Checks what files say of uplinks, whatever else they say.
+    /// Checks the uplinks of files, whatever else is in them.
     pub fn uplinks(sources: &Sources) -> Result<Vec<UplinkConfig>, ConfigError> {
         check(sources, uplinks)
     }
 
-    /// Bytes of guest memory that each device of a VM may map: what the configuration says, or as much as the
+    /// Bytes of guest memory that each device of a VM may map: as configured, or as much as the
     /// host has, as far as the address space goes.
     pub fn memory_limit(&self, vm: &VmConfig) -> u64 {
         vm.memory.unwrap_or_else(|| address_space(&self.vms, vm).min(host_memory()))

@@ -69,7 +69,7 @@ impl Default for DaemonConfig {
     }
 }
 
-/// What a line of the log looks like.
+/// The format of the log's lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.

@@ -34,7 +34,7 @@ pub fn check(main: &Path, runtime: &Path, state: &Path, owners: impl Fn(&Sources
             return findings;
         }
     };
-    let added = match AddedVms::look(state, &owners(&sources)) {
+    let added = match AddedVms::find(state, &owners(&sources)) {
         Ok(None) => Some(Vec::new()),
         Ok(Some(added)) => match added.read() {
             Ok(vms) => Some(vms),

@@ -76,8 +76,8 @@ mod tests {
         ];
         assert_eq!(config.vm("web").unwrap().forwards, expected);
         let forwards = config.forwards(config.vm("web").unwrap());
-        let told: Vec<_> = forwards.iter().map(|one| (one.port, one.to_cid, one.to_port)).collect();
-        assert_eq!(told, [(1, 4, 2), (3, 2, 3)]);
+        let forwarded: Vec<_> = forwards.iter().map(|one| (one.port, one.to_cid, one.to_port)).collect();
+        assert_eq!(forwarded, [(1, 4, 2), (3, 2, 3)]);
     }
 
     #[test]

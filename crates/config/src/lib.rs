@@ -1,10 +1,10 @@
-//! The configuration: what its files may say, checked as a whole before any of it takes effect. Nothing else
-//! sees text from the files.
+//! The configuration: what its files may contain, checked as a whole before any of it takes effect. Nothing
+//! else sees text from the files.
 //!
 //! [`Sources`] are the files, as they were read. [`Config::check`] makes one document of them (`merge.rs`),
 //! with the place of every value (`raw.rs`), and has each section checked: a file here for each, whose
 //! `judge` makes its part of the [`Config`] and leaves mistakes in the notes (`notes.rs`). The result is a
-//! configuration, or everything that is wrong with it, each with its line. [`plan::plan`] says what of a new
+//! configuration, or everything that is wrong with it, each with its line. [`plan::plan`] finds what of a new
 //! one a daemon can apply while VMs run.
 //!
 //! | file | what |

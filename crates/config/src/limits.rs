@@ -31,7 +31,7 @@ impl Default for Limits {
     }
 }
 
-/// The limits of a VM's connections, and of its memory: `base` and `memory` where `raw` says nothing.
+/// The limits of a VM's connections, and of its memory: `base` and `memory` where `raw` has no key.
 pub fn judge(
     table: &str,
     raw: &RawLimits,

@@ -8,7 +8,7 @@ use toml::de::{DeArray, DeTable, DeValue, Deserializer};
 use crate::error::Problem;
 use crate::raw::RawConfig;
 use crate::shape::{self, Shape, Shaped as _};
-use crate::sources::{Kind, Source, Sources};
+use crate::sources::{Source, SourceKind, Sources};
 
 /// All files together, with places as [`Sources`] counts them, or what is wrong with each.
 pub fn merge(sources: &Sources) -> Result<RawConfig, Vec<Problem>> {
@@ -25,7 +25,7 @@ pub fn merge(sources: &Sources) -> Result<RawConfig, Vec<Problem>> {
                     problems.extend(misfits.into_iter().map(|(_, problem)| problem));
                     continue;
                 }
-                if source.kind == Kind::Vm {
+                if source.kind == SourceKind::Vm {
                     problems.extend(more_than_a_vm(sources, source, start, &table));
                 }
                 problems.extend(add(sources, &mut whole, table));
@@ -130,7 +130,7 @@ fn moved_by<T, U>(spanned: Spanned<T>, by: usize, inner: impl FnOnce(T) -> U) ->
     Spanned::new(span.start + by..span.end + by, inner(spanned.into_inner()))
 }
 
-/// What the parser says of a key or a table that is there twice.
+/// The parser's message for a key or a table that is there twice.
 const DUPLICATE: &str = "duplicate key";
 
 /// The first table of a file that is one of several and has single brackets: a second one is a duplicate
@@ -146,7 +146,7 @@ fn single_brackets(sources: &Sources, shape: &Shape, start: usize, source: &Sour
     None
 }
 
-/// A syntax error: the line says which. `start`: where the text that it is about begins.
+/// A syntax error, with its line. `start`: where the text that it is about begins.
 fn not_understood(sources: &Sources, start: usize, error: &toml::de::Error) -> Problem {
     let message = match error.message().trim() {
         DUPLICATE => "this is there twice; remove one".to_owned(),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Config, NicConfig, NicModel, UplinkConfig, UplinkKind, Vlan, VmConfig};
 
-/// What a guest assumes that is not told otherwise.
+/// What a guest assumes that is not notified of another one.
 const USUAL: usize = 1500;
 
 /// What an uplink's interface carries now; None: there is none, or it cannot be read.
@@ -57,17 +57,17 @@ fn carried_for(
     Some((*mtu, format!("uplink {:?}", uplink.name)))
 }
 
-/// What the operator is to do; None: its guest is told.
+/// What the operator is to do; None: its guest is notified.
 fn advice(nic: &NicConfig, mtu: usize) -> Option<String> {
     match &nic.model {
         NicModel::Vmxnet3 => Some(format!(
-            "a VMXNET3 card cannot tell its guest, so run `ip link set eth0 mtu {mtu}` there, or use virtio-net"
+            "a VMXNET3 card cannot report it to its guest, so run `ip link set eth0 mtu {mtu}` there, or use virtio-net"
         )),
         NicModel::VirtioNet(virtio) if virtio.announces_mtu && usize::from(nic.mtu) <= mtu => None,
         NicModel::VirtioNet(virtio) if virtio.announces_mtu => {
             Some(format!("its mtu = {} is more: write mtu = {mtu}", nic.mtu))
         }
-        NicModel::VirtioNet(_) => Some(format!("write mtu = {mtu}, which tells its guest")),
+        NicModel::VirtioNet(_) => Some(format!("write mtu = {mtu}, which is reported to its guest")),
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_that_are_not_told_of_an_overlays_mtu_are_named() {
+    fn guests_that_are_not_notified_of_an_overlays_mtu_are_named() {
         let nics = "{ model = \"vmxnet3\", port_group = \"ten\" }, { model = \"virtio-net\", port_group = \"ten\" }, \
                     { model = \"virtio-net\", port_group = \"ten\", mtu = 1480 }, \
                     { model = \"virtio-net\", port_group = \"ten\", mtu = 1450 }, \
@@ -110,10 +110,10 @@ mod tests {
             warnings(nics, 1450),
             [
                 format!(
-                    "a: nic 0: {carries} a VMXNET3 card cannot tell its guest, so run `ip link set eth0 mtu 1450` there, \
+                    "a: nic 0: {carries} a VMXNET3 card cannot report it to its guest, so run `ip link set eth0 mtu 1450` there, \
                      or use virtio-net"
                 ),
-                format!("a: nic 1: {carries} write mtu = 1450, which tells its guest"),
+                format!("a: nic 1: {carries} write mtu = 1450, which is reported to its guest"),
                 format!("a: nic 2: {carries} its mtu = 1480 is more: write mtu = 1450"),
             ]
         );
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_cannot_tell_its_guest_of_ovns_mtu_is_named() {
+    fn a_card_that_cannot_report_ovns_mtu_to_its_guest_is_named() {
         let nics = "{ model = \"vmxnet3\", ovn = \"lsp-a\", mtu = 1442 }, { model = \"virtio-net\", ovn = \"lsp-b\", mtu = 1442 }";
         let [warning] = &warnings(nics, 9000)[..] else { panic!("{:?}", warnings(nics, 9000)) };
         assert!(warning.starts_with("a: nic 0:") && warning.contains("mtu 1442"), "{warning}");

@@ -37,7 +37,7 @@ pub struct NicConfig {
     pub slot: Option<u16>,
     /// Doorbells are messages instead of stores into a shared page.
     pub trapped: bool,
-    /// The port group's, with what the NIC says otherwise.
+    /// The port group's, with the NIC's own in front.
     pub policy: Policy,
     /// Likewise.
     pub traffic: Traffic,
@@ -141,7 +141,7 @@ fn judge_one(
     }
 }
 
-/// The model, and what is said for that model only.
+/// The model, and the keys of that model only.
 fn model(key: &str, spanned: &Spanned<RawNic>, notes: &mut Notes<'_>) -> NicModel {
     let raw = spanned.get_ref();
     let mut stray = |name: &str, given: bool, model: &str| {

@@ -11,7 +11,7 @@ use toml::Spanned;
 
 use crate::error::Problem;
 use crate::raw::Size;
-use crate::sources::{Kind, Sources};
+use crate::sources::{SourceKind, Sources};
 
 const LONGEST_NAME: usize = 64;
 
@@ -109,7 +109,7 @@ impl<'t> Notes<'t> {
 
     /// Is this place in the description of a VM that was added at run time?
     pub fn is_added(&self, place: usize) -> bool {
-        self.sources.at(place).is_some_and(|(source, _)| source.kind == Kind::Vm)
+        self.sources.at(place).is_some_and(|(source, _)| source.kind == SourceKind::Vm)
     }
 
     /// The name of an element of a list, which must have one.

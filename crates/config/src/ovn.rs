@@ -14,7 +14,7 @@ use crate::vlan::Vlan;
 
 /// Where Open vSwitch's database listens on Debian, and elsewhere.
 const DATABASE: &str = "/run/openvswitch/db.sock";
-/// What OVN calls the bridge unless told otherwise.
+/// OVN's name of the bridge, by default.
 const BRIDGE: &str = "br-int";
 /// Bytes of the longest name of a logical port.
 const LONGEST_PORT: usize = 200;
@@ -107,7 +107,7 @@ pub(crate) fn uplinks(vms: &[Spanned<RawVm>]) -> Vec<UplinkConfig> {
     uplinks
 }
 
-/// What a NIC says of its logical port.
+/// A NIC's configuration of its logical port.
 pub(crate) fn judge_nic(key: &str, raw: &RawNic, notes: &mut Notes<'_>) -> Option<OvnNic> {
     let port = raw.ovn.as_ref()?;
     let text = port.get_ref();
@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
     use crate::Config;
-    use crate::sources::{Kind, Source, Sources};
+    use crate::sources::{Source, SourceKind, Sources};
 
     fn check(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("t.toml"), text).map_err(|error| error.to_string())
@@ -197,7 +197,7 @@ mod tests {
         }
         let mut sources = Sources::of(Path::new("t.toml"), "");
         let (path, text) = ("a.toml".into(), vm("a", 3, "ovn = \"x\""));
-        sources.0.push(Source { path, text, kind: Kind::Vm });
+        sources.0.push(Source { path, text, kind: SourceKind::Vm });
         let refused = Config::check(&sources).unwrap_err().to_string();
         assert!(refused.contains("conf.d"), "{refused}");
     }

@@ -87,7 +87,7 @@ impl Paths {
         self.vm(name).join("hybrid")
     }
 
-    /// That socket, unless the configuration says otherwise.
+    /// That socket, unless the configuration has another one.
     pub fn hybrid(&self, name: &str) -> Result<PathBuf, TooLong> {
         let path = self.hybrid_directory(name).join("v.sock");
         // Those of forwards are longer.

@@ -35,7 +35,7 @@ pub struct Conflict {
     refused: Vec<String>,
 }
 
-/// Compares; `attached` says whether a VM of the old configuration has a VMM.
+/// Compares; `attached`: whether a VM of the old configuration has a VMM.
 pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Result<Plan, Conflict> {
     let daemon = DaemonConfig { coalesce: new.daemon.coalesce, hold: new.daemon.hold, ..old.daemon.clone() };
     let mut plan = Plan {
@@ -176,7 +176,7 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     .collect()
 }
 
-/// The key that says otherwise, and its value.
+/// The key that differs, and its value.
 fn vsock_change(before: &Vsock, after: &Vsock) -> Option<String> {
     let of_key = match (before, after) {
         _ if before == after => return None,

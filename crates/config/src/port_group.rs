@@ -53,7 +53,7 @@ pub fn judge(raws: &[Spanned<RawPortGroup>], notes: &mut Notes<'_>) -> Vec<PortG
     groups
 }
 
-/// `base` where nothing is said.
+/// `base` where nothing is configured.
 pub fn policy(
     base: Policy,
     promiscuous: Option<bool>,

@@ -1,6 +1,6 @@
 //! The TOML as it stands in the file: every key known, every value with its place.
 //!
-//! Numbers are read wide and names loosely, so that the checks can say what is wrong with a value in
+//! Numbers are read wide and names loosely, so that the checks can report what is wrong with a value in
 //! words of their own. No key is required here, for the same reason.
 
 use std::fmt;

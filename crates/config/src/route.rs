@@ -14,7 +14,7 @@ use crate::raw::{RawPeer, RawRoute, RawVm};
 use crate::vm::label;
 use crate::vsock::CIDS;
 
-/// A peer of which nothing is heard for so long is gone, unless the configuration says otherwise.
+/// A peer of which nothing is received for so long is gone, unless the configuration has another time.
 const DEAD_S: u64 = 10;
 const DEADS: RangeInclusive<i64> = 2..=600;
 

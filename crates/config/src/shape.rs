@@ -24,7 +24,7 @@ pub enum Shape {
     Switch,
     /// A number, or a text such as `"64M"`.
     Size,
-    /// Several kinds, which the checks of the key tell apart.
+    /// Several kinds, which the checks of the key distinguish.
     Any,
     List(Box<Shape>),
     Table(BTreeMap<&'static str, Shape>),

@@ -23,7 +23,7 @@ pub const MOST_FILES: usize = 4096;
 
 /// What a file may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SourceKind {
     /// Anything.
     Whole,
     /// One VM and nothing else: it was added while a daemon ran.
@@ -35,7 +35,7 @@ pub enum Kind {
 pub struct Source {
     pub path: PathBuf,
     pub text: String,
-    pub kind: Kind,
+    pub kind: SourceKind,
 }
 
 /// All files of a configuration, in their order.
@@ -73,7 +73,7 @@ pub fn files(main: &Path, trust: &Trust<'_>) -> Result<Vec<PathBuf>, ConfigError
     Ok(std::iter::once(main.to_owned()).chain(names.iter().map(|name| directory.join(name))).collect())
 }
 
-/// The main file, and its owner: whoever names the file trusts its owner. It must be a file (a pipe would be
+/// The main file, and its owner: who names the file trusts its owner. It must be a file (a pipe would be
 /// waited for).
 fn open_main(path: &Path) -> io::Result<(File, u32)> {
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
@@ -97,7 +97,7 @@ pub fn read_from(file: File, most: u64) -> io::Result<String> {
 impl Sources {
     /// A single file with this text.
     pub fn of(path: &Path, text: &str) -> Sources {
-        Sources(vec![Source { path: path.to_owned(), text: text.to_owned(), kind: Kind::Whole }])
+        Sources(vec![Source { path: path.to_owned(), text: text.to_owned(), kind: SourceKind::Whole }])
     }
 
     /// The user that the daemon is to become, if the files name one, whatever else is in them.
@@ -112,16 +112,16 @@ impl Sources {
     /// Reads the main file, and those of `conf.d`, which no others than root, this process's user and the
     /// main file's owner can have put there.
     pub fn read(main: &Path) -> Result<Sources, ConfigError> {
-        // The main one first: if it is missing, that is what has to be said.
+        // The main one first: if it is missing, that is what has to be reported.
         let unreadable = |cause| ConfigError::Unreadable { path: main.to_owned(), cause };
         let (file, owner) = open_main(main).map_err(unreadable)?;
         let text = read_from(file, MOST_BYTES).map_err(unreadable)?;
-        let mut sources = vec![Source { path: main.to_owned(), text, kind: Kind::Whole }];
+        let mut sources = vec![Source { path: main.to_owned(), text, kind: SourceKind::Whole }];
         let trust = Trust { owners: &[owner], link: true, ..Trust::default() };
         for path in files(main, &trust)?.into_iter().skip(1) {
             let opened = trust.open_file(&path).map_err(|error| error.about(&path));
             match opened.and_then(|file| read_from(file, MOST_BYTES)) {
-                Ok(text) => sources.push(Source { path, text, kind: Kind::Whole }),
+                Ok(text) => sources.push(Source { path, text, kind: SourceKind::Whole }),
                 Err(cause) => return Err(ConfigError::File { path, cause }),
             }
         }
@@ -158,7 +158,7 @@ impl Sources {
         Problem { path, line: Some(line), text }
     }
 
-    /// A place, as an operator reads it; `near` is the place of what it is said about: a line of the same
+    /// A place, as an operator reads it; `near` is the place of what the message is about: a line of the same
     /// file needs no name.
     pub fn shown(&self, place: usize, near: usize) -> String {
         match (self.at(place), self.at(near)) {

@@ -15,7 +15,7 @@ pub struct Targets<'c> {
     pub vms: &'c [VmConfig],
     pub raws: &'c [Spanned<RawVm>],
     pub route: Option<&'c RouteConfig>,
-    /// What is said of other hosts is right.
+    /// The configuration of other hosts is right.
     pub hosts_are_known: bool,
 }
 

@@ -18,7 +18,7 @@ pub struct TeamConfig {
     pub policy: TeamPolicy,
     /// An uplink whose link is up again takes its place back.
     pub failback: bool,
-    /// The network is told where addresses are now.
+    /// The network is notified where addresses are now.
     pub notify: bool,
 }
 

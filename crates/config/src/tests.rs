@@ -309,7 +309,7 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
 ];
 
 #[test]
-fn mistakes_are_told_with_line_key_value_and_way_out() {
+fn mistakes_are_reported_with_line_key_value_and_way_out() {
     for (text, line, words) in MISTAKES {
         let error = parse(text).expect_err(text);
         assert!(error.starts_with(&format!("t.toml:{line}: ")), "{text}\n{error}");
@@ -339,7 +339,7 @@ fn forwards_stay_inside_the_group_and_ports_are_used_once() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
+fn all_mistakes_are_reported_at_once_in_the_order_of_the_file() {
     let error = parse("[daemon]\nmode = \"x\"\n[[vm]]\nname = \"a\"\ncid = 1\n[[vm]]\nname = \"a\"\ncid = 9")
         .unwrap_err();
     let lines: Vec<&str> = error.lines().map(|line| line.split(": ").next().unwrap()).collect();
@@ -361,7 +361,7 @@ fn nic(keys: &str) -> Result<Config, String> {
 }
 
 #[test]
-fn a_nic_takes_what_its_port_group_says_unless_it_says_otherwise() {
+fn a_nic_takes_its_port_groups_settings_unless_it_has_its_own() {
     let config = nic("model = \"vmxnet3\", port_group = \"prod\", promiscuous = true, mtu = 9000").unwrap();
     let vm = &config.vms[0];
     assert_eq!((&vm.vsock, vm.cid), (&Vsock::None, 0));

@@ -16,7 +16,7 @@ const SHARES: RangeInclusive<i64> = 1..=10_000;
 const RATES: RangeInclusive<u64> = 1000..=1_000_000_000_000;
 /// Bytes.
 const BURSTS: RangeInclusive<u64> = 1500..=1 << 32;
-/// For how long a port may send at its peak if nothing is said about bursts, and their least bytes.
+/// For how long a port may send at its peak if no burst is configured, and their least bytes.
 const BURST_MS: u64 = 20;
 const LEAST_BURST: u64 = 64 << 10;
 
@@ -34,13 +34,13 @@ pub fn of_group(key: &str, raw: &RawPortGroup, notes: &mut Notes<'_>) -> Traffic
     traffic(key, Traffic { floods, snoop, shares, ..Traffic::default() }, raw.shape.as_ref(), notes)
 }
 
-/// The traffic of a NIC: `base` where it says nothing.
+/// The traffic of a NIC: `base` where it has no key.
 pub fn of_nic(key: &str, base: Traffic, raw: &RawNic, notes: &mut Notes<'_>) -> Traffic {
     let shares = notes.number(key, "shares", &raw.shares, SHARES).or(base.shares);
     traffic(key, Traffic { shares, ..base }, raw.shape.as_ref(), notes)
 }
 
-/// The traffic of a port: `base` where `shape` says nothing.
+/// The traffic of a port: `base` where `shape` has no key.
 fn traffic(key: &str, base: Traffic, shape: Option<&RawShape>, notes: &mut Notes<'_>) -> Traffic {
     let Some(RawShape { r#in: input, out: output }) = shape else { return base };
     let mut rate = |name: &str, raw: &Option<Spanned<RawRate>>, base: Option<Rate>| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use vmlane_access::Trust;
 
-use crate::sources::{self, Kind, MOST_BYTES, Source, Sources};
+use crate::sources::{self, MOST_BYTES, Source, SourceKind, Sources};
 
 /// By what a file that has changed is known: device, inode, bytes, time of the last change.
 type Stamp = (u64, u64, u64, i64, i64);
@@ -43,7 +43,7 @@ impl TrustedFiles {
         for (path, (file, _)) in paths.into_iter().zip(files) {
             let text = sources::read_from(file, MOST_BYTES);
             let text = text.map_err(|cause| format!("{}: {cause}", path.display()))?;
-            read.0.push(Source { path, text, kind: Kind::Whole });
+            read.0.push(Source { path, text, kind: SourceKind::Whole });
         }
         Ok(Some(read))
     }
@@ -114,7 +114,7 @@ mod tests {
         write("[daemon]\n");
         let mut files = TrustedFiles::new(&path);
         assert_eq!(files.read_if_changed().unwrap().unwrap().0.len(), 1);
-        assert!(files.read_if_changed().unwrap().is_some(), "it was not said to be of use");
+        assert!(files.read_if_changed().unwrap().is_some(), "it was not confirmed as read");
         files.keep();
         assert!(files.read_if_changed().unwrap().is_none());
         write("[daemon]\nworkers = 2\n");

@@ -18,7 +18,7 @@ use crate::vlan::{self, Vlan};
 const LONGEST_INTERFACE: usize = 15;
 /// Bytes of the longest path of a Unix socket.
 const LONGEST_SOCKET: usize = 107;
-/// Bytes of the longest packet that goes to a vhost-user back end, unless `mtu` says otherwise.
+/// Bytes of the longest packet that goes to a vhost-user back end, unless `mtu` is set.
 const USUAL_MTU: u16 = 1500;
 /// Queues of an uplink, of any kind.
 pub const MOST_QUEUES: u16 = 16;
@@ -31,7 +31,7 @@ pub struct UplinkConfig {
     /// Isolation group whose VMs it reaches.
     pub group: String,
     pub vlan: Vlan,
-    /// The network behind it is told where addresses are.
+    /// The network behind it is notified where addresses are.
     pub notify: bool,
 }
 
@@ -113,7 +113,7 @@ impl UplinkKind {
         matches!(self, UplinkKind::Tap { direct: true, .. })
     }
 
-    /// What it leads to, as the file says: no two uplinks have the same.
+    /// What it leads to, as in the file: no two uplinks have the same.
     pub fn target(&self) -> &str {
         match self {
             UplinkKind::Tap { interface, .. } | UplinkKind::Xdp { interface, .. } => interface,

@@ -14,7 +14,7 @@ use crate::owner;
 use crate::paths::{Paths, TooLong};
 use crate::port_group::{DEFAULT, PortGroupConfig};
 use crate::raw::RawVm;
-use crate::sources::{Kind, Sources};
+use crate::sources::{SourceKind, Sources};
 use crate::vsock::{self, Vsock};
 
 /// Bytes of a libvirt domain's name.
@@ -63,7 +63,7 @@ impl VmPlace {
         let found = sources.at(place).map(|(source, line)| VmPlace {
             path: source.path.clone(),
             line,
-            added: source.kind == Kind::Vm,
+            added: source.kind == SourceKind::Vm,
         });
         found.unwrap_or_default()
     }
@@ -112,7 +112,7 @@ pub fn label(index: usize, vm: &RawVm) -> String {
     }
 }
 
-/// What can be said of a VM without the others. `defaults`: those of `[limits]`.
+/// What can be checked of a VM without the others. `defaults`: those of `[limits]`.
 pub fn judge(
     index: usize,
     spanned: &Spanned<RawVm>,

@@ -7,7 +7,7 @@ use std::path::Path;
 use vmlane_api::{Done, ErrorCode, Failure, LinkSet, Reloaded, VmAdded, VmRemoved};
 use vmlane_config::added::{MOST_BYTES, MOST_VMS};
 use vmlane_config::plan::{Conflict, Plan, plan};
-use vmlane_config::sources::{Kind, Source};
+use vmlane_config::sources::{SourceKind, Source};
 use vmlane_config::{Config, VmPlace};
 
 use crate::extras::Provoked;
@@ -59,7 +59,7 @@ pub fn add_vm(served: &mut Served, host: &Host, text: &str) -> Result<VmAdded, F
         );
         return Err(Failure::internal(text));
     }
-    let source = |path: &Path| Source { path: path.to_owned(), text: text.to_owned(), kind: Kind::Vm };
+    let source = |path: &Path| Source { path: path.to_owned(), text: text.to_owned(), kind: SourceKind::Vm };
     let described = Path::new(DESCRIPTION);
     let whole = served.files.in_force.clone().with([source(described)]);
     let checked = Config::check(&whole).map_err(|error| bad(error.to_string()))?;

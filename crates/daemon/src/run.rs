@@ -170,7 +170,7 @@ fn judge(options: &Options, extras: &Extras) -> Result<Judged, RunError> {
     let main = std::path::absolute(&options.config).unwrap_or_else(|_| options.config.clone());
     let mut sources = Sources::read(&main)?;
     let owners = owners(&sources, &options.runtime_dir, &state_dir);
-    if let Some(added) = AddedVms::look(&state_dir, &owners).ok().flatten() {
+    if let Some(added) = AddedVms::find(&state_dir, &owners).ok().flatten() {
         sources = sources.with(added.read()?);
     }
     let config = Config::check(&sources)?;

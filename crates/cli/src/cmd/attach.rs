@@ -29,7 +29,7 @@ impl ConfigPlace {
         let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
         let sources = Sources::read(&self.config)?;
         let owners = owners(&sources, &self.runtime_dir, &state);
-        let (vms, unseen) = match AddedVms::look(&state, &owners) {
+        let (vms, unseen) = match AddedVms::find(&state, &owners) {
             Ok(added) => (added.map(|added| added.read()).transpose()?.unwrap_or_default(), String::new()),
             Err(error) => (Vec::new(), format!("; VMs that were added at run time cannot be read: {error}")),
         };

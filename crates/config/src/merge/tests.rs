@@ -6,18 +6,18 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use crate::sources::{Kind, MOST_BYTES, MOST_FILES, Source, Sources};
+use crate::sources::{MOST_BYTES, MOST_FILES, Source, SourceKind, Sources};
 use crate::{Config, ConfigError, VmPlace};
 
 const WEB: &str = "[[vm]]\nname = \"web\"\ncid = 3\n";
 const DB: &str = "[[vm]]\nname = \"db\"\ncid = 4\n";
 
-fn source(path: &str, text: &str, kind: Kind) -> Source {
+fn source(path: &str, text: &str, kind: SourceKind) -> Source {
     Source { path: path.into(), text: text.into(), kind }
 }
 
 fn files(texts: &[(&str, &str)]) -> Sources {
-    Sources(texts.iter().map(|(path, text)| source(path, text, Kind::Whole)).collect())
+    Sources(texts.iter().map(|(path, text)| source(path, text, SourceKind::Whole)).collect())
 }
 
 fn error(sources: &Sources) -> String {
@@ -91,7 +91,10 @@ fn mistakes_name_the_file_and_the_line_where_they_stand() {
 #[test]
 fn a_vm_that_is_added_brings_nothing_else_along() {
     let added = |path: &str, text: &str| {
-        Config::check(&Sources(vec![source("main", WEB, Kind::Whole), source(path, text, Kind::Vm)]))
+        Config::check(&Sources(vec![
+            source("main", WEB, SourceKind::Whole),
+            source(path, text, SourceKind::Vm),
+        ]))
     };
     let config = added("/v/db.toml", DB).unwrap();
     assert!(config.places["db"].added && !config.places["web"].added);
@@ -137,7 +140,7 @@ fn the_directory_is_read_by_name_and_leftovers_of_editors_are_not() {
         "x.TOML",
         "toml",
     ] {
-        fs::write(further.join(name), "[[nonsense").unwrap();
+        fs::write(further.join(name), "[[malformed").unwrap();
     }
     symlink("gone", further.join(".#y.toml")).unwrap();
     let read = Sources::read(&main).unwrap();
@@ -210,7 +213,7 @@ proptest! {
     fn spread_over_files_or_in_one(tables in tables()) {
         let mut texts = vec![String::new(); 4];
         tables.iter().for_each(|(text, file)| texts[*file] += text);
-        let spread = Sources((0..).zip(&texts).map(|(number, text)| source(&format!("{number}"), text, Kind::Whole)).collect());
+        let spread = Sources((0..).zip(&texts).map(|(number, text)| source(&format!("{number}"), text, SourceKind::Whole)).collect());
         let one = Sources::of(Path::new("one"), &texts.concat());
         match (Config::check(&spread), Config::check(&one)) {
             (Ok(mut spread), Ok(mut one)) => {
