@@ -56,7 +56,7 @@ impl ErrorCode {
     }
 }
 
-/// To requests that have nothing to tell but that they were carried out.
+/// To requests that have nothing to report but that they were carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}
 
@@ -78,7 +78,7 @@ pub struct LinkSet {
     /// `up` or `down`.
     pub link: String,
     /// The guest of the NIC sees it. Otherwise frames stop, and the guest must find out by itself.
-    pub guest_told: bool,
+    pub guest_notified: bool,
 }
 
 /// To `status`.
@@ -136,7 +136,7 @@ pub struct PeerStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkStatus {
     pub name: String,
-    /// What it leads to, as the configuration says.
+    /// What it leads to, as configured.
     pub to: String,
     /// Its port has it. Otherwise the port waits.
     pub attached: bool,
@@ -185,7 +185,7 @@ pub struct TeamStatus {
     pub policy: String,
     /// An uplink whose link is up again takes its place back.
     pub failback: bool,
-    /// The network is told where addresses are now.
+    /// The network is notified where addresses are now.
     pub notify: bool,
     /// In the order of preference.
     pub members: Vec<TeamMemberStatus>,
@@ -413,7 +413,7 @@ pub struct SwitchPort {
     /// The address that its guest uses, if its driver is active.
     #[serde(default)]
     pub mac_in_use: Option<String>,
-    /// Addresses heard behind it that are not its own.
+    /// Addresses learned behind it that are not its own.
     #[serde(default)]
     pub learned: Vec<LearnedMac>,
 }
@@ -424,7 +424,7 @@ pub struct LearnedMac {
     pub mac: String,
     /// 0: untagged.
     pub vlan: u16,
-    /// Seconds since it was last heard.
+    /// Seconds since its last frame.
     pub seconds: u32,
 }
 

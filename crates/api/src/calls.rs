@@ -48,7 +48,7 @@ pub trait Method: Serialize + DeserializeOwned {
     }
 }
 
-/// What the table says of a call.
+/// The table's entry of a call.
 #[derive(Debug)]
 pub struct Row {
     /// On the wire, without the interface.

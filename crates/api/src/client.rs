@@ -19,7 +19,7 @@ use crate::{MAX_ANSWER, RUNTIME_DIR, control_socket};
 /// Bytes of the longest path that a unix socket can have.
 const LONGEST_SOCKET: usize = 107;
 
-/// What went wrong between the daemon and us, or what it said.
+/// What went wrong between the daemon and us, or the daemon's error.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("no daemon answers at {path}: {cause}; {}", way_out(runtime_dir))]
@@ -69,7 +69,7 @@ fn no_own_daemon(runtime_dir: &Path) -> Option<String> {
     let is_set = std::env::var_os("XDG_RUNTIME_DIR").is_some();
     (runtime_dir == Path::new(RUNTIME_DIR) && !user.is_root() && !is_set).then(|| {
         format!(
-            "XDG_RUNTIME_DIR is not set, so no daemon of this user's own was looked for: set it \
+            "XDG_RUNTIME_DIR is not set, so no daemon of this user's own was tried: set it \
              (`export XDG_RUNTIME_DIR=/run/user/{}`), or name a directory with --runtime-dir",
             user.as_raw()
         )
@@ -166,7 +166,7 @@ impl CaptureLink {
     pub fn closed(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut files = [PollFd::new(&self.0, PollFlags::IN)];
-        // The daemon says nothing unasked: whatever comes is its end.
+        // The daemon sends nothing unasked: whatever comes is its end.
         poll(&mut files, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 

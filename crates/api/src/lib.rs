@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 
 /// Version of every `--json` output that is made of an answer.
 pub const VERSION: u32 = 1;
-/// Where the daemon keeps its sockets unless told otherwise.
+/// Where the daemon keeps its sockets by default.
 pub const RUNTIME_DIR: &str = "/run/vmlane";
 /// Bytes a request may have, its end included.
 pub const MAX_REQUEST: usize = 64 << 10;

@@ -10,7 +10,7 @@ pub struct OvnReport {
     /// `nic0`, `nic1` ...
     pub nic: String,
     /// `bound`: OVN has the logical port here, and its flows are in place. `waiting`: it has not yet. `down`:
-    /// it is not to be here. `failed`: `problem` says why.
+    /// it is not to be here. `failed`: `problem` is the reason.
     pub state: String,
     /// What is wrong or missing; empty if nothing is.
     pub problem: String,

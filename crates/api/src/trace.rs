@@ -1,4 +1,4 @@
-//! What a type looks like in JSON, found by having it deserialised from nothing by the crate
+//! The shape of a type in JSON, found by having it deserialised from nothing by the crate
 //! `serde-reflection`: a description is never older than the type.
 
 use std::collections::BTreeMap;

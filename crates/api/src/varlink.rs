@@ -155,7 +155,7 @@ fn message(content: &impl Serialize) -> Vec<u8> {
     bytes
 }
 
-/// What an answer says.
+/// The contents of an answer.
 #[derive(Debug, PartialEq)]
 pub enum Answered<T> {
     Ok(T),

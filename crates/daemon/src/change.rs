@@ -7,7 +7,7 @@ use std::path::Path;
 use vmlane_api::{Done, ErrorCode, Failure, LinkSet, Reloaded, VmAdded, VmRemoved};
 use vmlane_config::added::{MOST_BYTES, MOST_VMS};
 use vmlane_config::plan::{Conflict, Plan, plan};
-use vmlane_config::sources::{SourceKind, Source};
+use vmlane_config::sources::{Source, SourceKind};
 use vmlane_config::{Config, VmPlace};
 
 use crate::extras::Provoked;
@@ -196,9 +196,9 @@ pub fn set_link(served: &Served, host: &Host, name: &str, nic: &str, up: bool) -
         let known: Vec<&str> = vm.nics.iter().map(ServedNic::name).collect();
         return Err(bad(format!("vm {name:?} has no {nic:?}; its NICs are {}", known.join(", "))));
     };
-    let guest_told = found.set_link(host, name, up);
+    let guest_notified = found.set_link(host, name, up);
     tracing::info!(device = device_name(name, nic), up, "link set by the operator");
-    Ok(LinkSet { port: format!("{name}/{nic}"), link: if up { "up" } else { "down" }.into(), guest_told })
+    Ok(LinkSet { port: format!("{name}/{nic}"), link: if up { "up" } else { "down" }.into(), guest_notified })
 }
 
 /// Sets the link of an uplink up or down.
@@ -210,7 +210,7 @@ pub fn set_uplink_link(served: &mut Served, host: &Host, name: &str, up: bool) -
         )));
     }
     tracing::info!(uplink = name, up, "link set by the operator");
-    Ok(LinkSet { port: name.into(), link: if up { "up" } else { "down" }.into(), guest_told: false })
+    Ok(LinkSet { port: name.into(), link: if up { "up" } else { "down" }.into(), guest_notified: false })
 }
 
 /// Has another worker move the frames of a VM's NIC, whose port is named.

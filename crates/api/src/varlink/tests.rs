@@ -69,8 +69,8 @@ fn what_the_daemon_answers_is_what_a_client_understands() {
         (r#"{"error":"org.varlink.service.MethodNotFound","parameters":{"method":"x"}}"#, "MethodNotFound"),
         (r#"{"error":"io.vmlane.Control.Busy"}"#, "missing field `parameters`"),
     ] {
-        let Answered::Otherwise(said) = answered::<Pong>(bytes.as_bytes()) else { panic!("{bytes}") };
-        assert!(said.contains(what), "{bytes}: {said}");
+        let Answered::Otherwise(refused) = answered::<Pong>(bytes.as_bytes()) else { panic!("{bytes}") };
+        assert!(refused.contains(what), "{bytes}: {refused}");
     }
 }
 
@@ -106,7 +106,7 @@ fn the_description_has_every_type_that_it_names() {
 }
 
 #[test]
-fn the_service_says_what_it_is() {
+fn the_service_describes_itself() {
     let info = answer(&json!({"method": "org.varlink.service.GetInfo"}));
     assert_eq!(info["parameters"]["version"], "1.2.3");
     assert_eq!(info["parameters"]["interfaces"], json!(["org.varlink.service", "io.vmlane.Control"]));
@@ -164,9 +164,9 @@ fn errors_name_what_is_wrong() {
         (json!({"method": "io.vmlane.Control.Release", "parameters": 7}), bad, "invalid type"),
     ];
     for (request, name, text) in table {
-        let said = answer(&request);
-        assert_eq!(said["error"], name, "{request}: {said}");
-        assert!(said["parameters"].to_string().contains(text), "{request}: {said}");
+        let refused = answer(&request);
+        assert_eq!(refused["error"], name, "{request}: {refused}");
+        assert!(refused["parameters"].to_string().contains(text), "{request}: {refused}");
     }
 }
 

@@ -68,7 +68,7 @@ impl Args {
         };
         if self.json {
             print(&json(&set)?)?;
-        } else if of_nic && !set.guest_told && !up {
+        } else if of_nic && !set.guest_notified && !up {
             print(&format!(
                 "{}: no frame passes. Its guest is not notified: QEMU takes no link state from a vhost-user back end\n",
                 set.port
