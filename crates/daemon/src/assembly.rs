@@ -108,7 +108,7 @@ impl Daemon {
     /// To be called every few seconds.
     pub fn housekeeping(&self) {
         self.host.hypervisor.expire();
-        self.host.sockets.look();
+        self.host.sockets.reopen_forwards();
         let served = &mut *self.served.lock();
         served.uplinks.look(&self.host.switch, &served.config.uplinks);
     }

@@ -162,7 +162,7 @@ pub fn look(kind: &UplinkKind) -> Result<Option<Seen>, OpenError> {
     match kind {
         UplinkKind::Tap { interface, .. } => Ok(Some(Seen { mtu: mtu(interface)?, index: None })),
         UplinkKind::Xdp { interface, .. } => {
-            let (index, mtu) = xdp::look(interface)?;
+            let (index, mtu) = xdp::index_and_mtu(interface)?;
             Ok(Some(Seen { mtu, index: Some(index) }))
         }
         UplinkKind::VhostUser { .. } => Ok(None),

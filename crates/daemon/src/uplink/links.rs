@@ -122,7 +122,7 @@ impl Links {
         let Some(mut events) = self.events.take() else { return Ok(()) };
         // Interfaces that were made meanwhile.
         while is_readable(&events) {
-            events.news()?.into_iter().for_each(|event| drop(self.table.lock().hear(event)));
+            events.receive()?.into_iter().for_each(|event| drop(self.table.lock().hear(event)));
         }
         let (ours, theirs) = UnixStream::pair()?;
         let table = self.table.clone();
@@ -176,7 +176,7 @@ fn listen(mut events: LinkEvents, over: &UnixStream, table: &Mutex<Table>, switc
             Ok([true, _]) => {}
             Err(error) => return tracing::error!(%error, "links of uplinks are not followed any more"),
         }
-        match events.news() {
+        match events.receive() {
             Ok(news) => {
                 let mut table = table.lock();
                 for News { port, up, joined } in news.into_iter().flat_map(|event| table.hear(event)) {

@@ -11,9 +11,9 @@ use vmlane_wire::host::{REQUEST, Reply, Request};
 use vmlane_wire::route::{MOST_TEXT, RECORD, Record};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::mail::{StreamWaker, Token};
+use super::inbox::{StreamWaker, Token};
 use super::socket::{self, Io};
-use super::stream::{Kind, Pump, Stream};
+use super::stream::{Pump, Stream, StreamKind};
 
 /// A line of text has so many bytes at most, its end included.
 const LINE: usize = 32;
@@ -105,11 +105,11 @@ impl State {
 /// A stream that is not joined yet.
 pub struct Opening {
     pub call: Call,
-    pub ring: Ring,
+    pub ring: RingUse,
 }
 
 /// A ring and how it will be used.
-pub enum Ring {
+pub enum RingUse {
     /// By the process: the mapping, and the file to hand over.
     Theirs(SharedMap, OwnedFd),
     /// By the pump.
@@ -144,13 +144,13 @@ pub enum Arrival {
     Never,
 }
 
-impl Ring {
-    pub fn into_kind(self) -> (Kind, Option<OwnedFd>) {
+impl RingUse {
+    pub fn into_kind(self) -> (StreamKind, Option<OwnedFd>) {
         match self {
-            Ring::Theirs(map, fd) => (Kind::Ring { map, said: 0 }, Some(fd)),
-            Ring::Ours(pump) => (Kind::Plain(pump), None),
-            Ring::Left(map) => (Kind::Left(map), None),
-            Ring::Helpers(map) => (Kind::Helpers(map), None),
+            RingUse::Theirs(map, fd) => (StreamKind::Ring { map, announced: 0 }, Some(fd)),
+            RingUse::Ours(pump) => (StreamKind::Plain(pump), None),
+            RingUse::Left(map) => (StreamKind::Left(map), None),
+            RingUse::Helpers(map) => (StreamKind::Helpers(map), None),
         }
     }
 }
@@ -211,7 +211,7 @@ pub fn arrival(socket: &OwnedFd, dialect: Dialect, bytes: &mut Vec<u8>) -> Arriv
     }
 }
 
-/// What a VMM says to `CONNECT <port>`.
+/// What a VMM answers to `CONNECT <port>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmmAnswer {
     Accepted,
@@ -276,7 +276,7 @@ impl Client {
                 let line = format!("OK {port}\n");
                 socket::write(&*self.socket, line.as_bytes()) == Io::Done(line.len())
             }
-            // Its guest has been told by the VMM already.
+            // The VMM has notified its guest already.
             Dialect::Forward(..) => true,
         }
     }

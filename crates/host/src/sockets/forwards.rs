@@ -7,14 +7,14 @@ use std::sync::Arc;
 use vmlane_vsock::{Call, ConnectError, Endpoint, Vm};
 
 use super::hybrid::HybridStats;
-use super::mail::{Mail, Mailbox};
+use super::inbox::{Inbox, Message};
 use crate::uplink::vhost_user::{SocketName, listen_with};
 
 /// Connections of a VMM that may wait to be accepted at the socket of a forward.
 const WAITING: i32 = 128;
 
 /// What answers for the CID of such a VM.
-pub struct HybridEndpoint(pub Arc<Mailbox>);
+pub struct HybridEndpoint(pub Arc<Inbox>);
 
 impl Endpoint for HybridEndpoint {
     fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
@@ -22,9 +22,9 @@ impl Endpoint for HybridEndpoint {
     }
 
     fn given_up(&self, call: Call) {
-        // The VMM has been asked already: it is told.
+        // The VMM has been asked already: it is notified.
         if !self.0.withdraw(call) {
-            self.0.send(Mail::GivenUp(call));
+            self.0.send(Message::GivenUp(call));
         }
     }
 }
@@ -32,13 +32,13 @@ impl Endpoint for HybridEndpoint {
 /// The sockets of one VM's forwards, as the operator's thread knows them: the thread that serves them has no
 /// file to do with.
 pub struct Forwards {
-    /// As it was configured when its sockets were looked at last.
+    /// As it was configured when its sockets were checked last.
     vm: Arc<Vm>,
     /// The VMM's socket.
     path: PathBuf,
     stats: Arc<HybridStats>,
     open: BTreeMap<u32, SocketName>,
-    /// Ports whose sockets could not be made, and why: told once.
+    /// Ports whose sockets could not be made, and why: reported once.
     failed: BTreeMap<u32, String>,
 }
 
@@ -48,23 +48,23 @@ impl Forwards {
     }
 
     /// What is known of the VM changes.
-    pub fn change(&mut self, vm: Arc<Vm>, path: PathBuf, mailbox: &Mailbox) {
+    pub fn change(&mut self, vm: Arc<Vm>, path: PathBuf, inbox: &Inbox) {
         if (&path, vm.owner) != (&self.path, self.vm.owner) {
             // Their files let the owner before in.
-            self.close(mailbox, |_| true);
+            self.close(inbox, |_| true);
         }
         (self.vm, self.path) = (vm, path);
-        mailbox.send(Mail::Hybrid(self.vm.cid, self.path.clone(), self.stats.clone()));
+        inbox.send(Message::Hybrid(self.vm.cid, self.path.clone(), self.stats.clone()));
     }
 
     /// Opens what is to be open and is not, also if its directory has come only now, and closes the rest.
-    pub fn look(&mut self, mailbox: &Mailbox) {
+    pub fn reconcile(&mut self, inbox: &Inbox) {
         let ports: Vec<u32> = self.vm.forwards.iter().map(|forward| forward.port).collect();
-        self.close(mailbox, |port| !ports.contains(&port));
+        self.close(inbox, |port| !ports.contains(&port));
         self.failed.retain(|port, _| ports.contains(port));
         let gone: Vec<u32> =
             self.open.iter().filter(|(_, name)| !name.is_there()).map(|(&port, _)| port).collect();
-        self.close(mailbox, |port| gone.contains(&port));
+        self.close(inbox, |port| gone.contains(&port));
         for port in ports {
             if self.open.contains_key(&port) {
                 continue;
@@ -76,7 +76,7 @@ impl Forwards {
                         tracing::info!(path = %path.display(), "the socket of a forward is there now");
                     }
                     self.open.insert(port, name);
-                    mailbox.send(Mail::Listen(self.vm.cid, port, socket));
+                    inbox.send(Message::Listen(self.vm.cid, port, socket));
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -100,18 +100,18 @@ impl Forwards {
     }
 
     /// Its VM is served no more.
-    pub fn end(mut self, mailbox: &Mailbox) {
-        self.close(mailbox, |_| true);
-        mailbox.send(Mail::RemoveHybrid(self.vm.cid));
+    pub fn end(mut self, inbox: &Inbox) {
+        self.close(inbox, |_| true);
+        inbox.send(Message::RemoveHybrid(self.vm.cid));
     }
 
-    fn close(&mut self, mailbox: &Mailbox, which: impl Fn(u32) -> bool) {
+    fn close(&mut self, inbox: &Inbox, which: impl Fn(u32) -> bool) {
         let cid = self.vm.cid;
         self.open.retain(|&port, name| {
             let closes = which(port);
             if closes {
                 name.remove();
-                mailbox.send(Mail::Unlisten(cid, port));
+                inbox.send(Message::Unlisten(cid, port));
             }
             !closes
         });

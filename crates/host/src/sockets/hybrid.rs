@@ -49,7 +49,7 @@ counters! {
 /// They may outlive the daemon.
 pub type HybridStats = Kept<HybridCounts>;
 
-/// Whom a connect of this VM to the host's `port` reaches: what its forwards say, and nothing else.
+/// Whom a connect of this VM to the host's `port` reaches: as its forwards have it, and no other.
 pub fn target(vm: &Vm, port: u32) -> Option<SocketAddress> {
     vm.forward(port).map(|_| vm.target((HOST, port)))
 }

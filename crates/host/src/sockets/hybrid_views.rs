@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vmlane_vsock::{KnownVms, SocketAddress};
 
 use super::hybrid::HybridStats;
-use super::mail::Token;
+use super::inbox::Token;
 
 /// What an operator may see of one VM.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct HybridView {
 pub struct HybridConnection {
     /// Whose place it takes.
     pub vm: u32,
-    /// The end that connected. A guest's own port is not known: the VMM does not tell it.
+    /// The end that connected. A guest's own port is not known: the VMM does not report it.
     pub client: SocketAddress,
     /// The end that listened.
     pub server: SocketAddress,

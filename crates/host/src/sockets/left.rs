@@ -12,17 +12,17 @@ use vmlane_port::shared_ring::{RingProcess, SharedMap};
 use vmlane_port::{Bytes, End, Notifications, PortFault, StreamInfo, StreamPort, Survival};
 use vmlane_wire::host::{ANNOUNCED_CLOSE, INDEX_PAGE, RING, SIGNAL, ended, layout, word};
 
-use super::mail::{StreamWaker, Token};
+use super::inbox::{StreamWaker, Token};
 
 /// What both halves of such a stream are known by, until the first of them has gone.
 pub struct LeftStream {
     pub map: SharedMap,
-    /// For the program and then for the helper, which are told of it in this order.
+    /// For the program and then for the helper, which get it in this order.
     pub memory: Option<OwnedFd>,
     pub program: Option<Token>,
     pub helper: Option<Token>,
-    /// The program has been told, and the helper may be.
-    pub told: bool,
+    /// The program was notified, and the helper may be.
+    pub notified: bool,
     pub joined: bool,
 }
 
@@ -30,29 +30,36 @@ impl LeftStream {
     pub fn new() -> io::Result<LeftStream> {
         let memory = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
         let map = SharedMap::new(memory.try_clone()?, RING).map_err(io::Error::other)?;
-        Ok(LeftStream { map, memory: Some(memory), program: None, helper: None, told: false, joined: false })
+        Ok(LeftStream {
+            map,
+            memory: Some(memory),
+            program: None,
+            helper: None,
+            notified: false,
+            joined: false,
+        })
     }
 }
 
 /// The daemon's part in a joined one, as the program's stream has it.
 pub struct Left {
-    said: Word,
+    announced: Word,
     /// Of the helper, as long as it is there.
     pub line: Option<Arc<OwnedFd>>,
 }
 
 impl Left {
     pub fn new(map: &SharedMap) -> io::Result<Left> {
-        Ok(Left { said: page(map, layout::process_page(RING))?.word(word::ANNOUNCED), line: None })
+        Ok(Left { announced: page(map, layout::process_page(RING))?.word(word::ANNOUNCED), line: None })
     }
 
-    /// Says something in the place of a program that has left its ring to the daemon.
-    pub fn say(&self, what: u64) {
-        self.said.store_fenced(self.said.load() | what);
+    /// Announces an end in place of a program that has left its ring to the daemon.
+    pub fn announce_end(&self, what: u64) {
+        self.announced.store_fenced(self.announced.load() | what);
         self.signal();
     }
 
-    /// The helper is to look.
+    /// Has the helper check the ring.
     pub fn signal(&self) {
         self.line.iter().for_each(|line| signal(line));
     }
@@ -93,7 +100,7 @@ impl LeftEnd {
     }
 }
 
-/// The program's stream has ended with a reset, whatever the helper says.
+/// The program's stream has ended with a reset, whatever the helper reports.
 pub fn reset(map: &SharedMap, waker: &Arc<StreamWaker>) {
     if let Ok(mut end) = LeftEnd::of_program(map, waker.clone()) {
         end.end(End::Reset);

@@ -12,7 +12,7 @@
 //! | `server/turns.rs` | whose turn it is |
 //! | `client.rs` | one process's connection, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
-//! | `mail.rs` | what workers and sessions tell the thread |
+//! | `inbox.rs` | messages of workers and sessions to the thread |
 //! | `socket.rs` | system calls |
 //!
 //! There are two kinds of listening socket: `host.sock` speaks the records of [`vmlane_wire::host`], and each
@@ -24,8 +24,8 @@ mod client;
 mod forwards;
 mod hybrid;
 mod hybrid_views;
+mod inbox;
 mod left;
-mod mail;
 mod route;
 mod route_socket;
 mod server;
@@ -51,13 +51,13 @@ use zerocopy::IntoBytes;
 
 pub use hybrid::HybridStats;
 pub use hybrid_views::{HybridConnection, HybridView};
-pub use mail::Guest;
+pub use inbox::Guest;
 pub use route::{CidRange, Peer as RoutePeer, PeerView, Routes};
 pub use socket::connect;
 
 use forwards::{Forwards, HybridEndpoint};
 use hybrid_views::Shown;
-use mail::{Mail, Mailbox};
+use inbox::{Inbox, Message};
 use route_socket::RouteSocket;
 
 /// Bounds.
@@ -91,13 +91,13 @@ impl Default for Bounds {
     }
 }
 
-/// Datagram sockets of host programs, by port: looked at by guests' sessions.
+/// Datagram sockets of host programs, by port: read by guests' sessions.
 type Datagrams = Arc<Mutex<HashMap<u32, (Arc<OwnedFd>, Arc<Peer>)>>>;
 
 /// Host sockets on offer. Dropping it ends all of them.
 pub struct HostSockets {
     router: Arc<Router>,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     path: PathBuf,
     /// Of the VMs' Unix sockets.
     guest_sockets: Mutex<HashMap<u32, PathBuf>>,
@@ -112,18 +112,18 @@ pub struct HostSockets {
 /// What answers for CID 2.
 struct Host {
     router: std::sync::Weak<Router>,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     datagrams: Datagrams,
     rules: Arc<Mutex<HostRules>>,
 }
 
 impl Endpoint for Host {
     fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
-        self.mailbox.request(call)
+        self.inbox.request(call)
     }
 
     fn given_up(&self, call: Call) {
-        self.mailbox.withdraw(call);
+        self.inbox.withdraw(call);
     }
 
     fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> Result<(), DatagramError> {
@@ -144,7 +144,7 @@ impl Endpoint for Host {
 }
 
 impl HostSockets {
-    /// Opens `path` and answers for CID 2. `mode`: the socket's; who may do what is for `rules` to say.
+    /// Opens `path` and answers for CID 2. `mode`: the socket's; `rules` decide who may do what.
     pub fn start(
         router: Arc<Router>,
         path: &Path,
@@ -153,13 +153,13 @@ impl HostSockets {
         bounds: Bounds,
     ) -> io::Result<HostSockets> {
         let socket = socket::listen(path, mode)?;
-        let mailbox = Arc::new(Mailbox::new()?);
+        let inbox = Arc::new(Inbox::new()?);
         let datagrams = Datagrams::default();
         let shared = Arc::new(Mutex::new(rules));
         let shown = Arc::new(Mutex::new(Shown::default()));
         let server = server::Server::new(
             router.clone(),
-            mailbox.clone(),
+            inbox.clone(),
             datagrams.clone(),
             shared.clone(),
             (socket, bounds),
@@ -170,20 +170,20 @@ impl HostSockets {
             server.run();
         })?;
         let endpoint =
-            Host { router: Arc::downgrade(&router), mailbox: mailbox.clone(), datagrams, rules: shared };
+            Host { router: Arc::downgrade(&router), inbox: inbox.clone(), datagrams, rules: shared };
         router.set_endpoint(CID_HOST, Arc::new(endpoint));
         let guest_sockets = Mutex::default();
         let path = path.to_owned();
         let forwards = Mutex::default();
         let route = Mutex::default();
-        Ok(HostSockets { router, mailbox, path, guest_sockets, forwards, shown, route, thread: Some(thread) })
+        Ok(HostSockets { router, inbox, path, guest_sockets, forwards, shown, route, thread: Some(thread) })
     }
 
     /// Opens a VM's hybrid Unix socket, to processes of the VM's owner.
     pub fn add_guest(&self, guest: Guest) -> io::Result<()> {
         let socket = socket::listen(&guest.uds, 0o600)?;
         self.guest_sockets.lock().insert(guest.cid, guest.uds.clone());
-        self.mailbox.send(Mail::AddGuest(guest, socket));
+        self.inbox.send(Message::AddGuest(guest, socket));
         Ok(())
     }
 
@@ -192,20 +192,20 @@ impl HostSockets {
         if let Some(path) = self.guest_sockets.lock().remove(&cid) {
             let _ = std::fs::remove_file(path);
         }
-        self.mailbox.send(Mail::RemoveGuest(cid));
+        self.inbox.send(Message::RemoveGuest(cid));
     }
 
     /// Answers for a VM whose VMM has a hybrid socket at `path`; to be called again when what is configured
     /// of the VM has changed. Opens the sockets of its forwards; what cannot be opened is returned, and tried
-    /// again by [`Self::look`]. It counts in `stats`, as it did before.
+    /// again by [`Self::reopen_forwards`]. It counts in `stats`, as it did before.
     pub fn set_hybrid(&self, cid: u32, path: PathBuf, stats: &Arc<HybridStats>) -> Vec<String> {
         let Some(vm) = self.router.vms().get(cid) else { return Vec::new() };
         let mut all = self.forwards.lock();
         let forwards =
             all.entry(cid).or_insert_with(|| Forwards::new(vm.clone(), path.clone(), stats.clone()));
-        forwards.change(vm, path, &self.mailbox);
-        forwards.look(&self.mailbox);
-        self.router.set_endpoint(cid, Arc::new(HybridEndpoint(self.mailbox.clone())));
+        forwards.change(vm, path, &self.inbox);
+        forwards.reconcile(&self.inbox);
+        self.router.set_endpoint(cid, Arc::new(HybridEndpoint(self.inbox.clone())));
         forwards.problems()
     }
 
@@ -213,14 +213,14 @@ impl HostSockets {
     pub fn remove_hybrid(&self, cid: u32) {
         if let Some(forwards) = self.forwards.lock().remove(&cid) {
             self.router.clear_endpoint(cid);
-            forwards.end(&self.mailbox);
+            forwards.end(&self.inbox);
         }
     }
 
     /// Opens sockets of forwards that could not be opened before, or whose names are gone. To be called every
     /// few seconds.
-    pub fn look(&self) {
-        self.forwards.lock().values_mut().for_each(|forwards| forwards.look(&self.mailbox));
+    pub fn reopen_forwards(&self) {
+        self.forwards.lock().values_mut().for_each(|forwards| forwards.reconcile(&self.inbox));
     }
 
     /// What an operator may see of the VMs with hybrid sockets.
@@ -236,7 +236,7 @@ impl HostSockets {
     /// What is configured of other hosts from now on; `path` is where the helper that carries their streams
     /// connects.
     pub fn set_routes(&self, path: &Path, routes: Option<Routes>) -> io::Result<()> {
-        self.route.lock().set(path, routes, &self.router, &self.mailbox)
+        self.route.lock().set(path, routes, &self.router, &self.inbox)
     }
 
     /// What an operator may see of other hosts; nothing if none are configured.
@@ -246,7 +246,7 @@ impl HostSockets {
 
     /// What new requests are measured by.
     pub fn set_rules(&self, rules: HostRules) {
-        self.mailbox.send(Mail::Rules(rules));
+        self.inbox.send(Message::Rules(rules));
     }
 }
 
@@ -255,10 +255,10 @@ impl Drop for HostSockets {
         self.router.clear_endpoint(CID_HOST);
         for (cid, forwards) in self.forwards.lock().drain() {
             self.router.clear_endpoint(cid);
-            forwards.end(&self.mailbox);
+            forwards.end(&self.inbox);
         }
         self.route.lock().end(&self.router);
-        self.mailbox.send(Mail::Stop);
+        self.inbox.send(Message::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

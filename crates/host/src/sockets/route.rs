@@ -95,18 +95,18 @@ pub struct PeerShared {
     /// Streams that have a place.
     pub streams: AtomicUsize,
     pub stats: PeerStats,
-    pub told: Mutex<Told>,
+    pub report: Mutex<PeerReport>,
 }
 
-/// What the helper says of a peer.
+/// What the helper reports of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct PeerReport {
     pub state: String,
     pub problem: String,
     pub counters: Vec<(String, u64)>,
 }
 
-/// What an operator may see of a peer. The one without a name is the helper itself: what it can say of
+/// What an operator may see of a peer. The one without a name is the helper itself: what it reports of
 /// connections that no peer's name was proved for.
 #[derive(Clone, Debug)]
 pub struct PeerView {
@@ -123,9 +123,9 @@ pub struct PeerView {
 const MOST_COUNTERS: usize = 64;
 const LONGEST_NAME: usize = 64;
 
-impl Told {
+impl PeerReport {
     /// The text of a status behind the peer's name. What is too long is cut.
-    pub fn parse<'t>(mut lines: impl Iterator<Item = &'t str>) -> Told {
+    pub fn parse<'t>(mut lines: impl Iterator<Item = &'t str>) -> PeerReport {
         let mut line = |most: usize| lines.next().unwrap_or_default().chars().take(most).collect::<String>();
         let (state, problem) = (line(LONGEST_NAME), line(1024));
         let counter = |line: &str| {
@@ -134,21 +134,21 @@ impl Told {
                 name.len() <= LONGEST_NAME && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
             sound.then_some(()).and(Some((name.to_owned(), count.parse().ok()?)))
         };
-        Told { state, problem, counters: lines.filter_map(counter).take(MOST_COUNTERS).collect() }
+        PeerReport { state, problem, counters: lines.filter_map(counter).take(MOST_COUNTERS).collect() }
     }
 }
 
 impl PeerShared {
     pub fn view(&self, name: &str, helper: bool) -> PeerView {
-        let told = self.told.lock().clone();
-        let state = if helper { told.state } else { "no helper".into() };
+        let report = self.report.lock().clone();
+        let state = if helper { report.state } else { "no helper".into() };
         let own = self.stats.snapshot().into_iter().map(|(name, count)| (name.to_owned(), count));
         PeerView {
             name: name.into(),
             state: if state.is_empty() { "unknown".into() } else { state },
-            problem: if helper { told.problem } else { String::new() },
+            problem: if helper { report.problem } else { String::new() },
             streams: self.streams.load(Ordering::Relaxed),
-            counters: own.chain(told.counters).collect(),
+            counters: own.chain(report.counters).collect(),
         }
     }
 }
@@ -158,12 +158,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_read_and_nonsense_in_it_is_not() {
-        let told = Told::parse("up\n\nbytes_sent 12\nBad name 1\nx y\nframes 3".lines());
-        assert_eq!((told.state.as_str(), told.problem.as_str()), ("up", ""));
-        assert_eq!(told.counters, [("bytes_sent".to_owned(), 12), ("frames".to_owned(), 3)]);
+    fn a_status_is_read_and_malformed_lines_in_it_are_not() {
+        let report = PeerReport::parse("up\n\nbytes_sent 12\nBad name 1\nx y\nframes 3".lines());
+        assert_eq!((report.state.as_str(), report.problem.as_str()), ("up", ""));
+        assert_eq!(report.counters, [("bytes_sent".to_owned(), 12), ("frames".to_owned(), 3)]);
         let many = format!("down\nwhy\n{}", "a 1\n".repeat(1000));
-        assert_eq!(Told::parse(many.lines()).counters.len(), MOST_COUNTERS);
-        assert_eq!(Told::parse("".lines()), Told::default());
+        assert_eq!(PeerReport::parse(many.lines()).counters.len(), MOST_COUNTERS);
+        assert_eq!(PeerReport::parse("".lines()), PeerReport::default());
     }
 }

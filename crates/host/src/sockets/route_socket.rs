@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use vmlane_vsock::{Call, ConnectError, Endpoint, RemoteRange, Router};
 
-use super::mail::{Mail, Mailbox};
+use super::inbox::{Inbox, Message};
 use super::route::{PeerShared, PeerView, Routes};
 use super::socket;
 
@@ -29,12 +29,12 @@ impl RouteSocket {
         path: &Path,
         routes: Option<Routes>,
         router: &Router,
-        mailbox: &Arc<Mailbox>,
+        inbox: &Arc<Inbox>,
     ) -> io::Result<()> {
         let Some(routes) = routes else {
             self.end(router);
             self.peers.clear();
-            mailbox.send(Mail::Routes(None, HashMap::new()));
+            inbox.send(Message::Routes(None, HashMap::new()));
             return Ok(());
         };
         let socket = if self.path.is_none() { Some(socket::listen(path, 0o600)?) } else { None };
@@ -48,22 +48,22 @@ impl RouteSocket {
             peers.insert(name.to_owned(), known);
         }
         self.peers = peers;
-        router.set_remotes(self.ranges(&routes, mailbox));
+        router.set_remotes(self.ranges(&routes, inbox));
         let known = self.peers.clone().into_iter().collect();
-        mailbox.send(Mail::Routes(Some(Arc::new(routes)), known));
+        inbox.send(Message::Routes(Some(Arc::new(routes)), known));
         if let Some(socket) = socket {
             self.path = Some(path.to_owned());
-            mailbox.send(Mail::ListenRoute(socket));
+            inbox.send(Message::ListenRoute(socket));
         }
         Ok(())
     }
 
-    fn ranges(&self, routes: &Routes, mailbox: &Arc<Mailbox>) -> Vec<(RemoteRange, Arc<dyn Endpoint>)> {
+    fn ranges(&self, routes: &Routes, inbox: &Arc<Inbox>) -> Vec<(RemoteRange, Arc<dyn Endpoint>)> {
         let mut ranges = Vec::new();
         for peer in &routes.peers {
             let Some((_, shared)) = self.peers.get(&peer.name) else { continue };
             let endpoint: Arc<dyn Endpoint> =
-                Arc::new(RouteEndpoint { mailbox: mailbox.clone(), peer: shared.clone() });
+                Arc::new(RouteEndpoint { inbox: inbox.clone(), peer: shared.clone() });
             let groups: Arc<[String]> = peer.groups.clone().into();
             let range = |&(first, last): &_| RemoteRange { first, last, groups: groups.clone() };
             ranges.extend(peer.cids.iter().map(|cids| (range(cids), endpoint.clone())));
@@ -72,7 +72,7 @@ impl RouteSocket {
     }
 
     pub fn views(&self) -> Vec<PeerView> {
-        let helper = self.peers.get("").is_some_and(|(_, shared)| !shared.told.lock().state.is_empty());
+        let helper = self.peers.get("").is_some_and(|(_, shared)| !shared.report.lock().state.is_empty());
         self.peers.iter().map(|(name, (_, shared))| shared.view(name, helper)).collect()
     }
 
@@ -87,7 +87,7 @@ impl RouteSocket {
 
 /// What answers for the CIDs of one peer.
 struct RouteEndpoint {
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     peer: Arc<PeerShared>,
 }
 
@@ -98,13 +98,13 @@ impl Endpoint for RouteEndpoint {
             self.peer.stats.calls_refused.inc();
             return Err(ConnectError::Unreachable);
         }
-        self.mailbox.request(call)
+        self.inbox.request(call)
     }
 
     fn given_up(&self, call: Call) {
-        // The helper has been asked already: it is told.
-        if !self.mailbox.withdraw(call) {
-            self.mailbox.send(Mail::GivenUp(call));
+        // The helper has been asked already: it is notified.
+        if !self.inbox.withdraw(call) {
+            self.inbox.send(Message::GivenUp(call));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The thread that serves host sockets. It alone owns the tables; nothing in it waits for a process.
 //!
-//! This file says what comes next, and calls the others. Each of them calls only those behind it: what
+//! This file decides what comes next, and calls the others. Each of them calls only those behind it: what
 //! guests, programs, VMMs and other hosts ask for (`programs.rs`, `hybrid.rs`, `routes.rs`), how streams come
 //! about (`calls.rs`, `left.rs`), have their turns (`moving.rs`) and end (`ends.rs`); then the tables, which
 //! know no other.
@@ -36,19 +36,19 @@ use vmlane_vsock::{Failed, HOST, HostRules, Router};
 
 use self::asked::Hybrids;
 use self::clients::Clients;
-use self::poller::{MAILBOX, Poller};
+use self::poller::{INBOX, Poller};
 use self::ports::Ports;
 use self::rings::Rings;
 use self::route_table::RouteTable;
 use self::turns::Turns;
-use super::client::{Account, Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
+use super::client::{Account, Arrival, Asked, Client, Dialect, Opening, RingUse, State, arrival};
 use super::hybrid_views::Shown;
-use super::mail::{Guest, Mail, Mailbox, Token};
+use super::inbox::{Guest, Inbox, Message, Token};
 use super::socket::{self, Io};
-use super::stream::Kind;
+use super::stream::StreamKind;
 use super::{Bounds, Datagrams};
 
-/// How long a guest may take to answer unless the process says otherwise: what AF_VSOCK has.
+/// How long a guest may take to answer unless the process asks for another time: what AF_VSOCK has.
 const CONNECT: Duration = Duration::from_secs(2);
 const LONGEST_CONNECT: Duration = Duration::from_secs(60);
 /// Guests' requests that are answered before clients have their turn.
@@ -61,7 +61,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// See the module's text.
 pub struct Server {
     router: Arc<Router>,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     rules: Arc<Mutex<HostRules>>,
     bounds: Bounds,
     poller: Poller,
@@ -81,18 +81,18 @@ pub struct Server {
 impl Server {
     pub fn new(
         router: Arc<Router>,
-        mailbox: Arc<Mailbox>,
+        inbox: Arc<Inbox>,
         datagrams: Datagrams,
         rules: Arc<Mutex<HostRules>>,
         (socket, bounds): (OwnedFd, Bounds),
         shown: Arc<Mutex<Shown>>,
     ) -> io::Result<Server> {
-        let mut poller = Poller::new(mailbox.event())?;
+        let mut poller = Poller::new(inbox.event())?;
         poller.listen(socket, Dialect::Native)?;
         Ok(Server {
             router,
-            rings: Rings::new(mailbox.clone()),
-            mailbox,
+            rings: Rings::new(inbox.clone()),
+            inbox,
             rules,
             bounds,
             poller,
@@ -107,7 +107,7 @@ impl Server {
     }
 
     pub fn run(mut self) {
-        let mut mails = Vec::new();
+        let mut messages = Vec::new();
         let mut space = [const { MaybeUninit::<Event>::uninit() }; 64];
         loop {
             self.turns.begin_round();
@@ -116,13 +116,13 @@ impl Server {
                 Ok(events) => events,
                 Err(Errno::INTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "waiting for host sockets; they are served no more");
+                    tracing::error!(%error, "host sockets cannot be polled; they are served no more: restart the daemon");
                     return self.end();
                 }
             };
             for event in events.iter() {
                 match event.data.u64() {
-                    MAILBOX => {}
+                    INBOX => {}
                     token if self.poller.listening(token).is_some() => self.accept_clients(token),
                     token => self.on_event(token, event.flags),
                 }
@@ -130,12 +130,12 @@ impl Server {
             for token in self.turns.take_listening(self.poller.all_listening()) {
                 self.accept_clients(token);
             }
-            self.mailbox.take(&mut mails);
-            for mail in mails.drain(..) {
-                if matches!(mail, Mail::Stop) {
+            self.inbox.take(&mut messages);
+            for inbox in messages.drain(..) {
+                if matches!(inbox, Message::Stop) {
                     return self.end();
                 }
-                self.read(mail);
+                self.read(inbox);
             }
             self.answer_requests();
             for _ in 0..self.turns.waiting() {
@@ -150,7 +150,7 @@ impl Server {
     /// Answers guests' requests, as many as leave time for streams.
     fn answer_requests(&mut self) {
         for _ in 0..REQUESTS {
-            let Some(call) = self.mailbox.next_request() else { return };
+            let Some(call) = self.inbox.next_request() else { return };
             match call.key.server.0 {
                 HOST => self.requested(call),
                 cid if self.hybrids.path(cid).is_some() => self.ask_vmm(call),
@@ -160,7 +160,7 @@ impl Server {
     }
 
     fn timeout(&self) -> Option<Timespec> {
-        let wait = if self.turns.is_busy() || self.mailbox.has_requests() {
+        let wait = if self.turns.is_busy() || self.inbox.has_requests() {
             Duration::ZERO
         } else if self.turns.retries() {
             RETRY
@@ -175,10 +175,10 @@ impl Server {
         tokens.into_iter().for_each(|token| self.close(token));
     }
 
-    fn read(&mut self, mail: Mail) {
-        match mail {
-            Mail::Joined(token, stream, side) => self.joined(token, stream, side),
-            Mail::Failed(token, why) => {
+    fn read(&mut self, inbox: Message) {
+        match inbox {
+            Message::Joined(token, stream, side) => self.joined(token, stream, side),
+            Message::Failed(token, why) => {
                 let errno = match why {
                     Failed::Refused => Errno::CONNRESET,
                     Failed::Gone => Errno::TIMEDOUT,
@@ -186,44 +186,44 @@ impl Server {
                 };
                 self.fail(token, errno);
             }
-            Mail::Wake(token) => {
+            Message::Wake(token) => {
                 if let Some(waker) = self.clients.get(token).and_then(|client| client.waker.as_ref()) {
                     waker.fetched();
                 }
                 self.turn(token);
             }
-            Mail::AddGuest(guest, socket) => {
+            Message::AddGuest(guest, socket) => {
                 if let Err(error) = self.poller.listen(socket, Dialect::Hybrid(guest.cid)) {
-                    tracing::error!(%error, path = %guest.uds.display(), "opening a VM's Unix socket");
+                    tracing::error!(%error, path = %guest.uds.display(), "a VM's Unix socket cannot be served");
                 }
                 self.guests.insert(guest.cid, guest);
             }
-            Mail::RemoveGuest(cid) => {
+            Message::RemoveGuest(cid) => {
                 self.poller.close(|dialect| dialect == Dialect::Hybrid(cid));
                 self.guests.remove(&cid);
             }
-            Mail::Hybrid(cid, path, stats) => self.hybrids.set(cid, path, stats),
-            Mail::RemoveHybrid(cid) => self.remove_hybrid(cid),
-            Mail::Listen(cid, port, socket) => {
+            Message::Hybrid(cid, path, stats) => self.hybrids.set(cid, path, stats),
+            Message::RemoveHybrid(cid) => self.remove_hybrid(cid),
+            Message::Listen(cid, port, socket) => {
                 if let Err(error) = self.poller.listen(socket, Dialect::Forward(cid, port)) {
-                    tracing::error!(%error, cid, port, "opening the socket of a forward");
+                    tracing::error!(%error, cid, port, "the socket of a forward cannot be served");
                 }
             }
-            Mail::Unlisten(cid, port) => {
+            Message::Unlisten(cid, port) => {
                 self.poller.close(|dialect| dialect == Dialect::Forward(cid, port));
             }
-            Mail::GivenUp(call) => {
+            Message::GivenUp(call) => {
                 self.vmm_given_up(call);
                 self.call_given_up(call);
             }
-            Mail::ListenRoute(socket) => {
+            Message::ListenRoute(socket) => {
                 if let Err(error) = self.poller.listen(socket, Dialect::Route) {
-                    tracing::error!(%error, "opening the socket of the helper for streams between hosts");
+                    tracing::error!(%error, "the socket of the helper for streams between hosts cannot be served");
                 }
             }
-            Mail::Routes(routes, peers) => self.set_routes(routes, peers),
-            Mail::Rules(rules) => *self.rules.lock() = rules,
-            Mail::Stop => {}
+            Message::Routes(routes, peers) => self.set_routes(routes, peers),
+            Message::Rules(rules) => *self.rules.lock() = rules,
+            Message::Stop => {}
         }
     }
 
@@ -241,7 +241,7 @@ impl Server {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "accepting a host program");
+                    tracing::warn!(%error, "a host program's connection cannot be accepted; tried again");
                     return self.turns.retry();
                 }
             };
@@ -276,8 +276,8 @@ impl Server {
         self.turns.accept_more(token);
     }
 
-    /// At a VM's own socket: root, the daemon's user, the VM's owner. Who may what at the others is for the
-    /// rules to say.
+    /// At a VM's own socket: root, the daemon's user, the VM's owner. Who may do what at the others is
+    /// decided by the rules.
     fn is_owner(&self, dialect: Dialect, peer: &Peer) -> bool {
         let owner = match dialect {
             Dialect::Native => return true,
@@ -315,28 +315,30 @@ impl Server {
                 self.vmm_answers(token, call, hung_up);
             }
             // What it wrote before it went is still to be delivered, here and below.
-            State::Connecting(Opening { ring: Ring::Ours(pump), .. }, Dialect::Forward(..), _) => {
+            State::Connecting(Opening { ring: RingUse::Ours(pump), .. }, Dialect::Forward(..), _) => {
                 pump.hung_up |= hung_up;
             }
             State::Connecting(..) if hung_up => self.close(token),
-            State::Accepting(Opening { ring: Ring::Ours(pump), .. }, _) => pump.hung_up |= hung_up,
+            State::Accepting(Opening { ring: RingUse::Ours(pump), .. }, _) => pump.hung_up |= hung_up,
             State::Accepting(..) if hung_up => self.close(token),
             State::Connecting(..) | State::Accepting(..) | State::Changing => {}
             State::Streaming(stream) => {
                 match &mut stream.kind {
-                    Kind::Plain(pump) => {
+                    StreamKind::Plain(pump) => {
                         pump.can_read = true;
                         pump.can_write = true;
                         pump.hung_up |= hung_up;
                         self.turn(token);
                     }
                     // What it wrote is in its ring, and is taken when it leaves.
-                    Kind::Ring { .. } | Kind::Left(_) if hung_up || flags.intersects(EventFlags::RDHUP) => {
+                    StreamKind::Ring { .. } | StreamKind::Left(_)
+                        if hung_up || flags.intersects(EventFlags::RDHUP) =>
+                    {
                         self.leaves(token);
                     }
-                    Kind::Ring { .. } => {}
-                    Kind::Left(_) => self.orphan_signals(token),
-                    Kind::Helpers(_) => {
+                    StreamKind::Ring { .. } => {}
+                    StreamKind::Left(_) => self.orphan_signals(token),
+                    StreamKind::Helpers(_) => {
                         self.helper_signals(token, hung_up || flags.intersects(EventFlags::RDHUP));
                     }
                 }

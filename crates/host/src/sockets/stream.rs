@@ -25,16 +25,16 @@ pub enum Turn {
     Again,
     /// It is over: hang up.
     Over,
-    /// The process has gone and left bytes unread: its peer is to hear of it.
+    /// The process has gone and left bytes unread: its peer is to be notified.
     Reset,
     /// The process leaves its ring to us.
     Switch,
 }
 
 /// How the bytes travel.
-pub enum Kind {
+pub enum StreamKind {
     /// The process uses the ring itself; its socket carries signals, which the stream's worker reads.
-    Ring { map: SharedMap, said: u64 },
+    Ring { map: SharedMap, announced: u64 },
     /// The process writes and reads its socket.
     Plain(Box<Pump>),
     /// The process uses the ring itself, with the helper for other hosts at its other side.
@@ -85,7 +85,7 @@ impl Pump {
         }
     }
 
-    /// The process is a VMM, which hears of no reset of its guest's but by bytes that stay unread.
+    /// The process is a VMM, which learns of a reset of its guest's only by bytes that stay unread.
     pub fn of_vmm(self) -> Pump {
         Pump { resets: true, ..self }
     }
@@ -96,29 +96,29 @@ pub struct Stream {
     pub call: Call,
     pub stream: StreamId,
     pub side: Side,
-    pub kind: Kind,
+    pub kind: StreamKind,
     /// Of a process's whose ring was left to the helper.
     pub left: Option<Left>,
 }
 
 impl Stream {
-    /// Takes the ring over from the process; what it said counts on.
+    /// Takes the ring over from the process; ends that it has announced still count.
     pub fn switch(&mut self) -> std::io::Result<()> {
-        let (map, said) = match &self.kind {
-            Kind::Ring { map, said } => (map, *said),
-            Kind::Left(map) => (map, map.announced()),
-            Kind::Plain(_) | Kind::Helpers(_) => return Ok(()),
+        let (map, announced) = match &self.kind {
+            StreamKind::Ring { map, announced } => (map, *announced),
+            StreamKind::Left(map) => (map, map.said()),
+            StreamKind::Plain(_) | StreamKind::Helpers(_) => return Ok(()),
         };
         let (out, incoming) = vmlane_sock::ring::halves(map.memory(), RING)?;
         let mut pump = Pump::new(out, incoming);
-        pump.finished = said & ANNOUNCED_SEND != 0;
-        pump.delivered = said & ANNOUNCED_RECEIVE != 0;
-        self.kind = Kind::Plain(Box::new(pump));
+        pump.finished = announced & ANNOUNCED_SEND != 0;
+        pump.delivered = announced & ANNOUNCED_RECEIVE != 0;
+        self.kind = StreamKind::Plain(Box::new(pump));
         Ok(())
     }
 
-    /// Does what can be done now, and says how many bytes that moved. `switched`: the process has handed its
-    /// ring over. `buffer` is scratch space.
+    /// Does what can be done now, and returns how many bytes that moved. `switched`: the process has handed
+    /// its ring over. `buffer` is scratch space.
     pub fn turn(
         &mut self,
         router: &Arc<Router>,
@@ -128,13 +128,13 @@ impl Stream {
     ) -> (Turn, Moved) {
         let end = End { router, stream: self.stream, side: self.side, left: self.left.as_ref() };
         match &mut self.kind {
-            Kind::Ring { map, said } => {
-                hear(&end, map, said);
+            StreamKind::Ring { map, announced } => {
+                forward_ends(&end, map, announced);
                 (if switched { Turn::Switch } else { Turn::Waits }, Moved::default())
             }
-            Kind::Left(_) => (if switched { Turn::Switch } else { Turn::Waits }, Moved::default()),
-            Kind::Helpers(_) => (Turn::Waits, Moved::default()),
-            Kind::Plain(pump) => {
+            StreamKind::Left(_) => (if switched { Turn::Switch } else { Turn::Waits }, Moved::default()),
+            StreamKind::Helpers(_) => (Turn::Waits, Moved::default()),
+            StreamKind::Plain(pump) => {
                 let mut moved = Moved::default();
                 let turn = pump.turn(&end, socket, buffer, &mut moved);
                 (turn, moved)
@@ -161,23 +161,24 @@ impl End<'_> {
 
     fn shutdown(&self, what: Shutdown) {
         if let Some(left) = self.left {
-            return left.say(if what == Shutdown::Send { ANNOUNCED_SEND } else { ANNOUNCED_RECEIVE });
+            return left.announce_end(if what == Shutdown::Send { ANNOUNCED_SEND } else { ANNOUNCED_RECEIVE });
         }
         self.router.streams().shutdown(self.stream, self.side, what);
     }
 }
 
-/// What a process with a ring of its own has said since the last time. The worker may have taken the signal
-/// that announced bytes or room in the middle of a turn, behind its last look: it is to look again.
-fn hear(end: &End<'_>, map: &SharedMap, said: &mut u64) {
-    let now = map.announced();
-    if now & ANNOUNCED_RECEIVE & !*said != 0 {
+/// Forwards the ends that a process with a ring of its own has announced since the last time. The worker may
+/// have taken the signal that announced bytes or room in the middle of a turn, behind its last check: it is
+/// to check again.
+fn forward_ends(end: &End<'_>, map: &SharedMap, announced: &mut u64) {
+    let now = map.said();
+    if now & ANNOUNCED_RECEIVE & !*announced != 0 {
         end.shutdown(Shutdown::Receive);
     }
-    if now & ANNOUNCED_SEND & !*said != 0 {
+    if now & ANNOUNCED_SEND & !*announced != 0 {
         end.shutdown(Shutdown::Send);
     }
-    *said |= now;
+    *announced |= now;
     end.kick(true);
 }
 
@@ -209,7 +210,7 @@ impl Pump {
         if self.out.is_refused() && !self.refused {
             self.refused = true;
             self.finished = true;
-            // The process hears of it when it writes.
+            // The process gets the error when it writes.
             socket::shut(socket, Shut::Read);
         }
         while self.can_read && !self.finished {
@@ -243,7 +244,7 @@ impl Pump {
     }
 
     /// From the guest to the process. True if there is more.
-    #[expect(clippy::indexing_slicing, reason = "a look into the ring copies no more than the buffer has")]
+    #[expect(clippy::indexing_slicing, reason = "a peek copies no more than the buffer has")]
     fn downwards(
         &mut self,
         end: &End<'_>,

@@ -5,8 +5,8 @@ use vmlane_port::{Network, RxFrame, Transport};
 /// Bytes of addresses in an Ethernet header.
 pub const ADDRESSES: usize = 12;
 
-/// The queue of a packet's flow. Flows are told apart by their addresses and ports as they stand in the head,
-/// whatever the protocol: what matters is that a flow stays where it is.
+/// The queue of a packet's flow. Flows are distinguished by their addresses and ports as they stand in the
+/// head, whatever the protocol: what matters is that a flow stays where it is.
 pub fn queue_of(packet: &RxFrame<'_>, count: usize) -> usize {
     if count == 1 {
         return 0;

@@ -1,4 +1,4 @@
-//! What the kernel says about an interface: one question by rtnetlink(7), which needs no rights.
+//! What the kernel reports of an interface: one question by rtnetlink(7), which needs no rights.
 
 use std::io;
 

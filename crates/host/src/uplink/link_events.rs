@@ -23,7 +23,7 @@ const NEW_INDEX: u16 = 49;
 const USABLE: u32 = 1 | 1 << 6 | 1 << 16;
 /// Bytes of messages that are read at once: the kernel's dumps come in pieces of 32 KiB at most.
 const ROOM: usize = 64 << 10;
-/// How long the kernel may take to tell all links.
+/// How long the kernel may take to list all links.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What an interface's link is now.
@@ -35,7 +35,7 @@ pub enum LinkState {
     Down,
     /// There is no such interface any more.
     Gone,
-    /// It is in another network namespace now: nothing more is heard of it.
+    /// It is in another network namespace now: no more events come of it.
     Moved,
 }
 
@@ -52,7 +52,7 @@ pub struct LinkEvent {
     pub bridge: Option<u32>,
 }
 
-/// A socket of the kernel's news.
+/// A socket of the kernel's link events.
 #[derive(Debug)]
 pub struct LinkEvents {
     socket: OwnedFd,
@@ -78,20 +78,20 @@ impl LinkEvents {
         Ok(())
     }
 
-    /// Reads news into `list`. True: the answer to a question is complete.
+    /// Reads events into `list`. True: the answer to a question is complete.
     fn read(&mut self, list: &mut Vec<LinkEvent>) -> io::Result<bool> {
         let len = match recv(&self.socket, &mut self.buffer[..], RecvFlags::empty()) {
             Ok((len, _)) => len,
             Err(Errno::INTR) => return Ok(false),
-            // News were lost: all of it is asked for again.
+            // Events were lost: all links are asked for again.
             Err(Errno::NOBUFS) => return self.ask().map(|()| false),
             Err(error) => return Err(error.into()),
         };
         Ok(parse(self.buffer.get(..len).unwrap_or_default(), list))
     }
 
-    /// The next news; none may have come. Waits for them, unless the socket is readable.
-    pub fn news(&mut self) -> io::Result<Vec<LinkEvent>> {
+    /// The next events; none may have come. Waits for them, unless the socket is readable.
+    pub fn receive(&mut self) -> io::Result<Vec<LinkEvent>> {
         let mut list = Vec::new();
         match self.read(&mut list) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -107,7 +107,7 @@ impl AsFd for LinkEvents {
     }
 }
 
-/// Adds what the messages say. True: one says that there are no more.
+/// Adds the events of the messages. True: one of them ends the answer.
 fn parse(bytes: &[u8], list: &mut Vec<LinkEvent>) -> bool {
     let mut complete = false;
     for (kind, body) in messages(bytes) {
@@ -121,7 +121,7 @@ fn parse(bytes: &[u8], list: &mut Vec<LinkEvent>) -> bool {
 }
 
 fn link(gone: bool, body: &[u8]) -> Option<LinkEvent> {
-    // A bridge tells of its ports by messages of its own family: one that leaves the bridge is not gone.
+    // A bridge reports its ports by messages of its own family: one that leaves the bridge is not gone.
     if *body.first()? != 0 {
         return None;
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_say_which_link_is_how() {
+    fn messages_give_the_state_of_each_link() {
         let mut all = message(NEW_LINK, 0, 7, 0x11043, "eth0");
         all.extend(message(NEW_LINK, 0, 8, 0x1003, "tap1"));
         all.extend(message(DEL_LINK, 7, 7, 0x11043, "eth0"));
@@ -205,7 +205,7 @@ mod tests {
 
     /// In a network namespace of its own; without the right to make one, it is skipped.
     #[test]
-    fn an_interface_that_goes_is_told_from_one_that_moves() {
+    fn an_interface_that_goes_is_distinguished_from_one_that_moves() {
         let ip = |words: &str| {
             let status = Command::new("ip").args(words.split(' ')).status().unwrap();
             assert!(status.success(), "ip {words}");
@@ -223,7 +223,7 @@ mod tests {
         let (mut events, _) = LinkEvents::open().unwrap();
         let mut last = |name: &str, wanted: LinkState| {
             wait_until(&format!("{name} is {wanted:?}"), || {
-                events.news().unwrap().iter().any(|one| one.name == name && one.state == wanted)
+                events.receive().unwrap().iter().any(|one| one.name == name && one.state == wanted)
             });
         };
         ip("link add v0 type veth peer name v1");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_all_links() {
+    fn the_kernel_lists_all_links() {
         let (_, all) = LinkEvents::open().unwrap();
         assert!(all.iter().any(|link| link.name == "lo"), "{all:?}");
     }

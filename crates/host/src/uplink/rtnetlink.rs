@@ -1,6 +1,6 @@
-//! What rtnetlink(7) says of links, as far as it is of interest here: whole messages, and attributes by their
-//! kinds. Kinds and contents that are not known are passed over, so a message of any kernel can be read
-//! (`docs/decisions/0017-teams.md` says why no crate does this).
+//! Links as rtnetlink(7) describes them, as far as it is of interest here: whole messages, and attributes by
+//! their kinds. Kinds and contents that are not known are passed over, so a message of any kernel can be read
+//! (`docs/decisions/0017-teams.md`: why no crate does this).
 
 use std::io;
 use std::os::fd::OwnedFd;

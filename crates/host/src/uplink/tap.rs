@@ -1,7 +1,7 @@
 //! A TAP interface as an uplink: frames to and from the host's network stack, super-frames whole.
 //!
 //! Each frame is one `readv` or `writev`, with a `virtio_net_hdr` (virtio 1.2, section 5.1.6) in front
-//! that tells checksums and segments still to be made. What the host sends is read into memory of the
+//! that describes checksums and segments still to be made. What the host sends is read into memory of the
 //! port's own; what guests send goes straight from their memory to the kernel.
 
 mod interface;
@@ -24,13 +24,13 @@ use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 pub use self::interface::{TapError, is_up, mtu, set_up};
 use super::flow::{ADDRESSES, queue_of};
 
-/// Frames of the host that may be lent at once.
+/// Frames of the host that may be in flight at once.
 const LOOKAHEAD: usize = 128;
 /// Bytes of memory for each: the longest frame, in whole pages.
 const ROOM: usize = MAX_FRAME.next_multiple_of(4096);
-/// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
+/// Bytes of the longest super-frame: what an IPv4 length can express, behind an Ethernet header.
 const AGGREGATE: usize = HEADER + u16::MAX as usize;
-/// Frames that are left out in one look, at most.
+/// Frames that are left out in one poll, at most.
 const MAX_SKIPS: usize = 64;
 
 /// Which interface, and how.
@@ -55,13 +55,13 @@ pub struct Tap {
     queues: Vec<OwnedFd>,
     /// Readable when one of `queues` is.
     any: OwnedFd,
-    /// The queue that is looked at first, so that each gets its turn.
+    /// The queue that is polled first, so that each gets its turn.
     next: usize,
     /// The queue that last had no room.
     full: usize,
-    /// Bytes of the longest packet, told by who sees it change.
+    /// Bytes of the longest packet, set by who sees it change.
     mtu: Arc<AtomicUsize>,
-    /// What is behind it takes super-frames and partial checksums, told by who knows.
+    /// What is behind it takes super-frames and partial checksums, set by who knows.
     whole: Arc<AtomicBool>,
     capabilities: RxCapabilities,
     filter: Filter,

@@ -1,9 +1,9 @@
 //! An interface of the host by AF_XDP: frames to and from its queues without the host's network stack.
 //!
 //! The kernel (or the card itself, in zero-copy mode) receives into memory that it shares with us, from where
-//! frames are lent to the switch; frames to be sent are copied into that memory, once. It knows no offloads:
-//! the switch cuts super-frames and makes checksums. `open.rs` is what needs rights, `rings.rs` what the
-//! kernel shares, `program.rs` the program that directs frames to us.
+//! frames are in flight in the switch where they lie; frames to be sent are copied into that memory, once. It
+//! knows no offloads: the switch cuts super-frames and makes checksums. `open.rs` is what needs rights,
+//! `rings.rs` what the kernel shares, `program.rs` the program that directs frames to us.
 
 mod open;
 mod program;
@@ -24,15 +24,15 @@ use vmlane_port::{
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 
-pub use self::open::{Lost, XdpError, XdpFacts, XdpFiles, XdpOptions, look};
+pub use self::open::{Lost, XdpError, XdpFacts, XdpFiles, XdpOptions, index_and_mtu};
 use self::open::{Queue, RX_FRAMES, TX_FRAMES, lost, queue_bytes};
 use self::rings::{Desc, Rings};
 use super::flow::queue_of;
 use super::tap::one_of;
 
-/// Received frames that may be lent at once.
+/// Received frames that may be in flight at once.
 const LOOKAHEAD: usize = 256;
-/// Cache lines of a frame that are fetched before it is looked at: its headers.
+/// Cache lines of a frame that are prefetched before it is read: its headers.
 const LINES: usize = 1;
 /// Frames that are fetched ahead.
 const AHEAD: u32 = 4;
@@ -41,7 +41,7 @@ const MOST_CALLS: usize = 8;
 /// How soon an interface that is down is tried again.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Where a received frame lies that is lent.
+/// Where a received frame in flight lies.
 #[derive(Default)]
 struct Lies {
     queue: usize,
@@ -69,7 +69,7 @@ pub struct Xdp {
     /// Readable when one of the queues has a frame.
     any: OwnedFd,
     chunk: u64,
-    /// The queue that is looked at first, so that each gets its turn.
+    /// The queue that is polled first, so that each gets its turn.
     next: usize,
     /// The queue that last had no room.
     full: usize,
@@ -150,8 +150,8 @@ impl Xdp {
         self.mtu.clone()
     }
 
-    /// Lends the frame of a descriptor in the slot. False: there is no such frame.
-    fn lend(
+    /// Describes the frame of a descriptor in the slot. False: there is no such frame.
+    fn describe(
         (frame, lies): &mut (FrameInFlight, Lies),
         queue: usize,
         base: u64,
@@ -169,7 +169,7 @@ impl Xdp {
         true
     }
 
-    /// Lends frames of one queue; their tokens go to the front of `tokens`.
+    /// Puts frames of one queue in flight; their tokens go to the front of `tokens`.
     fn fetch_from(&mut self, at: usize, tokens: &mut [Token]) -> usize {
         let chunk = self.chunk;
         let Some(queue) = self.queues.get_mut(at) else { return 0 };
@@ -183,7 +183,7 @@ impl Xdp {
             if let Some(ahead) = queue.rings.rx.peek(AHEAD) {
                 slot.0.spans.prefetch(queue.base.wrapping_add(ahead.addr), LINES);
             }
-            if Xdp::lend(slot, at, queue.base, chunk, desc) {
+            if Xdp::describe(slot, at, queue.base, chunk, desc) {
                 *to = Token(number.into());
                 count += 1;
             } else {
@@ -277,7 +277,7 @@ impl ServedQueue {
         self.rings.tx.publish();
         for _ in 0..MOST_CALLS {
             if !self.rings.tx.needs_wakeup() {
-                // The driver looks by itself.
+                // The driver polls by itself.
                 self.unsent = false;
                 return Ok(());
             }
@@ -293,7 +293,7 @@ impl ServedQueue {
         Ok(())
     }
 
-    /// Publishes free places, and tells the driver of them if it asks for that.
+    /// Publishes free places, and notifies the driver of them if it asks for that.
     fn refill(&mut self) {
         if std::mem::take(&mut self.filled) && self.rings.fill.publish() && self.rings.fill.needs_wakeup() {
             let _ = wake_rx(&self.socket);
@@ -301,7 +301,7 @@ impl ServedQueue {
     }
 }
 
-/// Has the driver look at the fill ring.
+/// Has the driver poll the fill ring.
 fn wake_rx(socket: impl AsFd) -> rustix::io::Result<()> {
     recv(socket, &mut [0u8; 0][..], RecvFlags::DONTWAIT).map(drop)
 }

@@ -121,7 +121,7 @@ fn errors_are_those_of_the_address_family() {
     });
     assert_eq!(code(refused), Some(104), "no program listens: ECONNRESET");
     assert_eq!(code(Stream::connect_by(&host, 9, 9, 30 * SECOND)), Some(19), "no such VM: ENODEV");
-    // The guest does not come to look.
+    // The guest does not poll.
     assert_eq!(code(Stream::connect_by(&host, 3, 9, SECOND / 20)), Some(110), "no answer: ETIMEDOUT");
     let first = Listener::bind_by(&host, 700).unwrap();
     let second = Listener::bind_by(&host, 700).err().and_then(|error| error.raw_os_error());
@@ -306,7 +306,7 @@ fn garbage_at_the_sockets_is_bounded_and_harmless() {
             answer.is_empty() || Reply::read_from_bytes(&answer).is_ok_and(|reply| reply.error.get() != 0)
         );
     }
-    // Clients that say nothing, or half of something, are not waited for; a flood of them ends.
+    // Clients that send nothing, or half of something, are not waited for; a flood of them ends.
     let mut silent: Vec<UnixStream> = (0..30).map(|_| UnixStream::connect(world.uds()).unwrap()).collect();
     let _ = silent[0].write_all(b"CONN");
     for client in &mut silent {
@@ -354,9 +354,9 @@ fn a_hostile_program_loses_its_own_streams_only() {
         assert!(file.set_len(0).is_err(), "the file cannot be cut");
         file.write_all_at(&value.to_le_bytes(), offset).unwrap();
         let _ = signals.write_all(&[0; 100]);
-        // A head is looked at when there is something to write.
+        // A head is read when there is something to write.
         let _ = victim.send(&[1]);
-        assert_eq!(victim.recv(&mut [0]), Ok(0), "its peer hears that it is gone");
+        assert_eq!(victim.recv(&mut [0]), Ok(0), "its peer gets the end");
         victim.close();
     }
     // Dies without a word; sends junk to the signal line and a descriptor where none belongs.
@@ -400,7 +400,7 @@ fn a_program_that_switches_wildly_loses_its_own_stream_only() {
     let file = std::fs::File::from(memory);
     file.write_all_at(&u64::MAX.to_le_bytes(), layout::process_page(RING)).unwrap();
     signals.write_all(&[SWITCH]).unwrap();
-    assert_eq!(victim.recv(&mut [0]), Ok(0), "its peer hears that it is gone");
+    assert_eq!(victim.recv(&mut [0]), Ok(0), "its peer gets the end");
     victim.close();
     // A repeated request is ignored: the stream continues.
     let ((mut signals, memory), victim) = by_hand(&world, 6001);

@@ -195,7 +195,7 @@ fn errors_are_those_of_the_address_family() {
         connect(22)
     });
     assert_eq!(refused, Some(104), "no program listens in the guest: ECONNRESET");
-    // A program gives up before the VMM answers, which the VMM hears.
+    // A program gives up before the VMM answers, of which the VMM is notified.
     let late = code(Stream::connect_by(&world.host(), FIRST, 22, SECOND / 20));
     assert_eq!(late, Some(110), "no answer: ETIMEDOUT");
     assert!(is_closed(&mut vmm.asked().0));
@@ -362,7 +362,7 @@ fn a_vmm_that_leaves_bytes_unread_resets_the_connection() {
     drop(far);
     let mut bytes = [0; 8];
     while matches!(guest.recv(&mut bytes), Ok(1..)) {}
-    wait_until("the guest hears of a reset", || {
+    wait_until("the guest gets a reset", || {
         world.guest.service();
         guest.resets() > before
     });
@@ -406,7 +406,7 @@ fn forwards_come_and_go_and_a_removed_vm_leaves_nothing() {
     guest.close();
     // Its directory loses the name: it is made again.
     std::fs::remove_file(file(9)).unwrap();
-    world.sockets().look();
+    world.sockets().reopen_forwards();
     assert!(file(9).exists());
     both_ways(&near, &far);
     world.sockets().remove_hybrid(FIRST);
@@ -438,7 +438,7 @@ fn what_is_in_the_way_of_a_forward_stays_and_others_are_served() {
     drop(near);
     far.close();
     std::fs::remove_dir(file(TO_HOST)).unwrap();
-    world.sockets().look();
+    world.sockets().reopen_forwards();
     assert!(vmm.connect(TO_HOST).is_ok());
     assert_eq!(std::fs::read_to_string(file(TO_OTHER)).unwrap(), "notes");
     assert_clean(&world);

@@ -53,7 +53,7 @@ impl Half {
 
     fn signal(&self) {
         let mut to = self.signals.as_ref().unwrap_or(&self.line);
-        // If the program has gone, there is none to tell.
+        // If the program has gone, there is none to notify.
         let _ = to.write_all(&[SIGNAL]);
     }
 
@@ -79,13 +79,13 @@ impl Half {
         self.signal();
     }
 
-    /// The program says this, or the daemon in its place.
-    fn hears(&self, said: u64) {
-        wait_until("what is said", || self.program.load_u64(word::ANNOUNCED) & said == said);
+    /// The program announces this, or the daemon in its place.
+    fn expect_ends(&self, flags: u64) {
+        wait_until("the announced ends", || self.program.load_u64(word::ANNOUNCED) & flags == flags);
     }
 
     /// The daemon has hung up.
-    fn is_over(&self) {
+    fn expect_over(&self) {
         let mut bytes = [0; 64];
         wait_until("the line's end", || matches!((&self.line).read(&mut bytes), Ok(0)));
     }
@@ -100,14 +100,14 @@ impl Half {
 fn connected(world: &World, helper: &Helper<'_>) -> (Stream, Half) {
     std::thread::scope(|scope| {
         let near = scope.spawn(|| Stream::connect_by(&world.host(), FAR, 9, 30 * SECOND).unwrap());
-        let (call, op, _) = helper.hear();
+        let (call, op, _) = helper.receive();
         assert_eq!(op, Op::Call);
         let half = Half::of(helper.accept_shared(call.number.get()));
         (near.join().unwrap(), half)
     })
 }
 
-fn is_reset(mut near: &Stream) {
+fn expect_reset(mut near: &Stream) {
     let error = near.read(&mut [0; 64]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
@@ -129,7 +129,7 @@ fn program_and_helper_share_a_ring_and_no_worker_moves_its_bytes() {
     near.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"back");
     near.shutdown(Shutdown::Write).unwrap();
-    half.hears(ANNOUNCED_SEND);
+    half.expect_ends(ANNOUNCED_SEND);
     half.write(b"the last words");
     half.close();
     let mut text = Vec::new();
@@ -145,7 +145,7 @@ fn program_and_helper_share_a_ring_and_no_worker_moves_its_bytes() {
     assert_eq!((from.cid, from.port), (FAR, 5));
     far.write_all(b"and gone").unwrap();
     drop(far);
-    half.hears(ANNOUNCED_CLOSE);
+    half.expect_ends(ANNOUNCED_CLOSE);
     assert_eq!(half.read(8), b"and gone");
     assert_eq!(helper.view().streams, 1, "the helper's part goes on");
     half.close();
@@ -162,12 +162,12 @@ fn a_helper_that_is_gone_resets_its_programs() {
     drop(half);
     let mut text = [0; 6];
     (&near).read_exact(&mut text).unwrap();
-    is_reset(&near);
+    expect_reset(&near);
     // One that sleeps meanwhile.
     let (near, half) = connected(&world, &helper);
     near.set_spin(Duration::ZERO);
     std::thread::scope(|scope| {
-        let asleep = scope.spawn(|| is_reset(&near));
+        let asleep = scope.spawn(|| expect_reset(&near));
         wait_until("it sleeps", || half.program.load_u64(word::WANTS_BYTES) != 0);
         drop(half);
         asleep.join().unwrap();
@@ -183,10 +183,10 @@ fn a_reload_that_forbids_a_peer_ends_its_streams_whatever_the_helper_does() {
     near.set_spin(Duration::ZERO);
     let none = Routes { peers: Vec::new(), ..routes() };
     world.sockets().set_routes(&world.dir.path().join("route.sock"), Some(none)).unwrap();
-    half.is_over();
+    half.expect_over();
     // A hostile helper denies it; but the program's line has ended.
     half.own.store_u64(word::ENDED, 0);
-    is_reset(&near);
+    expect_reset(&near);
     drop((near, half));
     world.assert_clean();
 }
@@ -197,7 +197,7 @@ fn a_daemon_that_stops_ends_its_streams() {
     let (near, half) = connected(&world, &Helper::with(&world, FLAG_RING));
     near.set_spin(Duration::ZERO);
     drop(world.sockets.take());
-    half.is_over();
+    half.expect_over();
     drop(half);
     let mut byte = [0];
     assert!(matches!((&near).read(&mut byte), Ok(0) | Err(_)));
@@ -244,7 +244,7 @@ fn an_accept_that_cannot_take_the_ring_is_refused() {
     let helper = Helper::with(&world, FLAG_RING);
     std::thread::scope(|scope| {
         let near = scope.spawn(|| Stream::connect_by(&world.host(), FAR, 9, 30 * SECOND).map(|_| ()));
-        let (call, _, _) = helper.hear();
+        let (call, _, _) = helper.receive();
         let line = Helper::ask(&world, Op::Accept, call.number.get(), Default::default(), "");
         assert!(answer(&line).is_none_or(|(reply, files)| reply.error.get() != 0 && files.is_empty()));
         assert_eq!(near.join().unwrap().unwrap_err().raw_os_error(), Some(104));
@@ -256,7 +256,7 @@ fn an_accept_that_cannot_take_the_ring_is_refused() {
 fn by_hand(world: &World, helper: &Helper<'_>) -> (UnixStream, Half) {
     let mut near = UnixStream::connect(world.dir.path().join("host.sock")).unwrap();
     near.write_all(Request::new(HostOp::Connect, FAR, 9, 30_000, WITH_RING).as_bytes()).unwrap();
-    let (call, _, _) = helper.hear();
+    let (call, _, _) = helper.receive();
     let half = Half::of(helper.accept_shared(call.number.get()));
     assert_eq!(answer(&near).unwrap().1.len(), 1);
     (near, half)
@@ -276,7 +276,7 @@ fn a_program_that_leaves_its_ring_to_the_daemon_goes_on_through_its_socket() {
     let (mut near, mut half) = by_hand(&world, &helper);
     half.write(b"in the ring ");
     near.write_all(&[SIGNAL, SWITCH]).unwrap();
-    // The helper reads it, and says so.
+    // The helper reads it, and announces that.
     let mut signals = half.signals.take().unwrap();
     let mut bytes = [0; 2];
     signals.read_exact(&mut bytes).unwrap();
@@ -291,9 +291,9 @@ fn a_program_that_leaves_its_ring_to_the_daemon_goes_on_through_its_socket() {
     near.write_all(b"plain").unwrap();
     assert_eq!(half.read(5), b"plain");
     near.shutdown(Shutdown::Write).unwrap();
-    half.hears(ANNOUNCED_SEND);
+    half.expect_ends(ANNOUNCED_SEND);
     drop(near);
-    half.hears(ANNOUNCED_CLOSE);
+    half.expect_ends(ANNOUNCED_CLOSE);
     half.close();
     // One whose helper has gone meanwhile: the daemon reads its signals.
     let (mut near, half) = by_hand(&world, &helper);

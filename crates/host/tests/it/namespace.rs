@@ -21,7 +21,7 @@ pub fn outside(can: &str, needs: &str) -> bool {
     true
 }
 
-/// Runs `ip`; what it says.
+/// Runs `ip`; its output.
 pub fn ip(arguments: &str) -> String {
     let mut command = Command::new("ip");
     command.args(arguments.split(' '));

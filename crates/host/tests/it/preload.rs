@@ -68,8 +68,8 @@ fn run(plain: bool) {
         over.store(true, Ordering::SeqCst);
         // Wakes the one that accepts.
         drop(vmlane_sock::Stream::connect_by(&world.host(), 3, ECHO, 30 * SECOND));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {said}", output.status);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {stderr}", output.status);
         assert_eq!(output.stdout, b"done\n");
     });
     world.assert_clean();
@@ -107,8 +107,8 @@ fn and_of_its_datagrams() {
             unreachable!("it counts until an empty one comes");
         });
         let output = command.args(["3", "1234"]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {said}", output.status);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {stderr}", output.status);
         assert_eq!(output.stdout, b"done\n");
         assert!(echo.join().unwrap() > 0);
     });

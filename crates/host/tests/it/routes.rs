@@ -27,7 +27,7 @@ fn a_vmci_guest_and_programs_reach_another_host_and_are_reached() {
     // The guest connects.
     let (guest, mut far) = std::thread::scope(|scope| {
         let guest = scope.spawn(|| world.guest.connect((FAR, 80), Options::default()).unwrap());
-        let (call, op, text) = helper.hear();
+        let (call, op, text) = helper.receive();
         assert_eq!((op, text.as_str()), (Op::Call, "beta\ntest"));
         let [client, server] = call.ends();
         assert_eq!((client.0, server), (3, (FAR, 80)), "the true source");
@@ -68,7 +68,7 @@ fn a_vmci_guest_and_programs_reach_another_host_and_are_reached() {
     far.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"hi");
     drop(near);
-    // It has not said that it is done: cut off.
+    // It has not announced its end: cut off.
     let error = far.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     drop(far);
@@ -93,7 +93,7 @@ fn what_may_not_be_is_refused_and_counted() {
     assert_eq!(refused(FAR, 4, "beta\ntest"), Some(19), "no such VM");
     assert_eq!(refused(FAR, OWN, "beta\ntest"), Some(104), "no program listens");
     assert_eq!((helper.count("opens_refused"), helper.count("established")), (7, 0));
-    // A second helper, nonsense, and an answer to a call that never was.
+    // A second helper, a malformed message, and an answer to a call that never was.
     let second = Helper::ask(&world, Op::Line, 0, Default::default(), "");
     assert_eq!(answer(&second).unwrap().0.error.get(), 16, "EBUSY");
     for message in [&[0xff; 100][..], &Record::message(Op::Call, 1, Default::default(), 0, "")] {
@@ -106,21 +106,21 @@ fn what_may_not_be_is_refused_and_counted() {
     for (why, errno) in [(Refusal::Refused, 104), (Refusal::Gone, 110), (Refusal::Absent, 19)] {
         std::thread::scope(|scope| {
             let asks = scope.spawn(|| code(Stream::connect_by(&world.host(), FAR, 9, 30 * SECOND)));
-            let (call, _, _) = helper.hear();
-            helper.say(Op::Refuse, call.number.get(), why as u32, "");
+            let (call, _, _) = helper.receive();
+            helper.send(Op::Refuse, call.number.get(), why as u32, "");
             assert_eq!(asks.join().unwrap(), Some(errno));
         });
     }
-    // A client that gives up is told of.
+    // A client that gives up is reported.
     let late = code(Stream::connect_by(&world.host(), FAR, 9, SECOND / 10));
     assert_eq!(late, Some(110));
-    let (call, _, _) = helper.hear();
-    let (given_up, op, _) = helper.hear();
+    let (call, _, _) = helper.receive();
+    let (given_up, op, _) = helper.receive();
     assert_eq!((op, given_up.number.get()), (Op::GivenUp, call.number.get()));
     // Without the helper, what waits fails, and nothing is reached.
     std::thread::scope(|scope| {
         let asks = scope.spawn(|| code(Stream::connect_by(&world.host(), FAR, 9, 30 * SECOND)));
-        helper.hear();
+        helper.receive();
         drop(helper);
         assert_eq!(asks.join().unwrap(), Some(110));
     });
@@ -144,13 +144,13 @@ fn connects_that_are_given_up_leave_nothing_where_the_helper_does_not_read() {
     let last = std::thread::scope(|scope| {
         let asks = scope.spawn(|| code(Stream::connect_by(&world.host(), FAR, 77, 30 * SECOND)));
         let last = loop {
-            let (record, op, _) = helper.hear();
+            let (record, op, _) = helper.receive();
             messages += 1;
             if op == Op::Call && record.ends()[1].1 == 77 {
                 break record.number.get();
             }
         };
-        helper.say(Op::Refuse, last, Refusal::Refused as u32, "");
+        helper.send(Op::Refuse, last, Refusal::Refused as u32, "");
         assert_eq!(asks.join().unwrap(), Some(104), "it is asked for as soon as the helper reads");
         last
     });
@@ -176,10 +176,10 @@ fn a_host_has_so_many_streams_and_calls_and_no_more() {
         let waiting: Vec<_> = (0..2)
             .map(|_| scope.spawn(|| code(Stream::connect_by(&world.host(), FAR, 9, 30 * SECOND))))
             .collect();
-        let calls: Vec<u64> = (0..2).map(|_| helper.hear().0.number.get()).collect();
+        let calls: Vec<u64> = (0..2).map(|_| helper.receive().0.number.get()).collect();
         assert_eq!(code(Stream::connect_by(&world.host(), FAR, 9, 30 * SECOND)), Some(104));
         assert_eq!(helper.count("over_streams"), 2);
-        calls.into_iter().for_each(|number| helper.say(Op::Refuse, number, 1, ""));
+        calls.into_iter().for_each(|number| helper.send(Op::Refuse, number, 1, ""));
         assert!(waiting.into_iter().all(|asks| asks.join().unwrap() == Some(104)));
     });
     world.assert_clean();

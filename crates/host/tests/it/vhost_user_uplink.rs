@@ -71,7 +71,7 @@ impl World {
     }
 
     /// Sends frames from `from`'s VM to this one until one comes.
-    fn hears(&self, from: &World, frame: &[u8]) -> Received {
+    fn receives(&self, from: &World, frame: &[u8]) -> Received {
         eventually("a frame of the other switch", || {
             let got = self.vm.received().into_iter().find(|received| received.bytes == frame);
             if got.is_none() {
@@ -135,8 +135,8 @@ fn frames_pass_both_ways_also_when_the_peer_was_gone() {
         let server = there.nic(&place.socket());
         wait_until("a connection", || here.is_attached("lan"));
         let (ping, pong) = (frame(THERE, HERE, &[round; 40]), frame(HERE, THERE, &[round; 1400]));
-        there.hears(&here, &ping);
-        here.hears(&there, &pong);
+        there.receives(&here, &ping);
+        here.receives(&there, &pong);
         // Thousands more: buffers come back, both ways.
         for number in 0..3000u32 {
             here.vm.send(&frame(THERE, HERE, &number.to_le_bytes()), Offload::None, None);
@@ -165,8 +165,8 @@ fn a_peer_that_connects_is_served_and_again_when_it_was_gone() {
         wait_until("no connection", || !here.is_attached("lan"));
         let server = there.nic_at(VhostEnd::Calls(Caller::new(place.socket()).unwrap()));
         wait_until("a connection", || here.is_attached("lan"));
-        there.hears(&here, &frame(THERE, HERE, &[round; 40]));
-        here.hears(&there, &frame(HERE, THERE, &[round; 1400]));
+        there.receives(&here, &frame(THERE, HERE, &[round; 40]));
+        here.receives(&there, &frame(HERE, THERE, &[round; 1400]));
         drop(server);
     }
     drop(uplink);
@@ -196,7 +196,7 @@ fn a_second_peer_is_turned_away_and_the_first_one_stays() {
     next.send([0; 10], 1, &frame(HERE, THERE, b"next"));
     let got = eventually("a frame", || here.vm.received().pop());
     assert_eq!(&got.bytes[14..18], b"next");
-    // One that says nothing costs the next one no more than its time.
+    // One that sends nothing costs the next one no more than its time.
     drop(next);
     let silent = reach();
     let mut patient = reach();
@@ -212,8 +212,8 @@ fn super_frames_stay_whole_and_tags_in_band() {
     let _server = there.nic(&place.socket());
     there.vm.set_capabilities(LRO);
     wait_until("a connection", || here.is_attached("lan"));
-    there.hears(&here, &frame(THERE, HERE, b"first"));
-    here.hears(&there, &frame(HERE, THERE, b"first"));
+    there.receives(&here, &frame(THERE, HERE, b"first"));
+    here.receives(&there, &frame(HERE, THERE, b"first"));
     for len in [60_000, 2100, 4000, 65_000] {
         let sent = super_frame(len);
         here.vm.send(&sent, Offload::Segment { header: 54, mss: 1448 }, None);

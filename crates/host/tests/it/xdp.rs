@@ -119,11 +119,11 @@ impl Uplink {
 
     /// The next frame from the wire that a test has sent.
     fn fetch(&mut self) -> Vec<u8> {
-        eventually("a frame from the wire", || self.look())
+        eventually("a frame from the wire", || self.try_fetch())
     }
 
     /// The same, if it has come.
-    fn look(&mut self) -> Option<Vec<u8>> {
+    fn try_fetch(&mut self) -> Option<Vec<u8>> {
         loop {
             let token = self.port.fetch_one()?;
             let in_flight = self.port.frame(token);
@@ -346,11 +346,11 @@ fn an_interface_that_is_down_or_gone_stops_nothing_else() {
     ip("link set vmlx0 down");
     ip("link set vmlx0 name vmlx7");
     ip("link set vmlx7 up");
-    // The kernel tells the other end of the link in its own time, up to a second later, and drops what is
+    // The kernel notifies the other end of the link in its own time, up to a second later, and drops what is
     // sent before.
     let fetched = eventually("the renamed interface receives", || {
         wire.send(&frame(OURS, THEIRS, 4, 60));
-        uplink.look()
+        uplink.try_fetch()
     });
     assert_eq!(fetched, frame(OURS, THEIRS, 4, 60));
     assert!(!uplink.hold.is_gone());

@@ -10,7 +10,7 @@ use vmlane_vsock::{Call, Failed, Key, Router};
 use crate::sockets::client::Account;
 use crate::sockets::hybrid::HybridStats;
 use crate::sockets::hybrid_views::{HybridConnection, Shown};
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 use crate::sockets::stream::Moved;
 
 /// The VMs, and the connections that their VMMs have been asked for.

@@ -14,10 +14,10 @@ use vmlane_wire::vmci::CID_HOST;
 
 use super::{CONNECT, Server};
 use crate::sockets::client::{Account, Client, Delivery, Dialect, Opening, State};
+use crate::sockets::inbox::Token;
 use crate::sockets::left::{Left, LeftStream};
-use crate::sockets::mail::Token;
 use crate::sockets::socket::{self, Io};
-use crate::sockets::stream::{Kind, Stream};
+use crate::sockets::stream::{Stream, StreamKind};
 
 impl Server {
     /// Is the stream of a program with a ring to `cid` the helper's to move?
@@ -49,7 +49,7 @@ impl Server {
             _ => self.rings.ring(token, account, signal, address),
         };
         let (end, waker, ring) = half.map_err(|error| {
-            tracing::warn!(%error, "memory for a host socket");
+            tracing::warn!(%error, "no memory for a host socket; its connect is refused");
             Errno::NOBUFS
         })?;
         // A guest that answers and is done at once wakes it before the answer has gone out on the same
@@ -144,7 +144,7 @@ impl Server {
         Some(())
     }
 
-    /// The guest has attached: the process hears of it, and bytes go.
+    /// The guest has attached: the process is notified, and bytes flow.
     pub(super) fn joined(&mut self, token: Token, stream: StreamId, side: Side) {
         let Some(state) = self.clients.set_state(token, State::Changing) else { return };
         let peers = self.clients.get(token).is_some_and(|client| matches!(client.account, Account::Peer(_)));
@@ -163,10 +163,10 @@ impl Server {
         }
         let (kind, fd) = opening.ring.into_kind();
         let call = opening.call;
-        let signals = matches!(kind, Kind::Ring { .. } | Kind::Left(_));
-        let helpers = matches!(kind, Kind::Helpers(_));
+        let signals = matches!(kind, StreamKind::Ring { .. } | StreamKind::Left(_));
+        let helpers = matches!(kind, StreamKind::Helpers(_));
         let left = match &kind {
-            Kind::Left(map) => match Left::new(map) {
+            StreamKind::Left(map) => match Left::new(map) {
                 Ok(left) => Some(left),
                 Err(_) => {
                     self.router.close(call);
@@ -185,7 +185,7 @@ impl Server {
         if helpers {
             return self.introduce(call, false);
         }
-        let told = match (greeting, delivery) {
+        let sent = match (greeting, delivery) {
             (Some((dialect, port)), _) => self.clients.get(token).is_some_and(|client| {
                 let greeted = client.greet(dialect, port, fd.as_ref());
                 if let Some(waker) = client.waker.as_ref().filter(|_| greeted && fd.is_some()) {
@@ -196,7 +196,7 @@ impl Server {
             (None, Some(delivery)) => self.deliver(&delivery, fd.as_ref()),
             (None, None) => true,
         };
-        match told {
+        match sent {
             true if is_left => self.introduce(call, true),
             true => self.turn(token),
             false => self.close(token),

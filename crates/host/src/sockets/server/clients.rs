@@ -8,7 +8,7 @@ use vmlane_port::fair::SharedPlaces;
 
 use crate::sockets::Bounds;
 use crate::sockets::client::{Account, Client, State};
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 
 /// All clients. The counts and the deadlines always agree with the clients.
 pub struct Clients {

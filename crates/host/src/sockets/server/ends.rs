@@ -10,11 +10,11 @@ use vmlane_wire::host::{ANNOUNCED_CLOSE, Reply, ended};
 
 use super::Server;
 use crate::sockets::client::{Account, Client, Dialect, State};
+use crate::sockets::inbox::Token;
 use crate::sockets::left::Left;
-use crate::sockets::mail::Token;
-use crate::sockets::route::Told;
+use crate::sockets::route::PeerReport;
 use crate::sockets::socket;
-use crate::sockets::stream::{Kind, Stream};
+use crate::sockets::stream::{Stream, StreamKind};
 
 impl Server {
     /// Gives a client a place, if there is one.
@@ -76,7 +76,7 @@ impl Server {
         }
     }
 
-    /// The client hears why, and goes.
+    /// The client gets the reason, and is closed.
     pub(super) fn fail(&mut self, token: Token, errno: Errno) {
         if let Some(client) = self.clients.get(token)
             && let State::Connecting(_, Dialect::Forward(cid, _), _) = &client.state
@@ -101,7 +101,7 @@ impl Server {
         self.close(token);
     }
 
-    /// The process has left bytes unread: its peer hears of a reset.
+    /// The process has left bytes unread: its peer gets a reset.
     pub(super) fn reset(&mut self, token: Token) {
         self.reset_program(token);
         if let Some(client) = self.clients.get(token)
@@ -112,20 +112,20 @@ impl Server {
         self.close(token);
     }
 
-    /// A joined stream's process has gone. A helper that has not said that it is done was cut off, and so are
+    /// A joined stream's process has gone. A helper that has not announced its end was cut off, and so are
     /// its peers.
     pub(super) fn leaves(&mut self, token: Token) {
         let Some(client) = self.clients.get(token) else { return };
-        let said = match &client.state {
+        let announced = match &client.state {
             State::Streaming(stream) => match &stream.kind {
-                Kind::Ring { map, .. } => map.announced(),
+                StreamKind::Ring { map, .. } => map.said(),
                 // It has put all that its peer sent into the ring.
-                Kind::Helpers(map) if map.ended() & ended::DETACHED != 0 => ANNOUNCED_CLOSE,
-                Kind::Plain(_) | Kind::Left(_) | Kind::Helpers(_) => 0,
+                StreamKind::Helpers(map) if map.ended() & ended::DETACHED != 0 => ANNOUNCED_CLOSE,
+                StreamKind::Plain(_) | StreamKind::Left(_) | StreamKind::Helpers(_) => 0,
             },
             _ => 0,
         };
-        let cut_off = matches!(client.account, Account::Peer(_)) && said & ANNOUNCED_CLOSE == 0;
+        let cut_off = matches!(client.account, Account::Peer(_)) && announced & ANNOUNCED_CLOSE == 0;
         if cut_off { self.reset(token) } else { self.close(token) }
     }
 
@@ -138,13 +138,13 @@ impl Server {
 
     /// One of the two is gone; `stream` is what it had.
     fn half_ends(&mut self, stream: &Stream) {
-        let helpers = matches!(stream.kind, Kind::Helpers(_));
+        let helpers = matches!(stream.kind, StreamKind::Helpers(_));
         if !helpers && stream.left.is_none() {
             return;
         }
         let Some(left) = self.routes.left.remove(&stream.call.number) else { return };
         if !helpers {
-            // A helper that has not heard of the program never will.
+            // A helper that was not notified of the program never will be.
             if let (Some(helper), Some(_)) = (left.helper, left.memory) {
                 self.reset(helper);
             }
@@ -156,7 +156,7 @@ impl Server {
         }
         // Its signals have no other reader now.
         let Some(client) = self.clients.get(program) else { return };
-        if matches!(&client.state, State::Streaming(stream) if matches!(stream.kind, Kind::Left(_))) {
+        if matches!(&client.state, State::Streaming(stream) if matches!(stream.kind, StreamKind::Left(_))) {
             let wanted = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
             let _ = self.poller.change(&client.socket, program, wanted);
         } else {
@@ -164,18 +164,18 @@ impl Server {
         }
     }
 
-    /// The program is to hear of a reset, whether or not the helper agrees.
+    /// The program gets a reset, whether or not the helper agrees.
     fn reset_program(&mut self, helper: Token) {
         let Some(State::Streaming(stream)) = self.clients.get(helper).map(|client| &client.state) else {
             return;
         };
-        let Kind::Helpers(map) = &stream.kind else { return };
+        let StreamKind::Helpers(map) = &stream.kind else { return };
         let left = self.routes.left.get(&stream.call.number);
         let Some(client) = left.and_then(|left| self.clients.get(left.program?)) else { return };
         if let Some(waker) = &client.waker {
             crate::sockets::left::reset(map, waker);
             if !waker.has_switched() {
-                // Not both ways: the program's own end is still to be heard of.
+                // Not both ways: the program's own end is still to come.
                 socket::shut(&*client.socket, Shut::Write);
             }
         }
@@ -196,7 +196,7 @@ impl Server {
         self.routes.line_ends();
         for (_, shared) in self.routes.peers.values() {
             shared.up.store(false, Ordering::Release);
-            *shared.told.lock() = Told::default();
+            *shared.report.lock() = PeerReport::default();
         }
         let numbers = self.routes.asked_of(None);
         numbers.into_iter().for_each(|number| self.call_fails(number, Failed::Gone));

@@ -13,9 +13,9 @@ use vmlane_vsock::{Call, Failed, Key};
 
 use super::turns;
 use super::{CONNECT, Server};
-use crate::sockets::client::{Account, Client, Dialect, Opening, Ring, State, VmmAnswer, vmm_answer};
+use crate::sockets::client::{Account, Client, Dialect, Opening, RingUse, State, VmmAnswer, vmm_answer};
 use crate::sockets::hybrid::{HybridStats, target};
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 use crate::sockets::socket::{self, Io};
 
 /// How long a VMM may take to answer. Firecracker gives its guest 2 s.
@@ -49,7 +49,7 @@ impl Server {
             }
             Err(error) => {
                 count(|stats| stats.absent.inc());
-                tell_absent(cid, path, &error);
+                log_absent(cid, path, &error);
                 return Err(Failed::Absent);
             }
         };
@@ -62,7 +62,7 @@ impl Server {
                 pid = peer.pid,
                 uid = peer.uid,
                 path = %path.display(),
-                "the process that listens there is not the VM's owner's; the VM's owner in the configuration says whose it may be"
+                "the process that listens there is not of the VM's owner; change the VM's `owner`, or run the VMM as that user"
             );
             return Err(Failed::Absent);
         }
@@ -82,7 +82,7 @@ impl Server {
         Ok(())
     }
 
-    /// The VMM has said something, or has gone.
+    /// The VMM has sent something, or has gone.
     pub(super) fn vmm_answers(&mut self, token: Token, call: Call, hung_up: bool) {
         let cid = call.key.server.0;
         let count = |what: fn(&HybridStats)| self.hybrids.count(Some(cid), what);
@@ -95,7 +95,7 @@ impl Server {
             }
             Some(VmmAnswer::Malformed) => {
                 count(|stats| stats.malformed.inc());
-                tracing::warn!(cid, "the VMM's answer to CONNECT is none; the connection is closed");
+                tracing::warn!(cid, "the VMM's answer to CONNECT is malformed; the connection is closed");
                 true
             }
         };
@@ -113,7 +113,7 @@ impl Server {
         let Ok((end, waker, mut ring)) = self.rings.ring(token, Account::Vm(cid), None, Some(address)) else {
             return false;
         };
-        if let Ring::Ours(pump) = &mut ring {
+        if let RingUse::Ours(pump) = &mut ring {
             pump.hung_up = hung_up;
         }
         self.hybrids.answered(call);
@@ -180,7 +180,7 @@ impl Server {
 }
 
 /// What an operator can do about a VMM that cannot be reached, if anything.
-fn tell_absent(cid: u32, path: &Path, error: &std::io::Error) {
+fn log_absent(cid: u32, path: &Path, error: &std::io::Error) {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => tracing::warn!(
             cid,

@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 
 use super::Server;
 use crate::sockets::client::State;
+use crate::sockets::inbox::Token;
 use crate::sockets::left::Left;
-use crate::sockets::mail::Token;
 use crate::sockets::socket::{self, Io};
 
 /// Reads of a helper's line at a time.
@@ -24,13 +24,13 @@ impl Server {
         listener.is_some_and(|client| matches!(client.state, State::Listening { ring: true, .. }))
     }
 
-    /// One of the two is joined, and if it is the program, was told so. Once both are, the helper gets the
+    /// One of the two is joined, and if it is the program, was notified. Once both are, the helper gets the
     /// ring: it may signal from then on.
     pub(super) fn introduce(&mut self, call: Call, program: bool) {
         let Some(left) = self.routes.left.get_mut(&call.number) else { return };
-        left.told |= program;
+        left.notified |= program;
         left.joined |= !program;
-        if !(left.told && left.joined) {
+        if !(left.notified && left.joined) {
             return;
         }
         let (Some(memory), Some(program), Some(helper)) = (left.memory.take(), left.program, left.helper)
@@ -74,7 +74,7 @@ impl Server {
         }
     }
 
-    /// A program whose helper has gone has signalled: all that is to be heard of is that it leaves its ring
+    /// A program whose helper has gone has signalled: all that counts is that it leaves its ring
     /// to the daemon.
     pub(super) fn orphan_signals(&self, token: Token) {
         if let Some(waker) = self.clients.get(token).and_then(|client| client.waker.as_ref()) {

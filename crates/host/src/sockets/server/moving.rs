@@ -5,7 +5,7 @@ use vmlane_wire::host::SWITCH;
 
 use super::Server;
 use crate::sockets::client::State;
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 use crate::sockets::socket::{self, Io};
 use crate::sockets::stream::Turn;
 
@@ -49,7 +49,7 @@ impl Server {
         let of_bytes = if bytes { EventFlags::IN | EventFlags::OUT } else { EventFlags::empty() };
         let wanted = of_bytes | EventFlags::RDHUP | EventFlags::ET;
         if let Err(error) = self.poller.change(&client.socket, token, wanted) {
-            tracing::warn!(%error, "waiting for a host program");
+            tracing::warn!(%error, "a host program cannot be polled");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the thread waits for: its mailbox, the sockets at which clients connect, and theirs.
+//! What the thread waits for: its inbox, the sockets at which clients connect, and theirs.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,9 +9,9 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use crate::sockets::client::Dialect;
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 
-pub const MAILBOX: Token = 0;
+pub const INBOX: Token = 0;
 
 /// A listening socket.
 struct ListeningSocket {
@@ -27,10 +27,10 @@ pub struct Poller {
 }
 
 impl Poller {
-    pub fn new(mailbox: &OwnedFd) -> io::Result<Poller> {
+    pub fn new(inbox: &OwnedFd) -> io::Result<Poller> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let poller = Poller { epoll, listening: HashMap::new(), last: MAILBOX };
-        poller.add(mailbox, MAILBOX, EventFlags::IN)?;
+        let poller = Poller { epoll, listening: HashMap::new(), last: INBOX };
+        poller.add(inbox, INBOX, EventFlags::IN)?;
         Ok(poller)
     }
 

@@ -7,7 +7,7 @@ use vmlane_vsock::FIRST_FREE_PORT;
 use vmlane_wire::host::PORT_ANY;
 
 use crate::sockets::Datagrams;
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 
 /// The first of those that are given out, as Firecracker's.
 const FIRST: u32 = 1 << 30;

@@ -15,7 +15,7 @@ use zerocopy::FromBytes;
 
 use super::{CONNECT, LONGEST_CONNECT, Server};
 use crate::sockets::client::{Dialect, State};
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 use crate::sockets::socket::{self, Io};
 
 impl Server {
@@ -84,9 +84,9 @@ impl Server {
     }
 
     fn answer(&mut self, token: Token, port: u32, fd: Option<&OwnedFd>) -> Result<(), Errno> {
-        let told =
+        let sent =
             self.clients.get(token).is_some_and(|client| client.reply(Reply::new(0, CID_HOST, port), fd));
-        if !told {
+        if !sent {
             self.close(token);
         }
         Ok(())

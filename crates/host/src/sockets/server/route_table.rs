@@ -16,8 +16,8 @@ use vmlane_wire::route::{Op, Record};
 use super::rings::Half;
 use crate::sockets::Bounds;
 use crate::sockets::client::Account;
+use crate::sockets::inbox::Token;
 use crate::sockets::left::LeftStream;
-use crate::sockets::mail::Token;
 use crate::sockets::route::{PeerShared, Routes};
 
 /// A peer's number for its account, and what is shared of it.
@@ -51,7 +51,7 @@ pub struct RouteTable {
     /// Calls that the helper has not answered, by number.
     asked: HashMap<u64, AskedCall>,
     askers: SharedPlaces<u32>,
-    /// What a peer says of a client that has connected to a program, by number of the call.
+    /// What a peer claims of a client that has connected to a program, by number of the call.
     pub claims: HashMap<u64, Claim>,
     /// Groups on behalf of which a program connects, by number of the call.
     pub sources: HashMap<u64, Vec<String>>,
@@ -183,7 +183,7 @@ impl RouteTable {
         self.left.get(&call.number)?.memory.as_ref()?.try_clone().ok()
     }
 
-    /// What another host says of the client of this call, if it is of one.
+    /// What another host claims of the client of this call, if it is of one.
     pub fn claim(&mut self, call: Call) -> Option<Claim> {
         self.claims.remove(&call.number)
     }

@@ -17,9 +17,9 @@ use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_RING, FLAG_TRUSTED, MOST_TEXT, Op
 use super::route_table::{AskedCall, Known, common};
 use super::{LONGEST_CONNECT, Server};
 use crate::sockets::client::{Account, Dialect, Opening, State};
+use crate::sockets::inbox::Token;
 use crate::sockets::left::LeftStream;
-use crate::sockets::mail::Token;
-use crate::sockets::route::{PeerShared, Routes, Told};
+use crate::sockets::route::{PeerReport, PeerShared, Routes};
 use crate::sockets::socket::{self, Io};
 
 /// How long the client's end may take once another host has accepted.
@@ -103,10 +103,10 @@ impl Server {
             stats.forged.inc();
             return refused(Errno::ACCESS);
         }
-        let said: Vec<String> = lines.map(str::to_owned).collect();
+        let announced: Vec<String> = lines.map(str::to_owned).collect();
         let flag = |flag: u32| record.flags.get() & flag != 0;
         let claim = Claim {
-            groups: common(&peer.groups, &said),
+            groups: common(&peer.groups, &announced),
             restricted: flag(FLAG_RESTRICTED),
             trusted: flag(FLAG_TRUSTED) && peer.trusted,
         };
@@ -142,7 +142,7 @@ impl Server {
             None => self.rings.ring(token, account, Some(socket), Some(address)),
         };
         let (end, waker, ring) = half.map_err(|error| {
-            tracing::warn!(%error, "memory for a stream of another host");
+            tracing::warn!(%error, "no memory for a stream of another host; it is refused");
             Errno::NOBUFS
         })?;
         // Nothing comes before the answer.
@@ -260,7 +260,7 @@ impl Server {
             shared.stats.over_streams.inc();
             return Err(refused(Failed::Refused));
         }
-        self.say_on();
+        self.flush_line();
         Ok(())
     }
 
@@ -268,12 +268,12 @@ impl Server {
     pub(super) fn call_given_up(&mut self, call: Call) {
         if let Some(asked) = self.routes.give_up(call.number) {
             asked.peer.stats.calls_refused.inc();
-            self.say_on();
+            self.flush_line();
         }
     }
 
     /// Sends what waits for the line, as far as that has room.
-    fn say_on(&mut self) {
+    fn flush_line(&mut self) {
         let Some(client) = self.routes.line.and_then(|line| self.clients.get(line)) else {
             return self.routes.line_ends();
         };
@@ -288,7 +288,7 @@ impl Server {
         }
     }
 
-    /// The helper has said something, or has gone.
+    /// The helper has sent something, or has gone.
     pub(super) fn line_event(&mut self, token: Token, hung_up: bool) {
         let mut message = vec![0; RECORD + MOST_TEXT];
         for _ in 0..MESSAGES {
@@ -316,7 +316,7 @@ impl Server {
                     };
                     if !understood {
                         tracing::error!(
-                            "the helper for streams between hosts says what is not understood; it is disconnected"
+                            "the helper for streams between hosts sent a malformed message; it is disconnected"
                         );
                         return self.close(token);
                     }
@@ -325,7 +325,7 @@ impl Server {
                     if hung_up {
                         return self.close(token);
                     }
-                    return self.say_on();
+                    return self.flush_line();
                 }
                 Io::Over => return self.close(token),
             }
@@ -341,8 +341,8 @@ impl Server {
         let mut lines = text.lines();
         let name = lines.next().unwrap_or_default();
         let Some((_, shared)) = self.routes.peers.get(name) else { return };
-        let told = Told::parse(lines);
-        shared.up.store(told.state == "up" && !name.is_empty(), Ordering::Release);
-        *shared.told.lock() = told;
+        let report = PeerReport::parse(lines);
+        shared.up.store(report.state == "up" && !name.is_empty(), Ordering::Release);
+        *shared.report.lock() = report;
     }
 }

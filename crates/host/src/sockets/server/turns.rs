@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use vmlane_port::Distinct;
 
 use crate::sockets::client::Account;
-use crate::sockets::mail::Token;
+use crate::sockets::inbox::Token;
 
 /// Bytes that one user's or VM's streams may move in a round, which the last turn may exceed.
 const ROUND: usize = 4 << 20;
@@ -63,7 +63,7 @@ impl Turns {
         self.listening.push(token);
     }
 
-    /// A connection could not be accepted: all sockets are looked at again soon.
+    /// A connection could not be accepted: all sockets are checked again soon.
     pub fn retry(&mut self) {
         self.retry = true;
     }
@@ -78,7 +78,7 @@ impl Turns {
         !self.ready.is_empty() || !self.listening.is_empty()
     }
 
-    /// The sockets to look at: of `all`, those at which connections wait.
+    /// The sockets to check: of `all`, those at which connections wait.
     pub fn take_listening(&mut self, all: impl Iterator<Item = Token>) -> Vec<Token> {
         let some = std::iter::from_fn(|| self.listening.pop()).collect();
         if std::mem::take(&mut self.retry) { all.collect() } else { some }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_waits_once_and_sockets_are_looked_at_again() {
+    fn a_stream_waits_once_and_sockets_are_checked_again() {
         let mut turns = Turns::default();
         assert!(!turns.is_busy());
         [7, 8, 7].into_iter().for_each(|token| turns.again(token));
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(turns.next(), Some(7));
         turns.again(7);
         assert_eq!([turns.next(), turns.next(), turns.next()], [Some(8), Some(7), None]);
-        // An event of its own may come while it is looked at.
+        // An event of its own may come while it is served.
         [1, 1].into_iter().for_each(|token| turns.accept_more(token));
         assert!(turns.is_busy());
         assert_eq!(turns.take_listening([1, 2].into_iter()), [1]);

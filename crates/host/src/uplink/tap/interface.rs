@@ -92,7 +92,7 @@ pub fn attach(options: &TapOptions) -> Result<OwnedFd, TapError> {
 /// Bytes of the longest packet (without Ethernet header).
 pub fn mtu(name: &str) -> Result<usize, TapError> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-    let failed = |source| TapError::Setting { name: name.to_owned(), what: "to tell its MTU", source };
+    let failed = |source| TapError::Setting { name: name.to_owned(), what: "to report its MTU", source };
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|error| failed(error.into()))?;
     let mut request = request(name)?;
@@ -116,7 +116,7 @@ fn flags(name: &str, failed: impl Fn(io::Error) -> TapError) -> Result<(OwnedFd,
 
 /// Has the operator, or someone for him, set the interface up?
 pub fn is_up(name: &str) -> Result<bool, TapError> {
-    let failed = |source| TapError::Setting { name: name.to_owned(), what: "to tell its flags", source };
+    let failed = |source| TapError::Setting { name: name.to_owned(), what: "to report its flags", source };
     let (_, request) = flags(name, failed)?;
     // SAFETY: the kernel filled in this member.
     Ok(unsafe { request.ifr_ifru.ifru_flags } & libc::IFF_UP as libc::c_short != 0)
@@ -153,7 +153,7 @@ fn quieten(name: &str) -> Result<(), TapError> {
     for (family, key, value) in QUIET {
         let path = format!("/proc/sys/net/{family}/conf/{name}/{key}");
         match std::fs::write(&path, value) {
-            // A kernel without IPv6 has nothing to say there.
+            // A kernel without IPv6 has no setting there.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(TapError::Setting { name: name.to_owned(), what: key, source }),
             Ok(()) => {}

@@ -82,7 +82,7 @@ impl<'s> Front<'s> {
 
     /// Agrees on features, which it returns.
     pub fn agree(&mut self) -> Result<u64, FrontError> {
-        self.tell(request::SET_OWNER, &[], &[])?;
+        self.notify(request::SET_OWNER, &[], &[])?;
         let offered = self.get(request::GET_FEATURES)?;
         if let Some((_, name)) = NEEDED.iter().find(|(bit, _)| offered & bit == 0) {
             return Err(FrontError::Feature(name));
@@ -92,14 +92,14 @@ impl<'s> Front<'s> {
             if offered & checksum == 0 { 0 } else { offered & (checksum | whole) }
         });
         let features = wanted.chain(NEEDED.map(|(bit, _)| bit)).fold(0, |all, some| all | some);
-        let mut tell = features;
+        let mut agreed = features;
         if offered & feature::PROTOCOL_FEATURES != 0 {
             let common = self.get(request::GET_PROTOCOL_FEATURES)? & protocol::REPLY_ACK;
-            self.tell(request::SET_PROTOCOL_FEATURES, common.as_bytes(), &[])?;
+            self.notify(request::SET_PROTOCOL_FEATURES, common.as_bytes(), &[])?;
             (self.acknowledges, self.enables) = (common & protocol::REPLY_ACK != 0, true);
-            tell |= feature::PROTOCOL_FEATURES;
+            agreed |= feature::PROTOCOL_FEATURES;
         }
-        self.ask(request::SET_FEATURES, tell.as_bytes(), &[])?;
+        self.ask(request::SET_FEATURES, agreed.as_bytes(), &[])?;
         Ok(features)
     }
 
@@ -161,7 +161,7 @@ impl<'s> Front<'s> {
     }
 
     /// A request that is not answered.
-    fn tell(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrontError> {
+    fn notify(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrontError> {
         self.send(code, payload, fds, false)
     }
 
@@ -176,7 +176,7 @@ impl<'s> Front<'s> {
 
     /// A request with a number for an answer.
     fn get(&self, code: u32) -> Result<u64, FrontError> {
-        self.tell(code, &[], &[])?;
+        self.notify(code, &[], &[])?;
         self.number(code)
     }
 

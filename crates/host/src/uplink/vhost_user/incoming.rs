@@ -1,4 +1,4 @@
-//! Frames from the peer: lent where the peer wrote them, in as many buffers as it merged for each.
+//! Frames from the peer: in flight where the peer wrote them, in as many buffers as it merged for each.
 
 use vmlane_mem::{MemoryMap, Spans, lines_ahead};
 use vmlane_port::{DropReason, FrameInFlight, MAX_FRAME, Overhead, PortStats, TxFrame, VnetHeader};
@@ -9,16 +9,17 @@ use super::HEADER;
 use super::memory::{BUFFER, Buffers, RING};
 use super::ring::{Broken, Ring, Used};
 
-/// Frames that may be lent at once: at least as many buffers stay with the peer, unless frames take several.
+/// Frames that may be in flight at once: at least as many buffers stay with the peer, unless frames take
+/// several.
 pub const LOOKAHEAD: usize = RING as usize / 2;
-/// Frames that are left out in one look, at most.
+/// Frames that are left out in one poll, at most.
 const MAX_SKIPS: usize = 64;
 /// Buffers of the longest frame.
 const MOST_BUFFERS: usize = (HEADER + MAX_FRAME).div_ceil(BUFFER);
 /// How many buffers ahead are fetched. The peer has just written them on another CPU.
 const NEAR: u16 = 8;
 
-/// A lent frame.
+/// A frame in flight.
 struct Slot {
     frame: FrameInFlight,
     buffers: Vec<u16>,
@@ -36,8 +37,8 @@ pub struct Incoming {
     pub overhead: Overhead,
 }
 
-/// What a look at the ring found.
-enum Look {
+/// What a poll of the ring found.
+enum Gathered {
     Nothing,
     Frame,
     /// A frame that is left out.
@@ -62,18 +63,18 @@ impl Incoming {
         }
     }
 
-    /// Lends the next frame: its slot. One that is not valid is counted and left out.
+    /// Puts the next frame in flight: its slot. One that is not valid is counted and left out.
     #[inline]
     pub fn fetch(&mut self, stats: &PortStats) -> Result<Option<u32>, Broken> {
         for _ in 0..MAX_SKIPS {
             let Some(&number) = self.free.last() else { return Ok(None) };
             match self.gather(number)? {
-                Look::Nothing => return Ok(None),
-                Look::Frame => {
+                Gathered::Nothing => return Ok(None),
+                Gathered::Frame => {
                     self.free.pop();
                     return Ok(Some(number));
                 }
-                Look::Invalid(reason) => {
+                Gathered::Invalid(reason) => {
                     stats.drop(reason);
                     let buffers = self.give_back(number);
                     self.overhead.add(1 + buffers);
@@ -83,12 +84,12 @@ impl Incoming {
         Ok(None)
     }
 
-    /// Takes the buffers of the next frame into a slot, and checks what the peer says of it.
+    /// Takes the buffers of the next frame into a slot, and checks what the peer reports of it.
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "the free list holds only numbers of slots")]
-    fn gather(&mut self, number: u32) -> Result<Look, Broken> {
-        if !self.ring.has_used(1)? {
-            return Ok(Look::Nothing);
+    fn gather(&mut self, number: u32) -> Result<Gathered, Broken> {
+        if !self.ring.poll_used(1)? {
+            return Ok(Gathered::Nothing);
         }
         let Incoming { ring, buffers, features, slots, .. } = self;
         ring.lookahead(NEAR, |id, len| buffers.prefetch(id, lines_ahead(0, len)));
@@ -100,8 +101,8 @@ impl Incoming {
         if count > ring.with_peer() {
             return Err(Broken::Buffers(count));
         }
-        if !ring.has_used(count)? {
-            return Ok(Look::Nothing);
+        if !ring.poll_used(count)? {
+            return Ok(Gathered::Nothing);
         }
         let slot = &mut slots[number as usize];
         slot.frame.spans.clear();
@@ -121,7 +122,7 @@ impl Incoming {
             }
         }
         let header = VnetHeader::from_words(low, high as u16);
-        Ok(fill(&mut slot.frame, header, *features).err().map_or(Look::Frame, Look::Invalid))
+        Ok(fill(&mut slot.frame, header, *features).err().map_or(Gathered::Frame, Gathered::Invalid))
     }
 
     /// The frame of a slot.

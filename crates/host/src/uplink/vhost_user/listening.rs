@@ -76,7 +76,7 @@ impl SocketName {
     pub fn is_there(&self) -> bool {
         match std::fs::symlink_metadata(&self.path) {
             Ok(metadata) => self.file == metadata.into(),
-            // One that this process may not look at may well be there.
+            // One that this process may not inspect may well be there.
             Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
         }
     }
@@ -119,7 +119,7 @@ pub fn listen_with(
     let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
         .map_err(host("opening it"))?;
     let file = File::from(file);
-    let found = file.metadata().map_err(|cause| ListenError::Host { what: "looking at it", cause })?;
+    let found = file.metadata().map_err(|cause| ListenError::Host { what: "inspecting it", cause })?;
     if !found.file_type().is_socket() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
         return Err(ListenError::NotSocket);
     }
@@ -202,7 +202,7 @@ impl Entrance {
         accept_with(&self.socket, SocketFlags::CLOEXEC).is_ok()
     }
 
-    /// The next one that waits, if there is one. An error says why it is not served.
+    /// The next one that waits, if there is one. An error has the reason why it is not served.
     fn accept(&self) -> Result<Option<OwnedFd>, String> {
         let peer = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(peer) => peer,
@@ -212,7 +212,7 @@ impl Entrance {
         let Peer { pid, uid, .. } = match Peer::of(&peer) {
             Ok(who) if self.admits(&who) => return Ok(Some(peer)),
             Ok(who) => who,
-            Err(error) => return Err(format!("whose connection it is cannot be told ({error})")),
+            Err(error) => return Err(format!("the peer's user cannot be read ({error})")),
         };
         Err(format!(
             "process {pid} of user {uid} has connected, who may not; owner = {uid} in the configuration lets that user in"

@@ -22,7 +22,7 @@ const LINE: usize = 64;
 
 /// Addresses of a ring's parts and of its buffers.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct RingAddresses {
     pub descriptors: u64,
     pub available: u64,
     pub used: u64,
@@ -83,7 +83,7 @@ pub struct Memory {
     file: OwnedFd,
     pub map: MemoryMap,
     /// Of the ring that the peer sends by, and of the one that it receives by.
-    pub places: [Place; 2],
+    pub places: [RingAddresses; 2],
     len: u64,
 }
 
@@ -98,7 +98,7 @@ impl Memory {
         };
         let places = [(); 2].map(|()| {
             let [descriptors, available, used] = split_bytes(RING).map(&mut take);
-            Place { descriptors, available, used, buffers: take(usize::from(RING) * BUFFER) }
+            RingAddresses { descriptors, available, used, buffers: take(usize::from(RING) * BUFFER) }
         });
         let len = end - BASE;
         let file = memfd("uplink", len)?;
@@ -113,7 +113,7 @@ impl Memory {
     }
 
     /// A ring and its buffers, mapped.
-    pub fn areas(&self, place: &Place) -> Result<(Areas, Buffers), Fault> {
+    pub fn areas(&self, place: &RingAddresses) -> Result<(Areas, Buffers), Fault> {
         let [descriptors, available, used] = split_bytes(RING);
         // Windows end at a multiple of 8; the pages do not end before.
         let window = |at, len: usize| self.map.window(at, len.next_multiple_of(8), true);

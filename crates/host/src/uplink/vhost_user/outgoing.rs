@@ -29,7 +29,7 @@ enum Use {
 pub struct Rules {
     /// Bytes of the longest frame that is no super-frame.
     pub frame: usize,
-    /// Partial checksums may be told.
+    /// Partial checksums may be described.
     pub checksum: bool,
     /// Super-frames of whatever kind.
     pub aggregates: bool,
@@ -68,7 +68,7 @@ impl Outgoing {
     /// Takes back the buffers that the peer is done with, in whatever order.
     #[expect(clippy::indexing_slicing, reason = "`peek` has checked the number, and the tail is masked")]
     fn reclaim(&mut self) -> Result<(), Broken> {
-        while self.ring.has_used(1)? {
+        while self.ring.poll_used(1)? {
             let used = self.ring.peek()?;
             self.ring.take(used);
             let use_of = &mut self.uses[usize::from(used.id)];
@@ -113,8 +113,8 @@ impl Outgoing {
         RING - self.head.wrapping_sub(self.tail)
     }
 
-    /// Could the frame that was refused last go now, or an ordinary one?
-    pub fn has_room(&mut self) -> Result<bool, Broken> {
+    /// Takes sent buffers back. True: the frame that was refused last could go now, or an ordinary one.
+    pub fn reclaim_room(&mut self) -> Result<bool, Broken> {
         self.reclaim()?;
         Ok(self.free() >= self.missing)
     }

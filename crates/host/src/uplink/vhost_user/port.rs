@@ -21,13 +21,13 @@ use super::memory::Memory;
 use super::outgoing::{Outgoing, Rules};
 use super::ring::{Broken, Ring};
 
-/// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
+/// Bytes of the longest super-frame: what an IPv4 length can express, behind an Ethernet header.
 const AGGREGATE: usize = HEADER + u16::MAX as usize;
 /// Frames delivered before they are made visible, at most: the peer may work on the first ones while others
 /// arrive.
 const VISIBLE: u32 = 32;
 
-/// How a connection's port says that it cannot go on.
+/// How a connection's port reports that it cannot go on.
 #[derive(Debug)]
 pub struct Link {
     /// Readable from then on. No other process has it.
@@ -67,7 +67,7 @@ impl AsFd for Link {
 pub struct Lines {
     pub kicks: [EventFd; 2],
     pub calls: [OwnedFd; 2],
-    /// Readable after a call of the first ring, until it was looked at.
+    /// Readable after a call of the first ring, until it was polled.
     doorbell: OwnedFd,
 }
 
@@ -86,7 +86,7 @@ impl Lines {
     fn clear(&self) {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events = Vec::<epoll::Event>::with_capacity(1);
-        // An error leaves it readable, which costs a vain look.
+        // An error leaves it readable, which costs a vain poll.
         let _ = epoll::wait(&self.doorbell, spare_capacity(&mut events), Some(&at_once));
     }
 }
@@ -252,7 +252,7 @@ impl FramePort for VhostUserPort {
             // What waits is refused, and dropped.
             return true;
         }
-        self.outgoing.has_room().unwrap_or_else(|broken| {
+        self.outgoing.reclaim_room().unwrap_or_else(|broken| {
             self.broke(broken);
             true
         })
@@ -285,7 +285,7 @@ impl FramePort for VhostUserPort {
 impl WakeUp for VhostUserPort {
     fn arm(&mut self) -> bool {
         self.incoming.ring.listen();
-        // The peer stores a used index and then loads what we asked for: one of the two looks sees the
+        // The peer stores a used index and then loads what we asked for: one of the two loads sees the
         // other's store.
         fence(Ordering::SeqCst);
         !self.broken && self.incoming.ring.is_used()

@@ -25,16 +25,16 @@ pub enum Broken {
     Index(u16),
     #[error("it gave back buffer {0}, which it did not have")]
     Buffer(u32),
-    #[error("it says that it wrote {0} bytes to a buffer of {BUFFER}")]
+    #[error("it reports {0} bytes written to a buffer of {BUFFER}")]
     Length(u32),
-    #[error("it says that a frame takes {0} buffers, more than it had")]
+    #[error("it reports a frame of {0} buffers, more than it had")]
     Buffers(u16),
     /// A fault of ours in serving the port.
     #[error("the port failed")]
     Fault,
 }
 
-/// A buffer that the peer gave back, and the bytes that it says it wrote.
+/// A buffer that the peer gave back, and the bytes that it reports to have written.
 #[derive(Clone, Copy, Debug)]
 pub struct Used {
     pub id: u16,
@@ -51,8 +51,8 @@ pub struct Ring {
     with_peer: Box<[bool]>,
     /// How many of them it has.
     count: u16,
-    /// What each descriptor says of length and flags, and what each place of the available ring says. What
-    /// stays as it was is not stored again: the peer's copy of the cache line stays good.
+    /// Length and flags of each descriptor, and the entry of each place of the available ring, as last
+    /// stored. What stays as it was is not stored again: the peer's copy of the cache line stays good.
     described: Box<[u64]>,
     places: Box<[u16]>,
     /// Buffers made available, and those of them that the peer may know of.
@@ -61,8 +61,8 @@ pub struct Ring {
     /// The used index as last loaded, and how far it was followed.
     seen: u16,
     taken: u16,
-    /// Up to where buffers were looked ahead for.
-    looked: u16,
+    /// Up to where buffers were prefetched.
+    prefetched: u16,
 }
 
 impl Ring {
@@ -84,7 +84,7 @@ impl Ring {
             published: 0,
             seen: 0,
             taken: 0,
-            looked: 0,
+            prefetched: 0,
         };
         ring.quiet();
         ring
@@ -123,7 +123,7 @@ impl Ring {
         self.posted != self.published
     }
 
-    /// Shows the peer what was posted. True if it wants to be told.
+    /// Shows the peer what was posted. True if it wants a notification.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if !self.is_unpublished() {
@@ -131,13 +131,13 @@ impl Ring {
         }
         self.available.store_u16(INDEX, self.posted);
         self.published = self.posted;
-        // The peer stores what it wants and then loads the index: one of the two looks sees the other's
+        // The peer stores what it wants and then loads the index: one of the two loads sees the other's
         // store.
         fence(Ordering::SeqCst);
         self.used.load_u16(FLAGS) & NO_NOTICE == 0
     }
 
-    /// A fresh look: has the peer given something back?
+    /// A fresh poll: has the peer given something back?
     #[inline]
     pub fn is_used(&self) -> bool {
         self.used.load_u16(INDEX) != self.taken
@@ -145,7 +145,7 @@ impl Ring {
 
     /// Are `count` buffers there that were given back?
     #[inline]
-    pub fn has_used(&mut self, count: u16) -> Result<bool, Broken> {
+    pub fn poll_used(&mut self, count: u16) -> Result<bool, Broken> {
         if self.seen.wrapping_sub(self.taken) >= count {
             return Ok(true);
         }
@@ -154,7 +154,7 @@ impl Ring {
         if there > self.count { Err(Broken::Index(there)) } else { Ok(there >= count) }
     }
 
-    /// The next buffer that was given back, of those that [`Self::has_used`] has counted. It is still the
+    /// The next buffer that was given back, of those that [`Self::poll_used`] has counted. It is still the
     /// peer's.
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "compared with the length of the ring")]
@@ -176,12 +176,12 @@ impl Ring {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Looks ahead at the buffers that were given back next: calls `touch` with their numbers and bytes, to
-    /// be fetched. Each is looked at once; nothing about them is certain.
+    /// Prefetches the buffers that were given back next: calls `touch` with their numbers and bytes, to
+    /// be fetched. Each is prefetched once; nothing about them is certain.
     #[inline]
     pub fn lookahead(&mut self, most: u16, mut touch: impl FnMut(usize, usize)) {
         let until = self.seen.wrapping_sub(self.taken).min(most);
-        let mut ahead = self.looked.wrapping_sub(self.taken);
+        let mut ahead = self.prefetched.wrapping_sub(self.taken);
         if ahead > most {
             // Behind what was taken.
             ahead = 0;
@@ -191,10 +191,10 @@ impl Ring {
             touch(self.used.load_u32(entry) as usize, self.used.load_u32(entry + 4) as usize);
             ahead += 1;
         }
-        self.looked = self.taken.wrapping_add(ahead);
+        self.prefetched = self.taken.wrapping_add(ahead);
     }
 
-    /// Asks the peer to announce what it gives back. A full fence and a fresh look must follow.
+    /// Asks the peer to announce what it gives back. A full fence and a fresh poll must follow.
     pub fn listen(&self) {
         self.available.store_u16(FLAGS, 0);
     }

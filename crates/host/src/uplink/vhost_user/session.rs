@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 /// A connection that lasted so long clears what was before.
 const GOOD: Duration = Duration::from_secs(60);
 
-/// Gets a connected socket of the peer's; the text says why there is none.
+/// Gets a connected socket of the peer's; the text is the reason why there is none.
 pub type Connect = Box<dyn FnMut() -> Result<OwnedFd, String> + Send>;
 
 /// Where an uplink's peers come from.
@@ -83,7 +83,7 @@ impl VhostUser {
             stop: stop.clone(),
             // It may start a thread, which this uplink's own may not.
             owner: EventFdOwner::new(),
-            told: String::new(),
+            reported: String::new(),
         };
         let thread = std::thread::Builder::new().name(format!("vhf-{name}")).spawn(move || session.run())?;
         Ok(VhostUser { stop, thread: Some(thread) })
@@ -107,8 +107,8 @@ struct Session {
     /// Readable when the uplink is to end.
     stop: Arc<OwnedFd>,
     owner: Arc<EventFdOwner>,
-    /// What the log said last about why there is no connection.
-    told: String,
+    /// The last reason logged for there being no connection.
+    reported: String,
 }
 
 impl Session {
@@ -126,7 +126,7 @@ impl Session {
             if end.is_harmless() || begin.elapsed() >= GOOD {
                 pause = RETRY;
             }
-            self.tell(&end, pause);
+            self.report(&end, pause);
             if self.stops_within(pause) {
                 return;
             }
@@ -143,13 +143,13 @@ impl Session {
         }
     }
 
-    /// A peer that stays away is told of once.
-    fn tell(&mut self, end: &End, pause: Duration) {
+    /// A peer that stays away is reported once.
+    fn report(&mut self, end: &End, pause: Duration) {
         let why = end.to_string();
-        if why != self.told {
+        if why != self.reported {
             let (uplink, again) = (&self.name, format!("{} s", pause.as_secs()));
             tracing::warn!(uplink, again, "no connection: {why}; the uplink's port waits");
-            self.told = why;
+            self.reported = why;
         }
     }
 
@@ -162,7 +162,7 @@ impl Session {
         };
         let uplink = &self.name;
         tracing::info!(uplink, features = format_args!("{features:#x}"), "connected");
-        self.told.clear();
+        self.reported.clear();
         self.frames.attach(self.port, Box::new(port));
         let end = self.watch(socket, &link);
         self.frames.detach(self.port);
@@ -175,7 +175,7 @@ impl Session {
         let features = front.agree()?;
         let (memory, lines, link) = (Memory::new()?, Lines::new(&self.owner)?, Arc::new(Link::new()?));
         let stats = self.frames.stats(self.port);
-        // Its rings are filled before the peer looks at them.
+        // Its rings are filled before the peer polls them.
         let port = VhostUserPort::new(&memory, (features, self.mtu), lines, link.clone(), stats)?;
         front.start(&memory, port.lines())?;
         Ok((port, link, features))
@@ -210,7 +210,7 @@ impl Session {
             }
             if socket_ready {
                 match recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT) {
-                    // A back end says nothing of its own accord.
+                    // A back end sends nothing of its own accord.
                     Ok((_, 1..)) => return Err(FrontError::Answer(0).into()),
                     Err(Errno::AGAIN | Errno::INTR) => {}
                     Ok(_) | Err(_) => return Err(End::Closed),

@@ -232,11 +232,11 @@ impl XdpFiles {
     }
 }
 
-/// What the kernel says about the interface, if it is one that can be used.
+/// What the kernel reports of the interface, if it is one that can be used.
 fn query(name: &str) -> Result<Link, XdpError> {
     let link = Link::query(name).map_err(|source| match source.raw_os_error() {
         Some(libc::ENODEV) => XdpError::Missing { name: name.to_owned() },
-        _ => XdpError::Host { name: name.to_owned(), what: "the kernel says nothing about it", source },
+        _ => XdpError::Host { name: name.to_owned(), what: "the kernel does not describe it", source },
     })?;
     match link.master {
         Some(_) => Err(XdpError::Member { name: name.to_owned() }),
@@ -245,7 +245,7 @@ fn query(name: &str) -> Result<Link, XdpError> {
 }
 
 /// The number and MTU of the interface that has this name now.
-pub fn look(name: &str) -> Result<(u32, usize), XdpError> {
+pub fn index_and_mtu(name: &str) -> Result<(u32, usize), XdpError> {
     query(name).map(|link| (link.index, link.mtu))
 }
 
@@ -332,7 +332,7 @@ mod ethtool {
         data: u32,
     }
 
-    /// None: the driver does not say.
+    /// None: the driver does not report it.
     fn ask<T>(name: &str, question: &mut T) -> Option<()> {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
         // SAFETY: a structure of plain numbers and bytes, for which zeros are valid.

@@ -51,17 +51,17 @@ struct Ring<T> {
 unsafe impl<T> Send for Ring<T> {}
 
 impl<T: Entry> Ring<T> {
-    /// Maps the ring at `page_offset` of `socket`, whose fields lie as `at` says.
+    /// Maps the ring at `page_offset` of `socket`, whose fields lie at the offsets of `at`.
     fn map(socket: impl AsFd, page_offset: u64, at: &libc::xdp_ring_offset) -> io::Result<Ring<T>> {
         let usual = |offset: u64| usize::try_from(offset).ok().filter(|offset| *offset <= 1 << 20);
         let fields = [at.producer, at.consumer, at.flags, at.desc].map(usual);
         let [Some(producer), Some(consumer), Some(flags), Some(desc)] = fields else {
-            return Err(io::Error::other("the kernel tells offsets of a ring that cannot be"));
+            return Err(io::Error::other("the kernel reports impossible offsets of a ring"));
         };
         let len = desc + ENTRIES as usize * size_of::<T>();
         let aligned = [producer, consumer, flags].iter().all(|at| at.is_multiple_of(4) && at + 4 <= len);
         if !aligned || !desc.is_multiple_of(align_of::<T>()) {
-            return Err(io::Error::other("the kernel tells offsets of a ring that cannot be"));
+            return Err(io::Error::other("the kernel reports impossible offsets of a ring"));
         }
         let flags_of_map = MapFlags::SHARED | MapFlags::POPULATE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -85,7 +85,7 @@ impl<T: Entry> Ring<T> {
         unsafe { self.start.as_ptr().add(self.desc).cast::<T>().add(index) }
     }
 
-    /// The kernel asks to be told of new entries.
+    /// The kernel asks to be notified of new entries.
     #[inline]
     fn needs_wakeup(&self) -> bool {
         self.word(self.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
@@ -105,7 +105,7 @@ pub struct Producer<T> {
     /// The next entry's counter; those before `published` are the kernel's.
     next: u32,
     published: u32,
-    /// The kernel's counter when it was last looked at.
+    /// The kernel's counter when it was last read.
     consumed: u32,
 }
 
@@ -155,7 +155,7 @@ pub struct Consumer<T> {
     /// The next entry's counter.
     next: u32,
     published: u32,
-    /// The kernel's counter when it was last looked at.
+    /// The kernel's counter when it was last read.
     produced: u32,
 }
 

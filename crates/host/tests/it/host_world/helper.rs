@@ -29,7 +29,7 @@ pub fn routes() -> Routes {
     Routes { cids: vec![(3, 999)], host_cid: Some(OWN), owner: None, peers: vec![peer] }
 }
 
-/// What the daemon says to the first record of a connection.
+/// What the daemon answers to the first record of a connection.
 pub fn answer(socket: &UnixStream) -> Option<(Reply, Vec<OwnedFd>)> {
     socket.set_read_timeout(Some(50 * SECOND)).unwrap();
     let mut bytes = [0; 16];
@@ -65,14 +65,14 @@ impl<'w> Helper<'w> {
         Helper::with(world, 0)
     }
 
-    /// One that can do what these flags say.
+    /// One with the abilities of these flags.
     pub fn with(world: &'w World, flags: u32) -> Helper<'w> {
         let asked = Helper::ask_with(world, (Op::Line, flags), 0, Default::default(), "");
         let (reply, mut line) = answer(&asked).unwrap();
         assert_eq!(reply.error.get(), 0);
         let helper = Helper { world, line: line.pop().unwrap(), _asked: asked, flags };
-        helper.say(Op::Status, 0, 0, "\nhelper\n");
-        helper.say(Op::Status, 0, 0, "beta\nup\n\nbytes_sent 7");
+        helper.send(Op::Status, 0, 0, "\nhelper\n");
+        helper.send(Op::Status, 0, 0, "beta\nup\n\nbytes_sent 7");
         wait_until("the peer is up", || helper.view().state == "up");
         helper
     }
@@ -93,17 +93,17 @@ impl<'w> Helper<'w> {
         socket
     }
 
-    pub fn say(&self, op: Op, number: u64, flags: u32, text: &str) {
+    pub fn send(&self, op: Op, number: u64, flags: u32, text: &str) {
         let message = Record::message(op, number, Default::default(), flags, text);
         rustix::net::send(&self.line, &message, rustix::net::SendFlags::empty()).unwrap();
     }
 
-    /// The next thing the daemon says.
-    pub fn hear(&self) -> (Record, Op, String) {
+    /// The next message of the daemon.
+    pub fn receive(&self) -> (Record, Op, String) {
         let mut message = vec![0; 16 << 10];
         let mut poll = [rustix::event::PollFd::new(&self.line, rustix::event::PollFlags::IN)];
         let timeout = rustix::event::Timespec { tv_sec: 50, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut poll, Some(&timeout)), Ok(1), "the daemon says nothing");
+        assert_eq!(rustix::event::poll(&mut poll, Some(&timeout)), Ok(1), "a message of the daemon");
         let (len, _) = rustix::net::recv(&self.line, &mut message[..], RecvFlags::DONTWAIT).unwrap();
         let (record, op, text) = Record::parse(&message[..len]).unwrap();
         (record, op, text.to_owned())

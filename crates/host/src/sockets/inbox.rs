@@ -1,4 +1,4 @@
-//! What other threads tell the thread that serves host sockets: workers, sessions, the operator.
+//! The inbox of the thread that serves host sockets: messages of workers, sessions, the operator.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -32,7 +32,7 @@ pub struct Guest {
 /// Connects of guests that may wait for the thread.
 const MOST_REQUESTS: usize = 1024;
 
-pub enum Mail {
+pub enum Message {
     Joined(Token, StreamId, Side),
     Failed(Token, Failed),
     /// Something happened in its ring.
@@ -57,39 +57,39 @@ pub enum Mail {
 }
 
 /// What waits for the thread. The number of guests' requests is bounded, and one guest cannot use it up; the
-/// number of mails is bounded by the number of clients: each has one of a kind at most. A request that is
+/// number of messages is bounded by the number of clients: each has one of a kind at most. A request that is
 /// given up is of a client, too, unless it is so before the thread has made one of it.
-pub struct Mailbox {
+pub struct Inbox {
     waiting: Mutex<Waiting>,
     event: OwnedFd,
 }
 
 struct Waiting {
-    mails: Vec<Mail>,
+    messages: Vec<Message>,
     requests: WaitingCalls,
 }
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.mails.is_empty() && self.requests.is_empty()
+        self.messages.is_empty() && self.requests.is_empty()
     }
 }
 
-impl Mailbox {
-    pub fn new() -> std::io::Result<Mailbox> {
+impl Inbox {
+    pub fn new() -> std::io::Result<Inbox> {
         let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let waiting = Waiting { mails: Vec::new(), requests: WaitingCalls::new(MOST_REQUESTS) };
-        Ok(Mailbox { waiting: Mutex::new(waiting), event })
+        let waiting = Waiting { messages: Vec::new(), requests: WaitingCalls::new(MOST_REQUESTS) };
+        Ok(Inbox { waiting: Mutex::new(waiting), event })
     }
 
     pub fn event(&self) -> &OwnedFd {
         &self.event
     }
 
-    pub fn send(&self, mail: Mail) {
+    pub fn send(&self, inbox: Message) {
         let mut waiting = self.waiting.lock();
         let first = waiting.is_empty();
-        waiting.mails.push(mail);
+        waiting.messages.push(inbox);
         drop(waiting);
         self.ring(first);
     }
@@ -115,11 +115,11 @@ impl Mailbox {
         }
     }
 
-    /// All mails that have come. `into` is emptied first.
-    pub fn take(&self, into: &mut Vec<Mail>) {
+    /// All messages that have come. `into` is emptied first.
+    pub fn take(&self, into: &mut Vec<Message>) {
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
         into.clear();
-        std::mem::swap(into, &mut self.waiting.lock().mails);
+        std::mem::swap(into, &mut self.waiting.lock().messages);
     }
 
     /// The request that has waited longest.
@@ -143,39 +143,39 @@ const FILLED: usize = 64;
 /// through the thread that pumps.
 pub struct StreamWaker {
     token: Token,
-    mailbox: Arc<Mailbox>,
+    inbox: Arc<Inbox>,
     /// Of a process that uses the ring itself: workers read its signals, until it hands the ring over.
     socket: Option<Arc<OwnedFd>>,
     signal: Mutex<Option<Arc<OwnedFd>>>,
     /// A wake came while there was no socket for signals.
     missed: AtomicBool,
-    /// A wake is in the letter box already.
+    /// A wake is in the inbox already.
     queued: AtomicBool,
     /// The process has handed the ring over.
     switched: AtomicBool,
-    /// What the process has said, as far as the thread was told.
-    said: AtomicU64,
+    /// The ends that the process has announced, as far as the thread was notified.
+    announced: AtomicU64,
     /// The process has filled its socket, and that was left as it is.
     filled: AtomicBool,
 }
 
 impl StreamWaker {
     /// Of the client `token`; `socket`: its own, if it uses the ring itself.
-    pub fn new(token: Token, mailbox: Arc<Mailbox>, socket: Option<Arc<OwnedFd>>) -> StreamWaker {
+    pub fn new(token: Token, inbox: Arc<Inbox>, socket: Option<Arc<OwnedFd>>) -> StreamWaker {
         StreamWaker {
             token,
-            mailbox,
+            inbox,
             signal: Mutex::new(socket.clone()),
             socket,
             missed: AtomicBool::new(false),
             queued: AtomicBool::new(false),
             switched: AtomicBool::new(false),
-            said: AtomicU64::new(0),
+            announced: AtomicU64::new(0),
             filled: AtomicBool::new(false),
         }
     }
 
-    /// The thread has taken the wake out of the letter box.
+    /// The thread has taken the wake out of the inbox.
     pub fn fetched(&self) {
         self.queued.store(false, Ordering::SeqCst);
     }
@@ -185,7 +185,7 @@ impl StreamWaker {
         self.switched.load(Ordering::SeqCst)
     }
 
-    /// The process hands its ring over, as the helper says that read its signals.
+    /// The process hands its ring over, as reported by the helper that read its signals.
     pub fn switch(&self) {
         self.switched.store(self.socket.is_some(), Ordering::SeqCst);
     }
@@ -203,7 +203,7 @@ impl StreamWaker {
     }
 
     /// Takes the signals that have come; true if there were any. That its socket ends is for the thread,
-    /// which hears of it by itself.
+    /// which gets that event by itself.
     fn take_signals(&self, socket: &OwnedFd) -> bool {
         self.filled.store(false, Ordering::SeqCst);
         let mut bytes = [0; 4096];
@@ -226,7 +226,7 @@ impl StreamWaker {
 
     /// Empties the socket of a process that may have filled it, so that it cannot be polled writable. A
     /// signal that was taken may have asked for one, and what it announced, or what could not be signalled
-    /// any more, is for the thread to look after: the stream's turn may be beyond its last look.
+    /// any more, is for the thread to handle: the stream's turn may be beyond its last check.
     fn empty(&self, socket: &OwnedFd) {
         if self.take_signals(socket) {
             self.send_signal();
@@ -262,7 +262,7 @@ impl StreamWaker {
 
     fn wake_thread(&self) {
         if !self.queued.swap(true, Ordering::SeqCst) {
-            self.mailbox.send(Mail::Wake(self.token));
+            self.inbox.send(Message::Wake(self.token));
         }
     }
 }
@@ -313,7 +313,7 @@ impl RingProcess for StreamWaker {
             self.take_signals(socket);
         }
         let asks = asks();
-        if self.said.swap(asks.announced, Ordering::SeqCst) != asks.announced {
+        if self.announced.swap(asks.said, Ordering::SeqCst) != asks.said {
             self.wake_thread();
         }
         let switched = self.has_switched();
@@ -326,11 +326,11 @@ impl RingProcess for StreamWaker {
 
 impl Remote for StreamWaker {
     fn joined(&self, _: Call, stream: StreamId, side: Side) {
-        self.mailbox.send(Mail::Joined(self.token, stream, side));
+        self.inbox.send(Message::Joined(self.token, stream, side));
     }
 
     fn failed(&self, _: Call, why: Failed) {
-        self.mailbox.send(Mail::Failed(self.token, why));
+        self.inbox.send(Message::Failed(self.token, why));
     }
 }
 
@@ -342,39 +342,39 @@ mod tests {
 
     const QUIET: Asks = Asks { bytes: false, room: false, blocked: false, announced: 0 };
 
-    fn waker() -> (StreamWaker, Arc<Mailbox>, std::os::unix::net::UnixStream) {
-        let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));
+    fn waker() -> (StreamWaker, Arc<Inbox>, std::os::unix::net::UnixStream) {
+        let inbox = Arc::new(Inbox::new().expect("an eventfd"));
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
         ours.set_nonblocking(true).and_then(|()| theirs.set_nonblocking(true)).expect("sockets");
-        (StreamWaker::new(7, mailbox.clone(), Some(Arc::new(ours.into()))), mailbox, theirs)
+        (StreamWaker::new(7, inbox.clone(), Some(Arc::new(ours.into()))), inbox, theirs)
     }
 
-    fn wakes(mailbox: &Mailbox) -> usize {
-        let mut mails = Vec::new();
-        mailbox.take(&mut mails);
-        mails.iter().filter(|mail| matches!(mail, Mail::Wake(7))).count()
+    fn wakes(inbox: &Inbox) -> usize {
+        let mut messages = Vec::new();
+        inbox.take(&mut messages);
+        messages.iter().filter(|inbox| matches!(inbox, Message::Wake(7))).count()
     }
 
     #[test]
-    fn what_is_said_while_signals_are_taken_is_heard() {
-        let (waker, mailbox, mut theirs) = waker();
+    fn an_end_announced_while_signals_are_taken_wakes_the_thread() {
+        let (waker, inbox, mut theirs) = waker();
         theirs.write_all(&[SIGNAL]).expect("a signal");
-        let said = std::cell::Cell::new(0);
-        // The process is done, and signals that, behind the first look at its ring.
+        let announced = std::cell::Cell::new(0);
+        // The process is done, and signals that, behind the first check of its ring.
         let asks = || {
-            let asks = Asks { announced: said.get(), ..QUIET };
-            if said.replace(1) == 0 {
+            let asks = Asks { said: announced.get(), ..QUIET };
+            if announced.replace(1) == 0 {
                 (&theirs).write_all(&[SIGNAL]).expect("a signal");
             }
             asks
         };
         assert!(waker.answer_doorbell(&asks));
-        assert_eq!(wakes(&mailbox), 1, "no further signal will come");
+        assert_eq!(wakes(&inbox), 1, "no further signal will come");
     }
 
     #[test]
     fn signals_are_taken_but_not_what_fills_the_socket_of_one_that_waits_for_room() {
-        let (waker, mailbox, mut theirs) = waker();
+        let (waker, inbox, mut theirs) = waker();
         let blocked = || Asks { blocked: true, ..QUIET };
         let waiting = || match socket::peek(waker.socket.as_ref().expect("a socket"), &mut [0; 4096]) {
             Io::Done(len) => len,
@@ -385,21 +385,21 @@ mod tests {
         assert_eq!(waiting(), 0, "the next signals find room");
         theirs.write_all(&[SIGNAL; 1280]).expect("it is filled");
         assert!(waker.answer_doorbell(&blocked));
-        waker.poll_signals(&blocked);
-        assert_eq!((waiting(), wakes(&mailbox)), (1280, 0));
+        waker.look_after(&blocked);
+        assert_eq!((waiting(), wakes(&inbox)), (1280, 0));
         // It has found room by itself.
-        waker.poll_signals(&|| QUIET);
-        assert_eq!((waiting(), wakes(&mailbox)), (0, 1), "the stream has another look");
+        waker.look_after(&|| QUIET);
+        assert_eq!((waiting(), wakes(&inbox)), (0, 1), "the stream gets another turn");
         let mut signal = [9; 2];
         assert_eq!((theirs.read(&mut signal).expect("a signal"), signal[0]), (1, SIGNAL));
     }
 
     #[test]
     fn one_that_hands_its_ring_over_is_left_to_the_thread() {
-        let (waker, mailbox, mut theirs) = waker();
+        let (waker, inbox, mut theirs) = waker();
         theirs.write_all(&[SIGNAL, SWITCH]).expect("signals");
         assert!(!waker.answer_doorbell(&|| Asks { bytes: true, ..QUIET }));
-        assert_eq!((waker.has_switched(), wakes(&mailbox)), (true, 1));
+        assert_eq!((waker.has_switched(), wakes(&inbox)), (true, 1));
         assert!(theirs.read(&mut [0]).is_err(), "nothing may come before the thread's answer");
         theirs.write_all(b"bytes of the stream").expect("bytes");
         assert!(!waker.answer_doorbell(&|| QUIET));
@@ -412,15 +412,15 @@ mod tests {
 
     #[test]
     fn a_guest_that_opens_and_gives_up_faster_than_it_is_served_fills_nothing() {
-        let mailbox = Mailbox::new().expect("an eventfd");
+        let inbox = Inbox::new().expect("an eventfd");
         for number in 0..100_000 {
-            assert_eq!(mailbox.request(call(3, number)), Ok(()));
-            mailbox.withdraw(call(3, number));
+            assert_eq!(inbox.request(call(3, number)), Ok(()));
+            inbox.withdraw(call(3, number));
         }
-        assert!(!mailbox.has_requests());
-        let taken = (0..10_000).filter(|&number| mailbox.request(call(3, number)).is_ok()).count();
+        assert!(!inbox.has_requests());
+        let taken = (0..10_000).filter(|&number| inbox.request(call(3, number)).is_ok()).count();
         assert_eq!(taken, MOST_REQUESTS / 2);
-        assert_eq!(mailbox.request(call(4, 10_000)), Ok(()), "another guest is heard");
-        assert_eq!(std::iter::from_fn(|| mailbox.next_request()).count(), taken + 1);
+        assert_eq!(inbox.request(call(4, 10_000)), Ok(()), "another guest is served");
+        assert_eq!(std::iter::from_fn(|| inbox.next_request()).count(), taken + 1);
     }
 }
