@@ -1,6 +1,6 @@
 //! Which connections may begin a handshake: places, and how soon one that was used in vain is free again.
 //!
-//! A handshake costs this host a signature, and whoever connects decides how many it asks for. So a place of
+//! A handshake costs this host a signature, and who connects decides how many it asks for. So a place of
 //! a connection that proves no name stays taken for [`HOLD`]: places bound both the handshakes at a time and
 //! those of a second. Strangers share theirs by network ([`Network`]); a peer's address has some of its own,
 //! which no stranger takes.
@@ -35,7 +35,7 @@ impl Network {
 
 /// A place, to be given back by [`Admission::proved`] or [`Admission::failed`].
 #[derive(Debug)]
-pub struct Place {
+pub struct AdmissionPlace {
     whose: Whose,
     taken: Instant,
 }
@@ -72,23 +72,25 @@ impl Admission {
     }
 
     /// A connection from `address` takes a place, if there is one.
-    pub fn take(&mut self, address: IpAddr, now: Instant) -> Option<Place> {
+    pub fn take(&mut self, address: IpAddr, now: Instant) -> Option<AdmissionPlace> {
         self.release(now);
         if let Some(used) = self.peers.get_mut(&address).filter(|used| **used < OWN) {
             *used += 1;
-            return Some(Place { whose: Whose::Peers(address), taken: now });
+            return Some(AdmissionPlace { whose: Whose::Peers(address), taken: now });
         }
         let network = Network::of(address);
-        self.strangers.take(network).then_some(Place { whose: Whose::Strangers(network), taken: now })
+        self.strangers
+            .take(network)
+            .then_some(AdmissionPlace { whose: Whose::Strangers(network), taken: now })
     }
 
     /// The connection has proved a peer's name.
-    pub fn proved(&mut self, place: Place) {
+    pub fn proved(&mut self, place: AdmissionPlace) {
         self.free(place.whose);
     }
 
     /// The connection is over, and has proved none.
-    pub fn failed(&mut self, place: Place, now: Instant) {
+    pub fn failed(&mut self, place: AdmissionPlace, now: Instant) {
         let until = place.taken + HOLD;
         // Where there is no room, there are more places than were given.
         if until <= now || self.held.push((until, place.whose)).is_err() {
@@ -132,7 +134,11 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn taken(admission: &mut Admission, addresses: impl Iterator<Item = IpAddr>, now: Instant) -> Vec<Place> {
+    fn taken(
+        admission: &mut Admission,
+        addresses: impl Iterator<Item = IpAddr>,
+        now: Instant,
+    ) -> Vec<AdmissionPlace> {
         addresses.filter_map(|address| admission.take(address, now)).collect()
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use vmlane_port::Budget;
 use vmlane_wire::host::RING;
 
-/// Room that makes it worth telling the peer of, unless it waits for any.
+/// Room that is worth reporting to the peer, unless it waits for any.
 const WORTH: u64 = 64 << 10;
 /// A ring for each round trip that is no longer carries as much as a helper encrypts: a window would only
 /// take what the reader is late for, and copy it once more.
@@ -42,7 +42,7 @@ impl Window {
         Window { budgets, reserved: 0, target: 0, since: Instant::now(), came: 0 }
     }
 
-    /// Bytes beyond the ring that the peer may be told of.
+    /// Bytes beyond the ring that may be reported to the peer.
     pub fn size(&self) -> usize {
         self.target
     }
@@ -55,7 +55,7 @@ impl Window {
             return;
         };
         let used_up = self.came * 2 >= RING as usize + self.target;
-        // Once in a while only, as what came before says little of now.
+        // Once in a while only, as what came before predicts little.
         let idle = now.saturating_duration_since(self.since) > 4 * round;
         (self.since, self.came) = (now, 0);
         if kept > 0 {
@@ -97,7 +97,7 @@ impl Window {
 /// What a peer may send to us.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Given {
-    /// Bytes that it was told it may send, and has not sent.
+    /// Bytes that it was allowed to send, and has not sent.
     open: u64,
 }
 
@@ -109,7 +109,7 @@ impl Given {
         left.is_some()
     }
 
-    /// There is room for so many bytes now. How many more the peer is to be told of, if any.
+    /// There is room for so many bytes now. How many more are to be reported to the peer, if any.
     pub fn give(&mut self, room: usize) -> Option<u32> {
         let more = (room as u64).saturating_sub(self.open);
         // Of much room, more at once.
@@ -125,7 +125,7 @@ impl Given {
         self.open as usize
     }
 
-    /// The peer can send nothing until it is told of more.
+    /// The peer can send nothing until more is reported to it.
     pub fn is_used_up(&self) -> bool {
         self.open == 0
     }
@@ -136,7 +136,7 @@ impl Given {
 pub struct Credit(u64);
 
 impl Credit {
-    /// No ring is as large; a peer that says so is wrong.
+    /// No ring is as large; a peer that reports so much is wrong.
     const MOST: u64 = 1 << 31;
 
     /// The peer has room for so many bytes more. False: that cannot be.
@@ -254,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn small_rooms_are_told_to_a_peer_that_waits_only() {
+    fn small_rooms_are_reported_only_to_a_peer_that_waits() {
         let mut given = Given::default();
         assert_eq!(given.give(100_000), Some(100_000));
         assert!(given.take(60_000) && !given.is_used_up());
         assert_eq!(given.give(50_000), None, "10,000 more are not worth a frame");
-        assert!(!given.take(40_001), "more than it was told");
+        assert!(!given.take(40_001), "more than was reported to it");
         assert!(given.take(40_000) && given.is_used_up());
         assert_eq!(given.give(1), Some(1));
         let mut credit = Credit::default();

@@ -17,20 +17,20 @@ use zerocopy::FromBytes;
 
 /// The line to the daemon.
 pub enum Line {
-    /// `why`: what was wrong with the last attempt, told once.
+    /// `why`: what was wrong with the last attempt, reported once.
     Down {
         retry: Instant,
         why: String,
     },
     Asking(OwnedFd),
     Up {
-        /// Its end says that the daemon is gone, as the line's does.
+        /// Its end means that the daemon is gone, as the line's does.
         _asked: OwnedFd,
         line: OwnedFd,
     },
 }
 
-/// Connects to the daemon and says `message`, without waiting.
+/// Connects to the daemon and sends `message`, without waiting.
 pub fn ask(path: &Path, message: &[u8]) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -80,8 +80,8 @@ pub fn message(line: &OwnedFd) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Says something over the line. False: it has no room now.
-pub fn say(line: &OwnedFd, message: &[u8]) -> io::Result<bool> {
+/// Sends a message over the line. False: it has no room now.
+pub fn send(line: &OwnedFd, message: &[u8]) -> io::Result<bool> {
     match rustix::net::send(line, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Ok(_) => Ok(true),
         Err(Errno::AGAIN | Errno::INTR) => Ok(false),

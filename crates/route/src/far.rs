@@ -3,7 +3,7 @@
 //! difference.
 //!
 //! A program announces bytes where its ring was empty, and room where the other was exactly full; beyond that
-//! it is looked at. A bit in its page says whether it waits, and for what: only then is it signalled.
+//! its indices are polled. A bit in its page shows whether it waits, and for what: only then is it signalled.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,13 +30,13 @@ pub struct Far {
     program_head: Word,
     wants_bytes: Word,
     wants_room: Word,
-    said: Word,
+    announced: Word,
     our_tail: Word,
     our_head: Word,
     ended: Word,
-    /// Bytes that a program which waits was not told of yet, and whether the same goes for room.
-    bytes_owed: usize,
-    room_owed: bool,
+    /// Bytes that a program which waits was not notified of yet, and whether the same goes for room.
+    bytes_due: usize,
+    room_due: bool,
 }
 
 /// What a program waits for: bytes (or the end) or room that are there, or room that is not (`blocked`).
@@ -71,12 +71,12 @@ impl Far {
             program_head: program.word(word::HEAD),
             wants_bytes: program.word(word::WANTS_BYTES),
             wants_room: program.word(word::WANTS_ROOM),
-            said: program.word(word::ANNOUNCED),
+            announced: program.word(word::ANNOUNCED),
             our_tail: ours.word(word::TAIL),
             our_head: ours.word(word::HEAD),
             ended: ours.word(word::ENDED),
-            bytes_owed: 0,
-            room_owed: false,
+            bytes_due: 0,
+            room_due: false,
         })
     }
 
@@ -85,7 +85,7 @@ impl Far {
         self.reading.poll(self.program_tail.load()).map_err(broken)
     }
 
-    /// Copies as many of the bytes that were ready at the last look as `out` holds.
+    /// Copies as many of the bytes that were ready at the last poll as `out` holds.
     pub fn peek(&self, out: &mut [u8]) -> usize {
         let len = out.len().min(self.reading.pending() as usize);
         self.reading.source(&self.program_data, 0).read(out.get_mut(..len).unwrap_or_default());
@@ -97,13 +97,13 @@ impl Far {
         self.reading.consume(len.min(self.reading.pending() as usize));
         self.reading.published = self.reading.cur;
         self.our_head.store_fenced(self.reading.cur);
-        self.room_owed = true;
-        self.reading.room() >= MUCH_ROOM && self.owes_room()
+        self.room_due = true;
+        self.reading.room() >= MUCH_ROOM && self.take_due_room()
     }
 
-    /// Does the program wait for room that it was not told of?
-    pub fn owes_room(&mut self) -> bool {
-        std::mem::take(&mut self.room_owed) && self.wants_room.load() != 0
+    /// Takes the notification of room that is due. True: the program waits for it.
+    pub fn take_due_room(&mut self) -> bool {
+        std::mem::take(&mut self.room_due) && self.wants_room.load() != 0
     }
 
     /// Bytes of room.
@@ -111,7 +111,7 @@ impl Far {
         self.writing.poll(self.program_head.load()).map_err(broken)
     }
 
-    /// Writes what fits of `data`: so many bytes. True: the program is to be told now.
+    /// Writes what fits of `data`: so many bytes. True: the program is to be notified now.
     pub fn write(&mut self, data: &[u8]) -> io::Result<(usize, bool)> {
         let data = data.get(..data.len().min(self.room()?)).unwrap_or_default();
         if data.is_empty() {
@@ -120,36 +120,34 @@ impl Far {
         self.writing.sink(&self.our_data, 0).write(data);
         self.writing.produce(data.len());
         self.our_tail.store_fenced(self.writing.tail);
-        self.bytes_owed += data.len();
-        Ok((data.len(), self.bytes_owed >= AT_ONCE && self.owes_bytes()))
+        self.bytes_due += data.len();
+        Ok((data.len(), self.bytes_due >= AT_ONCE && self.take_due_bytes()))
     }
 
-    /// Does the program wait for bytes that it was not told of?
-    pub fn owes_bytes(&mut self) -> bool {
-        std::mem::take(&mut self.bytes_owed) > 0 && self.wants_bytes.load() != 0
+    /// Takes the notification of bytes that is due. True: the program waits for it.
+    pub fn take_due_bytes(&mut self) -> bool {
+        std::mem::take(&mut self.bytes_due) > 0 && self.wants_bytes.load() != 0
     }
 
-    /// Says how the stream ends, as bits of `ANNOUNCED_*`; to be followed by a signal.
-    pub fn say(&self, what: u64) {
-        let pairs = [
-            (ANNOUNCED_SEND, ended::FINISHED),
-            (ANNOUNCED_RECEIVE, ended::REFUSED),
-            (ANNOUNCED_CLOSE, ended::DETACHED),
-        ];
-        let bits = pairs.iter().filter(|(said, _)| what & said != 0).fold(0, |all, (_, bit)| all | bit);
+    /// Announces how the stream ends, as bits of `ANNOUNCED_*`; to be followed by a signal.
+    pub fn announce_end(&self, what: u64) {
+        let pairs =
+            [(ANNOUNCED_SEND, ended::FINISHED), (ANNOUNCED_RECEIVE, ended::REFUSED), (ANNOUNCED_CLOSE, ended::DETACHED)];
+        let bits =
+            pairs.iter().filter(|(announced, _)| what & announced != 0).fold(0, |all, (_, bit)| all | bit);
         self.ended.store_fenced(self.ended.load() | bits);
     }
 
     /// How the program has ended the stream so far, as bits of [`ended`]. To be asked before [`Self::ready`].
     pub fn ended(&self) -> u64 {
-        let said = self.said.load();
+        let announced = self.announced.load();
         let pairs = [
             (ANNOUNCED_SEND, ended::FINISHED),
             (ANNOUNCED_RECEIVE, ended::REFUSED),
-            // The daemon says so once the program is gone.
+            // The daemon announces it once the program is gone.
             (ANNOUNCED_CLOSE, ended::DETACHED),
         ];
-        pairs.iter().filter(|(bit, _)| said & bit != 0).fold(0, |all, (_, bit)| all | bit)
+        pairs.iter().filter(|(bit, _)| announced & bit != 0).fold(0, |all, (_, bit)| all | bit)
     }
 
     /// What the program waits for.
@@ -207,28 +205,28 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_waits_is_told_and_no_other() {
+    fn a_program_that_waits_is_notified_and_no_other() {
         let (mut far, mut out, mut incoming, _) = pair();
         assert!(out.write(&[1; 1000]).unwrap().kick, "the ring was empty");
-        assert!(!out.write(&[1; 1000]).unwrap().kick, "it is looked at");
+        assert!(!out.write(&[1; 1000]).unwrap().kick, "its ring is polled");
         assert_eq!(far.ready().unwrap(), 2000);
-        assert!(!far.consume(2000) && !far.owes_room(), "it does not wait");
+        assert!(!far.consume(2000) && !far.take_due_room(), "it does not wait");
         assert_eq!(out.write(&vec![1; RING as usize]).unwrap().len, RING as usize - 1);
         assert!(!out.arm().unwrap());
         assert_eq!(far.asks(), Asks { bytes: false, room: false, blocked: true });
         assert!(far.ready().unwrap() > 0 && !far.consume(1000), "little room, and more may follow");
-        assert!(far.owes_room() && !far.owes_room(), "told once");
+        assert!(far.take_due_room() && !far.take_due_room(), "notified once");
         assert!(far.consume(RING as usize / 2));
         assert!(!incoming.arm().unwrap());
         assert_eq!(far.write(b"abc").unwrap(), (3, false));
-        assert!(far.owes_bytes() && !far.owes_bytes());
+        assert!(far.take_due_bytes() && !far.take_due_bytes());
         assert!(far.asks().bytes);
         assert_eq!(far.write(&vec![2; RING as usize]).unwrap(), (RING as usize - 4, true));
         let mut byte = [0];
         assert!(incoming.read(&mut byte).unwrap().kick, "it was full");
-        far.say(ANNOUNCED_SEND);
+        far.announce_end(ANNOUNCED_SEND);
         assert_eq!((incoming.ended(), out.ended()), (ended::FINISHED, ended::FINISHED));
-        far.say(ANNOUNCED_CLOSE | ANNOUNCED_RECEIVE);
+        far.announce_end(ANNOUNCED_CLOSE | ANNOUNCED_RECEIVE);
         assert!(out.is_refused());
         out.voice().announce_end(ANNOUNCED_SEND);
         assert_eq!(far.ended(), ended::FINISHED);
@@ -239,10 +237,10 @@ mod tests {
     proptest! {
         /// Both directions at once, in any order: bytes arrive whole, and no half that sleeps is forgotten.
         #[test]
-        fn bytes_pass_whole_and_nobody_sleeps_for_ever(steps in prop::collection::vec((0..4u8, 1..300_000usize), 1..120)) {
+        fn bytes_pass_whole_and_neither_side_sleeps_for_ever(steps in prop::collection::vec((0..4u8, 1..300_000usize), 1..120)) {
             let (mut far, mut out, mut incoming, _) = pair();
             let byte = |at: usize| (at % 251) as u8;
-            let (mut written, mut read, mut told, mut taken) = (0, 0, 0, 0);
+            let (mut written, mut read, mut sent, mut taken) = (0, 0, 0, 0);
             for (what, len) in steps {
                 let data = |from: usize| (from..from + len).map(byte).collect::<Vec<_>>();
                 match what {
@@ -261,9 +259,9 @@ mod tests {
                         far.consume(some.len());
                         read += some.len();
                     }
-                    2 => told += far.write(&data(told)).unwrap().0,
+                    2 => sent += far.write(&data(sent)).unwrap().0,
                     _ => {
-                        let full = told - taken == RING as usize - 1;
+                        let full = sent - taken == RING as usize - 1;
                         let mut some = vec![0; len];
                         let moved = incoming.read(&mut some).unwrap();
                         prop_assert_eq!(moved.kick, full && moved.len > 0);

@@ -1,4 +1,4 @@
-//! Frames: what two helpers say to each other inside one TLS connection.
+//! Frames: what two helpers send each other inside one TLS connection.
 //!
 //! ```text
 //! 0       1 .. 3   4 .. 7          8 .. 11             all little-endian
@@ -18,7 +18,7 @@
 //! 11 PONG     the same bytes
 //! ```
 //! Streams that the host that dialled opens have odd numbers, the other's even ones; each is used once.
-//! HELLO, PING and PONG have stream 0. A receiver that is told anything else closes the connection.
+//! HELLO, PING and PONG have stream 0. A receiver that gets anything else closes the connection.
 
 use vmlane_wire::route::{Ends, MOST_TEXT, Refusal};
 
@@ -63,7 +63,7 @@ pub enum Piece<'a> {
     },
 }
 
-/// What a peer must not say. The connection ends with it.
+/// What a peer must not send. The connection ends with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     #[error("a frame of kind {0}, which this version does not know")]
@@ -80,7 +80,7 @@ pub enum Violation {
     Version(u16),
     #[error("more than a HELLO before its name was proved")]
     Early,
-    #[error("more streams than it was told it may open")]
+    #[error("more streams than it was allowed to open")]
     Streams,
 }
 
@@ -282,49 +282,49 @@ mod tests {
     }
 
     #[derive(Clone, Debug, PartialEq, Eq)]
-    enum Said {
+    enum Sent {
         Frame(Frame),
         Data(u32, Vec<u8>),
     }
 
-    fn said() -> impl Strategy<Value = Said> {
+    fn sent() -> impl Strategy<Value = Sent> {
         prop_oneof![
-            frames().prop_map(Said::Frame),
+            frames().prop_map(Sent::Frame),
             (1..u32::MAX, prop::collection::vec(any::<u8>(), 1..300))
-                .prop_map(|(stream, data)| Said::Data(stream, data)),
+                .prop_map(|(stream, data)| Sent::Data(stream, data)),
         ]
     }
 
     proptest! {
         #[test]
-        fn frames_arrive_as_they_were_said_however_they_are_cut(
-            all in prop::collection::vec(said(), 0..20),
+        fn frames_arrive_as_they_were_sent_however_they_are_cut(
+            all in prop::collection::vec(sent(), 0..20),
             cut in 1..60usize,
         ) {
             let mut bytes = Vec::new();
             for one in &all {
                 match one {
-                    Said::Frame(frame) => frame.write(&mut bytes),
-                    Said::Data(stream, data) => {
+                    Sent::Frame(frame) => frame.write(&mut bytes),
+                    Sent::Data(stream, data) => {
                         bytes.extend_from_slice(&data_header(*stream, data.len()));
                         bytes.extend_from_slice(data);
                     }
                 }
             }
             let mut decoder = Decoder::default();
-            let mut heard: Vec<Said> = Vec::new();
+            let mut received: Vec<Sent> = Vec::new();
             for piece in bytes.chunks(cut) {
                 decoder.feed(piece, |piece| {
-                    match (piece, heard.last_mut()) {
-                        (Piece::Frame(frame), _) => heard.push(Said::Frame(frame)),
-                        (Piece::DataBegins { stream, .. }, _) => heard.push(Said::Data(stream, Vec::new())),
-                        (Piece::Data { bytes, .. }, Some(Said::Data(_, all))) => all.extend_from_slice(bytes),
+                    match (piece, received.last_mut()) {
+                        (Piece::Frame(frame), _) => received.push(Sent::Frame(frame)),
+                        (Piece::DataBegins { stream, .. }, _) => received.push(Sent::Data(stream, Vec::new())),
+                        (Piece::Data { bytes, .. }, Some(Sent::Data(_, all))) => all.extend_from_slice(bytes),
                         (Piece::Data { .. }, _) => panic!("data without a beginning"),
                     }
                     Ok(())
                 }).unwrap();
             }
-            prop_assert_eq!(heard, all);
+            prop_assert_eq!(received, all);
         }
 
         #[test]

@@ -30,7 +30,7 @@ use crate::status::{PeerState, Status};
 use crate::stream::Turn;
 use crate::tls::{FilesError, Identity};
 
-/// How often deadlines are looked at.
+/// How often deadlines are checked.
 const TICK: Duration = Duration::from_millis(200);
 /// Events that are asked for at once.
 const EVENTS: usize = 256;
@@ -84,7 +84,7 @@ impl Helper {
             calls: HashMap::new(),
             peers: settings.peers.iter().map(|peer| (peer.name.clone(), PeerState::default())).collect(),
             strangers: Status { state: "helper", ..Status::default() },
-            strangers_told: None,
+            strangers_reported: None,
             spare: Buffer::default(),
             busy: Distinct::default(),
             logs: Logs::default(),
@@ -112,7 +112,7 @@ impl Helper {
         Ok(())
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until it is asked to stop.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(EVENTS);
         self.tick();
@@ -120,7 +120,7 @@ impl Helper {
             self.wait(&mut events)?;
             for event in events.drain(..) {
                 match event.data.u64() {
-                    CONTROL => match self.told() {
+                    CONTROL => match self.control_byte() {
                         Some(STOP) => return Ok(()),
                         Some(RELOAD) => self.reload(),
                         _ => {}
@@ -128,7 +128,7 @@ impl Helper {
                     LISTENER => self.accept(),
                     LINE => {
                         if self.line_event() {
-                            self.tell_daemon();
+                            self.report_status();
                         }
                     }
                     token if self.links.contains_key(&token) => self.link_event(token, event.flags),
@@ -183,7 +183,7 @@ impl Helper {
         }
     }
 
-    fn told(&self) -> Option<u8> {
+    fn control_byte(&self) -> Option<u8> {
         let mut byte = [0];
         matches!(rustix::io::read(&self.control, &mut byte), Ok(1)).then_some(byte[0])
     }
@@ -235,13 +235,13 @@ impl Helper {
         }
     }
 
-    /// A peer's turn: what it says, then what there is to say to it.
+    /// A peer's turn: what it has sent, then what there is to send to it.
     fn serve(&mut self, token: Token) {
         let Some(mut link) = self.links.remove(&token) else { return };
-        link.wire.lend(&mut self.spare);
-        let heard = self.hear(&mut link);
+        link.wire.use_spare(&mut self.spare);
+        let received = self.receive(&mut link);
         link.wire.take_back(&mut self.spare);
-        let served = heard.and_then(|()| self.speak(&mut link));
+        let served = received.and_then(|()| self.send_pending(&mut link));
         let queued = self.settings.bounds.queued;
         match served {
             Ok(()) => {
@@ -252,7 +252,7 @@ impl Helper {
                 }
             }
             Err(error) => {
-                // What it is still to be told: why its certificate is not taken, say.
+                // What it still has to get: the alert about its certificate, for one.
                 let _ = link.wire.flush(&mut Buffer::default());
                 self.link_ends(link, &error);
             }
@@ -260,7 +260,7 @@ impl Helper {
     }
 
     /// Streams that have something to send have their turns, as long as the network takes it.
-    fn speak(&mut self, link: &mut Link) -> Result<(), link::LinkError> {
+    fn send_pending(&mut self, link: &mut Link) -> Result<(), link::LinkError> {
         if link.lane.phase <= Phase::Connecting {
             return Ok(());
         }
@@ -299,9 +299,9 @@ impl Helper {
             }
             Err(error) => {
                 if let Some(held_back) = self.logs.rings.allow() {
-                    tracing::error!(%error, held_back, "a stream's ring; the stream is reset");
+                    tracing::error!(%error, held_back, "a stream's ring is broken; the stream is reset");
                 }
-                link.lane.say(&Frame::Reset { stream: number });
+                link.lane.queue(&Frame::Reset { stream: number });
                 self.entries.remove(&token);
                 link.lane.forget(number);
             }

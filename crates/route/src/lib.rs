@@ -13,7 +13,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `frame.rs` | what two helpers say to each other, as bytes |
+//! | `frame.rs` | what two helpers send each other, as bytes |
 //! | `credit.rs` | how much a stream may send |
 //! | `tls.rs`, `buffer.rs` | TLS between bytes and bytes; certificates and names |
 //! | `stream.rs` | one stream between its ring and its frames |
@@ -23,9 +23,9 @@
 //! | `daemon.rs` | the socket of the daemon |
 //! | `helper.rs`, `helper/` | the one thread, which owns it all |
 //! | `fingerprint.rs` | certificates that are pinned |
-//! | `status.rs` | what an operator is told of each peer |
+//! | `status.rs` | what an operator sees of each peer |
 //! | `authority.rs` | certificates for those who have no authority of their own |
-//! | `settings.rs` | what the configuration says |
+//! | `settings.rs` | the configuration |
 //!
 //! What the helper knows of a peer is the name that its certificate proves. Which CIDs that peer may speak
 //! for, and whom it may reach, the daemon checks for each stream.

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use vmlane_port::{Budget, Distinct};
 
-use crate::admission::Place;
+use crate::admission::AdmissionPlace;
 use crate::buffer::Buffer;
 use crate::frame::{Decoder, Frame, Piece, Violation};
 use crate::tls::{Ready, Tls, TlsError};
@@ -28,7 +28,7 @@ const ROUND: usize = 1 << 20;
 pub const BATCH: usize = 64 << 10;
 /// What the streams of a peer may keep in windows.
 const WINDOWS: usize = 64 << 20;
-/// What a peer may say before its name was proved: nothing calls for more than a HELLO.
+/// Bytes that a peer may send before its name was proved: nothing calls for more than a HELLO.
 const MOST_EARLY: usize = 1 << 10;
 
 /// How far a connection has come.
@@ -50,7 +50,7 @@ pub struct Wire {
     incoming: Buffer,
     outgoing: Buffer,
     decoder: Decoder,
-    /// What the peer has said before its name was proved: it says it right behind the proof.
+    /// What the peer has sent before its name was proved: it sends it right behind the proof.
     early: Vec<u8>,
     /// The socket may have something, or room, as far as is known.
     pub can_read: bool,
@@ -67,18 +67,18 @@ pub struct Lane {
     pub dialled: bool,
     pub address: IpAddr,
     /// Among connections that have proved no name.
-    pub place: Option<Place>,
+    pub place: Option<AdmissionPlace>,
     /// When the peer's certificate was judged.
     pub judged: Instant,
     /// Whose name was proved, or is expected.
     pub peer: Option<String>,
     /// By when the phase must be `Up`.
     pub deadline: Instant,
-    pub heard: Instant,
+    pub last_received: Instant,
     pub pinged: Instant,
     /// Of the last ping.
     mark: u64,
-    /// Of the network, as pings tell it.
+    /// Of the network, as pings measure it.
     pub round: Option<Duration>,
     /// What windows of its streams may take.
     pub windows: Arc<Budget>,
@@ -189,7 +189,7 @@ impl Link {
                 judged: now,
                 peer: None,
                 deadline,
-                heard: now,
+                last_received: now,
                 pinged: now,
                 mark: 0,
                 round: None,
@@ -217,7 +217,7 @@ impl Link {
 impl Wire {
     /// Has what is read go to `spare`, until [`Self::take_back`], unless something is left of what was read
     /// before.
-    pub fn lend(&mut self, spare: &mut Buffer) {
+    pub fn use_spare(&mut self, spare: &mut Buffer) {
         if self.incoming.is_empty() {
             std::mem::swap(&mut self.incoming, spare);
         }
@@ -276,7 +276,7 @@ impl Wire {
                 Ok((len, _)) => {
                     self.incoming.add(len);
                     taken += len;
-                    lane.heard = Instant::now();
+                    lane.last_received = Instant::now();
                     self.can_read = len == READ || self.ends;
                 }
                 Err(Errno::AGAIN) => self.can_read = false,
@@ -313,15 +313,15 @@ impl Lane {
         Some(token)
     }
 
-    pub fn say(&mut self, frame: &Frame) {
+    pub fn queue(&mut self, frame: &Frame) {
         frame.write(&mut self.plain);
     }
 
-    /// Asks for an answer, which tells how long a round trip takes.
+    /// Asks for an answer, which measures a round trip.
     pub fn ping(&mut self, now: Instant) {
         self.pinged = now;
         self.mark += 1;
-        self.say(&Frame::Ping(self.mark));
+        self.queue(&Frame::Ping(self.mark));
     }
 
     /// The peer has answered. What makes it late for once counts little.
@@ -339,7 +339,7 @@ impl Lane {
         Some(next)
     }
 
-    /// Was this number ever used? What is still said of it after its end means nothing.
+    /// Was this number ever used? What still comes for it after its end means nothing.
     pub fn is_past(&self, stream: u32) -> bool {
         let own = (stream % 2 == 1) == self.dialled;
         if own { stream < self.own_next } else { stream <= self.peers_last }

@@ -1,8 +1,8 @@
 //! The socket of a program whose ring the daemon has left to the helper: signals there and back, as a worker
 //! of the daemon's has them with other programs.
 //!
-//! It is the daemon's end, of which the helper has a copy: its end says nothing here, the daemon says what it
-//! means.
+//! It is the daemon's end, of which the helper has a copy: its end means nothing here, the daemon announces
+//! what it means.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct Program {
 
 /// What has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Received {
     Nothing,
     Signals,
     /// The program uses its ring no more, and waits for the daemon's word.
@@ -68,10 +68,10 @@ impl Program {
     }
 
     /// Takes the signals that have come.
-    fn take(&mut self) -> Heard {
+    fn take(&mut self) -> Received {
         self.filled = false;
         let mut bytes = [0; 4096];
-        let mut heard = Heard::Nothing;
+        let mut received = Received::Nothing;
         for _ in 0..READS {
             let len = self.receive(&mut bytes, RecvFlags::empty());
             if len == 0 {
@@ -79,45 +79,45 @@ impl Program {
             }
             // Behind it nothing comes before the daemon has answered.
             if bytes.get(len - 1) == Some(&SWITCH) {
-                return Heard::Switch;
+                return Received::Switch;
             }
-            heard = Heard::Signals;
+            received = Received::Signals;
             if len < bytes.len() {
                 break;
             }
         }
-        heard
+        received
     }
 
     /// The program has signalled. One that waits for room may have filled its socket, so that it cannot be
     /// polled writable: what is in there is taken when there is room.
-    pub fn answer(&mut self, ring: &Far) -> Heard {
+    pub fn answer(&mut self, ring: &Far) -> Received {
         if ring.asks().blocked && self.receive(&mut [0; FILLED], RecvFlags::PEEK) == FILLED {
             self.filled = true;
-        } else if self.take() == Heard::Switch {
-            return Heard::Switch;
+        } else if self.take() == Received::Switch {
+            return Received::Switch;
         }
         let asks = ring.asks();
         if asks.bytes || asks.room {
             self.signal();
         }
-        Heard::Signals
+        Received::Signals
     }
 
-    /// Tells a program that there is room, or how its stream has ended: it may be polled writable again.
-    /// `Signals`: what was taken for that has to be looked after.
-    pub fn announce(&mut self) -> Heard {
+    /// Notifies a program that there is room, or how its stream has ended: it may be polled writable again.
+    /// `Signals`: what was taken for that has to be checked.
+    pub fn announce(&mut self) -> Received {
         self.signal();
-        let heard = self.take();
-        if heard == Heard::Signals {
+        let received = self.take();
+        if received == Received::Signals {
             // One of those may have asked for this.
             self.signal();
         }
-        heard
+        received
     }
 
     /// A program that has found room by itself goes on with a filled socket, and cannot signal.
-    pub fn look_after(&mut self, asks: Asks) -> Heard {
-        if self.filled && !asks.blocked { self.announce() } else { Heard::Nothing }
+    pub fn drain_filled(&mut self, asks: Asks) -> Received {
+        if self.filled && !asks.blocked { self.announce() } else { Received::Nothing }
     }
 }

@@ -10,10 +10,10 @@ use vmlane_wire::host::{RING, SIGNAL};
 use rustix::net::{SendFlags, send};
 
 use crate::far::Far;
-use crate::program::{Heard, Program};
+use crate::program::{Program, Received};
 
 /// See the module's text. The other side of it is the daemon, or the program.
-pub enum Ring {
+pub enum StreamRing {
     Daemon {
         out: Outgoing,
         incoming: Incoming,
@@ -31,7 +31,7 @@ pub enum Ring {
 #[must_use]
 pub struct Signalled {
     /// There may be something new in the ring.
-    pub looks: bool,
+    pub recheck: bool,
     /// The program hands its ring over to the daemon.
     pub switches: bool,
 }
@@ -40,22 +40,22 @@ fn signal_daemon(line: &OwnedFd) {
     let _ = send(line, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-impl Ring {
+impl StreamRing {
     /// A ring that the daemon has made for this stream.
-    pub fn of_daemon(memory: OwnedFd) -> io::Result<Ring> {
+    pub fn of_daemon(memory: OwnedFd) -> io::Result<StreamRing> {
         let (out, incoming) = ring::map(memory, RING)?;
-        Ok(Ring::Daemon { voice: out.voice(), out, incoming })
+        Ok(StreamRing::Daemon { voice: out.voice(), out, incoming })
     }
 
     /// A program's.
-    pub fn of_program(memory: OwnedFd, program: Program) -> io::Result<Ring> {
-        Ok(Ring::Program { ring: Far::map(memory)?, program: Some(program) })
+    pub fn of_program(memory: OwnedFd, program: Program) -> io::Result<StreamRing> {
+        Ok(StreamRing::Program { ring: Far::map(memory)?, program: Some(program) })
     }
 
-    /// The other side is told to look. `line`: the daemon's.
+    /// Signals the other side to check the ring. `line`: the daemon's.
     fn signal(&self, line: &OwnedFd) {
         match self {
-            Ring::Program { program: Some(program), .. } => program.signal(),
+            StreamRing::Program { program: Some(program), .. } => program.signal(),
             _ => signal_daemon(line),
         }
     }
@@ -63,8 +63,8 @@ impl Ring {
     /// Bytes that wait. Whether more can come is to be asked before.
     pub fn ready(&mut self) -> io::Result<usize> {
         match self {
-            Ring::Daemon { incoming, .. } => incoming.ready(),
-            Ring::Program { ring, .. } => ring.ready(),
+            StreamRing::Daemon { incoming, .. } => incoming.ready(),
+            StreamRing::Program { ring, .. } => ring.ready(),
         }
     }
 
@@ -77,29 +77,29 @@ impl Ring {
     /// How the stream ended there so far.
     pub fn ended(&self) -> u64 {
         match self {
-            Ring::Daemon { incoming, .. } => incoming.ended(),
-            Ring::Program { ring, .. } => ring.ended(),
+            StreamRing::Daemon { incoming, .. } => incoming.ended(),
+            StreamRing::Program { ring, .. } => ring.ended(),
         }
     }
 
     /// Copies bytes that are ready.
     pub fn peek(&self, out: &mut [u8]) -> io::Result<usize> {
         match self {
-            Ring::Daemon { incoming, .. } => incoming.peek(out),
-            Ring::Program { ring, .. } => Ok(ring.peek(out)),
+            StreamRing::Daemon { incoming, .. } => incoming.peek(out),
+            StreamRing::Program { ring, .. } => Ok(ring.peek(out)),
         }
     }
 
     /// Gives bytes back as room.
     pub fn consume(&mut self, len: usize, line: &OwnedFd) -> Signalled {
         match self {
-            Ring::Daemon { incoming, .. } => {
+            StreamRing::Daemon { incoming, .. } => {
                 if incoming.consume(len) {
                     signal_daemon(line);
                 }
                 Signalled::default()
             }
-            Ring::Program { ring, .. } => {
+            StreamRing::Program { ring, .. } => {
                 if ring.consume(len) {
                     self.announce(line)
                 } else {
@@ -112,15 +112,15 @@ impl Ring {
     /// About to wait for bytes. True if there are some already.
     pub fn arm_bytes(&mut self) -> io::Result<bool> {
         match self {
-            Ring::Daemon { incoming, .. } => incoming.arm(),
-            // A program always tells of bytes in an empty ring.
-            Ring::Program { .. } => Ok(self.is_over() || self.ready()? > 0),
+            StreamRing::Daemon { incoming, .. } => incoming.arm(),
+            // A program always signals bytes in an empty ring.
+            StreamRing::Program { .. } => Ok(self.is_over() || self.ready()? > 0),
         }
     }
 
     /// Bytes are not waited for.
     pub fn disarm_bytes(&self) {
-        if let Ring::Daemon { incoming, .. } = self {
+        if let StreamRing::Daemon { incoming, .. } = self {
             incoming.disarm();
         }
     }
@@ -128,19 +128,19 @@ impl Ring {
     /// Bytes of room.
     pub fn room(&mut self) -> io::Result<usize> {
         match self {
-            Ring::Daemon { out, .. } => out.room(),
-            Ring::Program { ring, .. } => ring.room(),
+            StreamRing::Daemon { out, .. } => out.room(),
+            StreamRing::Program { ring, .. } => ring.room(),
         }
     }
 
     /// Writes what fits of `data`.
     pub fn write(&mut self, data: &[u8], line: &OwnedFd) -> io::Result<usize> {
         let (len, signal) = match self {
-            Ring::Daemon { out, .. } => {
+            StreamRing::Daemon { out, .. } => {
                 let moved = out.write(data)?;
                 (moved.len, moved.kick)
             }
-            Ring::Program { ring, .. } => ring.write(data)?,
+            StreamRing::Program { ring, .. } => ring.write(data)?,
         };
         if signal {
             self.signal(line);
@@ -151,15 +151,15 @@ impl Ring {
     /// About to wait for room, which there was none of. True if there is some already.
     pub fn arm_room(&mut self) -> io::Result<bool> {
         match self {
-            Ring::Daemon { out, .. } => out.arm(),
-            // A program always tells of room in a full ring.
-            Ring::Program { ring, .. } => Ok(ring.room()? > 0),
+            StreamRing::Daemon { out, .. } => out.arm(),
+            // A program always signals room in a full ring.
+            StreamRing::Program { ring, .. } => Ok(ring.room()? > 0),
         }
     }
 
     /// Room is not waited for.
     pub fn disarm_room(&self) {
-        if let Ring::Daemon { out, .. } = self {
+        if let StreamRing::Daemon { out, .. } = self {
             out.disarm();
         }
     }
@@ -170,12 +170,12 @@ impl Ring {
         self.ended() & (REFUSED | DETACHED | RESET) != 0
     }
 
-    /// Says what the peer does no more, as `ANNOUNCED_*`.
-    pub fn say(&mut self, what: u64, line: &OwnedFd) -> Signalled {
+    /// Announces what the peer does no more, as `ANNOUNCED_*`.
+    pub fn announce_end(&mut self, what: u64, line: &OwnedFd) -> Signalled {
         match self {
-            Ring::Daemon { voice, .. } => voice.announce_end(what),
-            Ring::Program { ring, .. } => {
-                ring.say(what);
+            StreamRing::Daemon { voice, .. } => voice.announce_end(what),
+            StreamRing::Program { ring, .. } => {
+                ring.announce_end(what);
                 return self.announce(line);
             }
         }
@@ -183,32 +183,33 @@ impl Ring {
         Signalled::default()
     }
 
-    /// Tells a program that waits of bytes that it was not told of yet.
-    pub fn tell_bytes(&mut self, line: &OwnedFd) {
-        if let Ring::Program { ring, .. } = self
-            && ring.owes_bytes()
+    /// Notifies a program that waits of bytes it was not notified of yet.
+    pub fn notify_bytes(&mut self, line: &OwnedFd) {
+        if let StreamRing::Program { ring, .. } = self
+            && ring.take_due_bytes()
         {
             self.signal(line);
         }
     }
 
-    /// The stream's turn is over: what the other side waits for and was not told of.
+    /// The stream's turn is over: notifications that the other side waits for and did not get.
     pub fn rest(&mut self, line: &OwnedFd) -> Signalled {
-        self.tell_bytes(line);
-        let Ring::Program { ring, program } = self else { return Signalled::default() };
-        if ring.owes_room() {
+        self.notify_bytes(line);
+        let StreamRing::Program { ring, program } = self else { return Signalled::default() };
+        if ring.take_due_room() {
             return self.announce(line);
         }
-        let looked = program.as_mut().map_or(Heard::Nothing, |program| program.look_after(ring.asks()));
-        self.heard(looked)
+        let received =
+            program.as_mut().map_or(Received::Nothing, |program| program.drain_filled(ring.asks()));
+        self.on_received(received)
     }
 
     /// There is room, or an end.
     fn announce(&mut self, line: &OwnedFd) -> Signalled {
         match self {
-            Ring::Program { program: Some(program), .. } => {
-                let heard = program.announce();
-                self.heard(heard)
+            StreamRing::Program { program: Some(program), .. } => {
+                let received = program.announce();
+                self.on_received(received)
             }
             _ => {
                 signal_daemon(line);
@@ -219,16 +220,16 @@ impl Ring {
 
     /// The program's socket has something.
     pub fn answer(&mut self) -> Signalled {
-        let Ring::Program { ring, program: Some(program) } = self else { return Signalled::default() };
-        let heard = program.answer(ring);
-        self.heard(heard)
+        let StreamRing::Program { ring, program: Some(program) } = self else { return Signalled::default() };
+        let received = program.answer(ring);
+        self.on_received(received)
     }
 
-    fn heard(&mut self, heard: Heard) -> Signalled {
-        let switches = heard == Heard::Switch;
-        if switches && let Ring::Program { program, .. } = self {
+    fn on_received(&mut self, received: Received) -> Signalled {
+        let switches = received == Received::Switch;
+        if switches && let StreamRing::Program { program, .. } = self {
             *program = None;
         }
-        Signalled { looks: heard != Heard::Nothing, switches }
+        Signalled { recheck: received != Received::Nothing, switches }
     }
 }

@@ -1,4 +1,4 @@
-//! What the helper is told by the configuration.
+//! The configuration of the helper.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub struct Settings {
     /// Where other hosts connect; None: none do.
     pub listen: Option<SocketAddr>,
     pub files: Files,
-    /// A peer of which nothing was heard for so long is gone.
+    /// A peer of which nothing was received for so long is gone.
     pub dead: Duration,
     pub bounds: Bounds,
     /// Names are unique.

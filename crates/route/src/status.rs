@@ -1,4 +1,4 @@
-//! What the daemon is told of each peer, for operators: a state, what is wrong, counters.
+//! What is reported to the daemon of each peer, for operators: a state, what is wrong, counters.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ counts! {
     links,
     /// Of those, that ended otherwise than by being closed.
     links_lost,
-    /// Of those, because the peer said what it must not.
+    /// Of those, because the peer sent what it must not.
     violations,
     /// Connections that ended before.
     handshakes_failed,
@@ -51,7 +51,7 @@ counts! {
     bytes_received,
 }
 
-/// What an operator is told of one peer.
+/// What an operator sees of one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     pub state: &'static str,
@@ -60,7 +60,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// As the daemon is told it.
+    /// As it is sent to the daemon.
     pub fn text(&self, name: &str) -> String {
         let problem: String =
             self.problem.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect();
@@ -82,8 +82,8 @@ pub struct PeerState {
     pub ups: LogLimit,
     pub downs: LogLimit,
     pub status: Status,
-    /// What the daemon was told last; None: nothing.
-    pub told: Option<Status>,
+    /// What was last reported to the daemon; None: nothing.
+    pub reported: Option<Status>,
 }
 
 impl Default for PeerState {
@@ -97,7 +97,7 @@ impl Default for PeerState {
             ups: LogLimit::default(),
             downs: LogLimit::default(),
             status,
-            told: None,
+            reported: None,
         }
     }
 }

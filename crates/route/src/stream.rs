@@ -14,28 +14,28 @@ use vmlane_wire::host::{ANNOUNCED_CLOSE, ANNOUNCED_RECEIVE, ANNOUNCED_SEND, SWIT
 use crate::buffer::Buffer;
 use crate::credit::{Credit, Given, Window};
 use crate::frame::{Frame, HEADER, MOST_DATA, Sink, Violation, data_header};
-use crate::ring::{Ring, Signalled};
+use crate::ring::{Signalled, StreamRing};
 
 /// See the module's text. To drop one resets the stream, unless [`Stream::close`] was called.
 pub struct Stream {
     id: u32,
     /// Signals to and from the daemon; its end is the stream's.
     line: OwnedFd,
-    ring: Ring,
-    /// There may be something new in the ring, of which nothing else will tell.
-    looks: bool,
+    ring: StreamRing,
+    /// There may be something new in the ring, of which no event will come.
+    recheck: bool,
     given: Given,
     window: Window,
     /// What the ring had no room for.
     kept: Buffer,
-    /// The daemon was told that room is waited for.
+    /// The daemon was notified that room is waited for.
     armed: bool,
     credit: Credit,
-    /// What the peer was told: bits of [`ended`].
-    told: u64,
-    /// What the peer has said: bits of `ANNOUNCED_*`; and what of it the daemon was told.
-    heard: u64,
-    said: u64,
+    /// Ends that were reported to the peer: bits of [`ended`].
+    reported: u64,
+    /// Ends that the peer has sent: bits of `ANNOUNCED_*`; and those of them that were announced to the daemon.
+    received: u64,
+    announced: u64,
 }
 
 /// What a turn led to.
@@ -45,33 +45,33 @@ pub enum Turn {
     Waits,
     /// There is more to send.
     Again,
-    /// It is over: the peer was told, and the stream is to be dropped.
+    /// It is over: the peer was notified, and the stream is to be dropped.
     Over,
 }
 
 impl Stream {
-    pub fn new(id: u32, line: OwnedFd, ring: Ring, window: Window) -> Stream {
+    pub fn new(id: u32, line: OwnedFd, ring: StreamRing, window: Window) -> Stream {
         Stream {
             id,
             line,
             ring,
-            looks: false,
+            recheck: false,
             given: Given::default(),
             window,
             kept: Buffer::default(),
             armed: false,
             credit: Credit::default(),
-            told: 0,
-            heard: 0,
-            said: 0,
+            reported: 0,
+            received: 0,
+            announced: 0,
         }
     }
 
     /// What the program of a ring that it shares with us wants.
     fn signalled(&mut self, signalled: Signalled) {
-        self.looks |= signalled.looks;
+        self.recheck |= signalled.recheck;
         if signalled.switches {
-            // The first that is ever said here: there is room for it.
+            // The first message here: there is room for it.
             let _ = rustix::net::send(&self.line, &[SWITCH], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
     }
@@ -96,7 +96,7 @@ impl Stream {
         }
     }
 
-    /// Puts what there is to say behind `plain`, as long as that is less than `most` bytes: bytes, as far as
+    /// Puts what there is to send behind `plain`, as long as that is less than `most` bytes: bytes, as far as
     /// there is credit, then how the stream ended.
     pub fn turn(&mut self, plain: &mut Buffer, most: usize) -> io::Result<Turn> {
         let turn = self.turn_once(plain, most)?;
@@ -105,20 +105,20 @@ impl Stream {
         }
         let signalled = self.ring.rest(&self.line);
         self.signalled(signalled);
-        Ok(if std::mem::take(&mut self.looks) { Turn::Again } else { turn })
+        Ok(if std::mem::take(&mut self.recheck) { Turn::Again } else { turn })
     }
 
     fn turn_once(&mut self, plain: &mut Buffer, most: usize) -> io::Result<Turn> {
-        self.looks = false;
+        self.recheck = false;
         self.write_kept()?;
-        if self.heard & ANNOUNCED_CLOSE != 0 {
+        if self.received & ANNOUNCED_CLOSE != 0 {
             if self.kept.is_empty() {
                 self.close();
                 return Ok(Turn::Over);
             }
             return Ok(Turn::Waits);
         }
-        self.tell_room(plain)?;
+        self.report_room(plain)?;
         // Asked for before the bytes: none come behind it.
         let over = self.ring.is_over();
         let ready = self.ring.ready()?;
@@ -141,28 +141,28 @@ impl Stream {
             }
             return Ok(if over || self.ring.arm_bytes()? { Turn::Again } else { Turn::Waits });
         }
-        self.tell_refused(plain);
+        self.report_refused(plain);
         if ready > 0 {
-            // The peer's credit wakes it. An end is heard of without being asked for.
+            // The peer's credit wakes it. An end is signalled without being asked for.
             self.ring.disarm_bytes();
             return Ok(Turn::Waits);
         }
         if over {
-            return Ok(self.tell_end(plain));
+            return Ok(self.report_end(plain));
         }
         Ok(if self.ring.arm_bytes()? { Turn::Again } else { Turn::Waits })
     }
 
     /// The daemon's end takes no more.
-    fn tell_refused(&mut self, plain: &mut Buffer) {
-        if self.ring.ended() & ended::REFUSED & !self.told != 0 {
-            self.told |= ended::REFUSED;
+    fn report_refused(&mut self, plain: &mut Buffer) {
+        if self.ring.ended() & ended::REFUSED & !self.reported != 0 {
+            self.reported |= ended::REFUSED;
             Frame::Fin { stream: self.id, send: false, receive: true }.write(plain);
         }
     }
 
     /// All bytes are sent, and none will come.
-    fn tell_end(&mut self, plain: &mut Buffer) -> Turn {
+    fn report_end(&mut self, plain: &mut Buffer) -> Turn {
         let ended = self.ring.ended();
         if ended & ended::RESET != 0 {
             Frame::Reset { stream: self.id }.write(plain);
@@ -175,8 +175,8 @@ impl Stream {
             self.close();
             return Turn::Over;
         }
-        if self.told & ended::FINISHED == 0 {
-            self.told |= ended::FINISHED;
+        if self.reported & ended::FINISHED == 0 {
+            self.reported |= ended::FINISHED;
             Frame::Fin { stream: self.id, send: true, receive: false }.write(plain);
         }
         Turn::Waits
@@ -196,9 +196,9 @@ impl Stream {
                 return Ok(());
             }
         }
-        let pending = self.heard & !self.said;
+        let pending = self.received & !self.announced;
         if pending & ANNOUNCED_SEND != 0 {
-            self.say(ANNOUNCED_SEND);
+            self.announce_end(ANNOUNCED_SEND);
         }
         Ok(())
     }
@@ -209,9 +209,9 @@ impl Stream {
         self.ring.arm_room()
     }
 
-    /// Tells the peer what there is room for.
-    fn tell_room(&mut self, plain: &mut Buffer) -> io::Result<()> {
-        if self.heard & (ANNOUNCED_SEND | ANNOUNCED_CLOSE) != 0 {
+    /// Reports to the peer what there is room for.
+    fn report_room(&mut self, plain: &mut Buffer) -> io::Result<()> {
+        if self.received & (ANNOUNCED_SEND | ANNOUNCED_CLOSE) != 0 {
             return Ok(());
         }
         let mut room = self.ring.room()?;
@@ -236,7 +236,7 @@ impl Stream {
 
     /// The peer is about to send so many bytes. `round`: a round trip of the network, if it is known.
     pub fn expect(&mut self, len: usize, now: Instant, round: Option<Duration>) -> Result<(), Violation> {
-        if self.heard & (ANNOUNCED_SEND | ANNOUNCED_CLOSE) != 0 {
+        if self.received & (ANNOUNCED_SEND | ANNOUNCED_CLOSE) != 0 {
             return Err(Violation::Turn { kind: "DATA", stream: self.id });
         }
         if !self.given.take(len) {
@@ -261,33 +261,33 @@ impl Stream {
         Ok(())
     }
 
-    /// Tells a program that waits of the bytes that were written.
-    pub fn tell_bytes(&mut self) {
-        self.ring.tell_bytes(&self.line);
+    /// Notifies a program that waits of the bytes that were written.
+    pub fn notify_bytes(&mut self) {
+        self.ring.notify_bytes(&self.line);
     }
 
-    fn say(&mut self, what: u64) {
-        self.said |= what;
-        let signalled = self.ring.say(what, &self.line);
+    fn announce_end(&mut self, what: u64) {
+        self.announced |= what;
+        let signalled = self.ring.announce_end(what, &self.line);
         self.signalled(signalled);
     }
 
     /// The peer sends, or receives, no more.
     pub fn finish(&mut self, send: bool, receive: bool) {
-        let heard = if send { ANNOUNCED_SEND } else { 0 } | if receive { ANNOUNCED_RECEIVE } else { 0 };
-        self.heard |= heard;
+        let flags = if send { ANNOUNCED_SEND } else { 0 } | if receive { ANNOUNCED_RECEIVE } else { 0 };
+        self.received |= flags;
         // What waits behind the ring comes before the end.
-        let now = if self.kept.is_empty() { heard } else { heard & ANNOUNCED_RECEIVE };
-        self.say(now);
+        let now = if self.kept.is_empty() { flags } else { flags & ANNOUNCED_RECEIVE };
+        self.announce_end(now);
     }
 
     /// The peer is done, or the daemon's end: what was written still counts when this is dropped. False: some
     /// of it waits behind the ring, and turns are still needed.
     pub fn close(&mut self) -> bool {
-        self.heard |= ANNOUNCED_CLOSE;
+        self.received |= ANNOUNCED_CLOSE;
         let done = self.kept.is_empty();
         if done {
-            self.say(ANNOUNCED_CLOSE);
+            self.announce_end(ANNOUNCED_CLOSE);
         }
         done
     }

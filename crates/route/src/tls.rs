@@ -230,16 +230,16 @@ pub fn explain(error: &rustls::Error) -> String {
             "`crl` has a list that was not signed by its certificate's authority, or cannot be understood; replace it"
         }
         AlertReceived(AlertDescription::CertificateRevoked) => {
-            "it says that this host's certificate was revoked"
+            "it reports that this host's certificate was revoked"
         }
         AlertReceived(AlertDescription::CertificateExpired) => {
-            "it says that this host's certificate has expired (or its clock is wrong); renew it, and reload its helper"
+            "it reports that this host's certificate has expired (or its clock is wrong); renew it, and reload its helper"
         }
         AlertReceived(AlertDescription::UnknownCA) => {
-            "it says that this host's certificate is of a foreign authority"
+            "it reports that this host's certificate is of a foreign authority"
         }
         AlertReceived(AlertDescription::BadCertificate | AlertDescription::CertificateUnknown) => {
-            "it does not accept this host's certificate; its log says why"
+            "it does not accept this host's certificate; its log has the reason"
         }
         rustls::Error::NoCertificatesPresented => "it has no certificate",
         other => return format!("TLS: {other}"),
@@ -249,7 +249,7 @@ pub fn explain(error: &rustls::Error) -> String {
 
 /// What of a handshake's failures is counted by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
+pub enum CertificateFault {
     Expired,
     NotYet,
     Foreign,
@@ -258,22 +258,22 @@ pub enum Blame {
 }
 
 impl TlsError {
-    pub fn blame(&self) -> Blame {
+    pub fn certificate_fault(&self) -> CertificateFault {
         use rustls::Error::InvalidCertificate;
         match self {
             TlsError::Tls(InvalidCertificate(
                 CertificateError::Expired | CertificateError::ExpiredContext { .. },
-            )) => Blame::Expired,
+            )) => CertificateFault::Expired,
             TlsError::Tls(InvalidCertificate(
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
-            )) => Blame::NotYet,
+            )) => CertificateFault::NotYet,
             TlsError::Tls(InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
-            )) => Blame::Foreign,
+            )) => CertificateFault::Foreign,
             TlsError::Tls(InvalidCertificate(CertificateError::Revoked)) | TlsError::Unpinned { .. } => {
-                Blame::Revoked
+                CertificateFault::Revoked
             }
-            _ => Blame::Other,
+            _ => CertificateFault::Other,
         }
     }
 }
@@ -291,7 +291,7 @@ pub enum Ready {
     Handshaking,
     /// The handshake is through.
     Open,
-    /// The peer says that it ends.
+    /// The peer announces its end.
     Closed,
 }
 
@@ -301,8 +301,8 @@ enum Step {
 }
 
 impl Tls {
-    /// Takes what has come in `incoming`, hands on what it says to `sink`, and puts what is to be sent behind
-    /// `outgoing`.
+    /// Takes what has come in `incoming`, hands on its plain text to `sink`, and puts what is to be sent
+    /// behind `outgoing`.
     pub fn receive(
         &mut self,
         incoming: &mut Buffer,
@@ -319,15 +319,15 @@ impl Tls {
                 Ok(Step::Again) => {}
                 Ok(Step::Ready(ready)) => return Ok(ready),
                 Err(error) => {
-                    self.tell(outgoing);
+                    self.flush_alert(outgoing);
                     return Err(error);
                 }
             }
         }
     }
 
-    /// What the library wants to tell the peer of an error.
-    fn tell(&mut self, outgoing: &mut Buffer) {
+    /// Encodes the library's alert to the peer about an error.
+    fn flush_alert(&mut self, outgoing: &mut Buffer) {
         let none = &mut |_: &[u8]| Ok(());
         let _ = match self {
             Tls::Client(tls) => handle(tls.process_tls_records(&mut []), outgoing, none),
@@ -352,7 +352,7 @@ impl Tls {
     }
 }
 
-/// One step: what the status says is done. How many bytes it has used up.
+/// One step, as the status asks. How many bytes it has used up.
 fn handle<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Buffer,

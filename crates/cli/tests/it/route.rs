@@ -269,7 +269,10 @@ fn a_host_that_is_silent_is_dead_after_a_while() {
     let problem = eventually("the operator is notified", || {
         world.alpha.peer("beta").filter(|peer| peer["state"] != "up" && peer["problem"] != "")
     });
-    assert!(problem["problem"].as_str().unwrap().contains("nothing was heard of it for 5 s"), "{problem}");
+    assert!(
+        problem["problem"].as_str().unwrap().contains("nothing was received from it for 5 s"),
+        "{problem}"
+    );
     world.beta.signal_helper(Signal::CONT);
     is_reset(&server, "beta's");
     world.connected();
@@ -453,7 +456,10 @@ fn a_helper_that_is_out_of_descriptors_reports_it_once_a_second_and_serves_what_
     let strangers: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
     let lines = || -> Vec<String> {
         let log = world.beta.daemon.log();
-        log.lines().filter(|line| line.contains("accepting another host")).map(str::to_owned).collect()
+        log.lines()
+            .filter(|line| line.contains("another host's connection cannot be accepted"))
+            .map(str::to_owned)
+            .collect()
     };
     wait_until("it reports it twice", || lines().len() >= 2);
     // What was held back between the two: it tries again a few times a second.

@@ -10,7 +10,7 @@ use crate::daemon;
 use crate::frame::{Frame, Piece, VERSION, Violation};
 use crate::link::{Lane, Link, LinkError, Phase, Token};
 use crate::program::Program;
-use crate::ring::Ring;
+use crate::ring::StreamRing;
 use crate::stream::Stream;
 use crate::tls::Ready;
 
@@ -20,8 +20,8 @@ const EARLY: usize = 4;
 const MOST_WAITING: usize = 8 << 20;
 
 impl Helper {
-    /// Takes what a peer has said.
-    pub(super) fn hear(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    /// Takes what a peer has sent.
+    pub(super) fn receive(&mut self, link: &mut Link) -> Result<(), LinkError> {
         if link.lane.phase == Phase::Connecting {
             if !link.wire.can_write {
                 return Ok(());
@@ -35,7 +35,7 @@ impl Helper {
             // Now, and not in their turns: those wait for the network.
             for token in lane.fresh.drain(..) {
                 if let Some(Entry { stage: Stage::Streaming(open), .. }) = self.entries.get_mut(&token) {
-                    open.tell_bytes();
+                    open.notify_bytes();
                 }
             }
             let ready = ready?;
@@ -60,7 +60,7 @@ impl Helper {
                     return if lane.is_past(stream) { Ok(()) } else { Err(turn("DATA", stream)) };
                 };
                 match self.entries.get_mut(&token).map(|entry| &mut entry.stage) {
-                    Some(Stage::Streaming(open)) => open.expect(len, lane.heard, lane.round),
+                    Some(Stage::Streaming(open)) => open.expect(len, lane.last_received, lane.round),
                     // None was given credit.
                     _ => Err(Violation::Credit { stream }),
                 }
@@ -85,13 +85,13 @@ impl Helper {
     }
 
     /// Forgets a stream whose link is being served.
-    fn forget(&mut self, lane: &mut Lane, stream: u32, tell: bool) {
+    fn forget(&mut self, lane: &mut Lane, stream: u32, notify: bool) {
         let Some(token) = lane.forget(stream) else { return };
         if let Some(Entry { stage: Stage::Calling(number), .. }) = self.entries.remove(&token) {
             self.calls.remove(&number);
         }
-        if tell {
-            lane.say(&Frame::Reset { stream });
+        if notify {
+            lane.queue(&Frame::Reset { stream });
         }
     }
 
@@ -117,7 +117,7 @@ impl Helper {
                 return Ok(());
             }
             Frame::Ping(mark) => {
-                lane.say(&Frame::Pong(*mark));
+                lane.queue(&Frame::Pong(*mark));
                 return Ok(());
             }
             Frame::Open { .. } => return self.opened(lane, frame),
@@ -179,7 +179,7 @@ impl Helper {
         Ok(())
     }
 
-    /// The daemon says something about the ring of a stream.
+    /// The daemon sends something about the ring of a stream.
     pub(super) fn daemon_answers(&mut self, token: Token) {
         let Some(Entry { stage: Stage::Asking { socket, accepts, .. }, .. }) = self.entries.get(&token)
         else {
@@ -212,16 +212,16 @@ impl Helper {
         let Some(peers) = peers else { return };
         let window = Window::new([peers, self.windows.clone()]);
         let ring = match files.next() {
-            None => Ring::of_daemon(memory),
+            None => StreamRing::of_daemon(memory),
             // A program's own, and the daemon's end of its socket.
             Some(program) => Program::new(program, self.epoll.clone(), token | PROGRAM)
-                .and_then(|program| Ring::of_program(memory, program)),
+                .and_then(|program| StreamRing::of_program(memory, program)),
         };
         let stream = match ring {
             Ok(ring) => Stream::new(number, socket, ring, window),
             Err(error) => {
                 if let Some(held_back) = self.logs.rings.allow() {
-                    tracing::error!(%error, held_back, "the ring of a stream");
+                    tracing::error!(%error, held_back, "no ring for a stream; it is refused");
                 }
                 self.entries.insert(token, Entry { link, number, stage: Stage::Calling(0) });
                 return refuse(self, &error);
@@ -230,7 +230,7 @@ impl Helper {
         let stage = Stage::Streaming(Box::new(stream));
         self.entries.insert(token, Entry { link, number, stage });
         if !accepts && let Some(link) = self.links.get_mut(&link) {
-            link.lane.say(&Frame::Accept { stream: number });
+            link.lane.queue(&Frame::Accept { stream: number });
         }
         self.wake(link, token);
         for frame in early {
@@ -258,7 +258,7 @@ impl Helper {
             return Err(Violation::Streams);
         }
         let name = lane.peer.clone().unwrap_or_default();
-        // What the peer says of its client, and what this helper can.
+        // What the peer claims of its client, and what this helper can.
         let flags = flags & (FLAG_RESTRICTED | FLAG_TRUSTED) | FLAG_RING;
         let message = Record::message(Op::Open, 0, ends, flags, &format!("{name}\n{groups}"));
         let token = self.token();
@@ -269,7 +269,7 @@ impl Helper {
             }
             Err(error) => {
                 let why = refusal(&error);
-                lane.say(&Frame::Refuse { stream, why });
+                lane.queue(&Frame::Refuse { stream, why });
             }
         }
         Ok(())

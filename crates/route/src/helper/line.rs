@@ -51,9 +51,9 @@ impl Helper {
         }
         self.line = Line::Down { retry: Instant::now() + RETRY, why: text };
         for peer in self.peers.values_mut() {
-            peer.told = None;
+            peer.reported = None;
         }
-        self.strangers_told = None;
+        self.strangers_reported = None;
     }
 
     /// Something happened at the line. True: the daemon is there from now on, and knows nothing of the peers
@@ -110,16 +110,16 @@ impl Helper {
         Ok(())
     }
 
-    /// Says something to the daemon. False: it has no room, or is not there.
-    pub(super) fn say(&self, message: &[u8]) -> bool {
+    /// Sends a message to the daemon. False: it has no room, or is not there.
+    pub(super) fn send_to_daemon(&self, message: &[u8]) -> bool {
         let Line::Up { line, .. } = &self.line else { return false };
-        daemon::say(line, message).unwrap_or(false)
+        daemon::send(line, message).unwrap_or(false)
     }
 
     fn refuse_call(&self, number: u64, why: Refusal) {
         let message = Record::message(Op::Refuse, number, Default::default(), why as u32, "");
-        if !self.say(&message) {
-            tracing::debug!(number, "the daemon does not hear that a call was refused");
+        if !self.send_to_daemon(&message) {
+            tracing::debug!(number, "the daemon cannot be notified that a call was refused");
         }
     }
 
@@ -139,7 +139,7 @@ impl Helper {
         };
         lane.streams.insert(stream, token);
         let (ends, flags, groups) = (record.ends(), record.flags.get(), groups.to_owned());
-        lane.say(&Frame::Open { stream, ends, flags, groups });
+        lane.queue(&Frame::Open { stream, ends, flags, groups });
         let link = lane.token;
         self.entries.insert(token, Entry { link, number: stream, stage: Stage::Calling(number) });
         self.calls.insert(number, token);

@@ -1,4 +1,4 @@
-//! Connections with peers: made, proved, lost, made again; what an operator is told of them.
+//! Connections with peers: made, proved, lost, made again; what is reported of them to an operator.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -14,7 +14,7 @@ use crate::frame::{Frame, VERSION};
 use crate::link::{self, Lane, Link, LinkError, Phase, Token, Wire};
 use crate::settings::{PeerSettings, Settings};
 use crate::status::{PeerState, RETRY, Status};
-use crate::tls::{Blame, TlsError};
+use crate::tls::{CertificateFault, TlsError};
 
 /// Connections that are accepted before others have their turn.
 const ACCEPTS: usize = 64;
@@ -22,7 +22,7 @@ const ACCEPTS: usize = 64;
 const JUDGE: Duration = Duration::from_secs(10);
 
 impl Helper {
-    /// Deadlines: of the daemon, of handshakes, of peers that say nothing.
+    /// Deadlines: of the daemon, of handshakes, of peers that send nothing.
     pub(super) fn tick(&mut self) {
         let now = Instant::now();
         self.ticked = now;
@@ -43,8 +43,8 @@ impl Helper {
                 }
                 continue;
             }
-            if now.saturating_duration_since(lane.heard) >= dead {
-                late.push((token, format!("nothing was heard of it for {} s", dead.as_secs())));
+            if now.saturating_duration_since(lane.last_received) >= dead {
+                late.push((token, format!("nothing was received from it for {} s", dead.as_secs())));
             } else if now.saturating_duration_since(lane.pinged) >= dead / 4 {
                 lane.ping(now);
                 pinged.push(token);
@@ -60,7 +60,7 @@ impl Helper {
         }
         self.judge(|lane| now.saturating_duration_since(lane.judged) >= JUDGE);
         self.dial_all(now);
-        self.tell_daemon();
+        self.report_status();
     }
 
     /// Judges the certificates of peers anew, by what is configured now. Connections of those that do not
@@ -162,7 +162,7 @@ impl Helper {
 
     fn accepting_failed(&mut self, error: &dyn std::fmt::Display) {
         if let Some(held_back) = self.logs.accepting.allow() {
-            tracing::warn!(%error, held_back, "accepting another host");
+            tracing::warn!(%error, held_back, "another host's connection cannot be accepted");
         }
     }
 
@@ -204,7 +204,7 @@ impl Helper {
         (lane.peer, lane.judged) = (Some(judged?), Instant::now());
         lane.phase = Phase::Greeting;
         let streams = self.settings.bounds.streams as u32;
-        lane.say(&Frame::Hello { version: VERSION, streams });
+        lane.queue(&Frame::Hello { version: VERSION, streams });
         Ok(())
     }
 
@@ -234,7 +234,7 @@ impl Helper {
                 state.status.problem.clear();
             }
         }
-        self.tell_of_peer(&name);
+        self.report_peer(&name);
     }
 
     /// A connection is over: so are its streams.
@@ -244,14 +244,18 @@ impl Helper {
         for token in streams.into_values() {
             if let Some(Entry { stage: Stage::Calling(number), .. }) = self.entries.get(&token) {
                 let gone = Refusal::Gone as u32;
-                self.say(&Record::message(Op::Refuse, *number, Default::default(), gone, ""));
+                self.send_to_daemon(&Record::message(Op::Refuse, *number, Default::default(), gone, ""));
             }
             self.drop_stream(token, None);
         }
         if let Some(place) = place {
             self.unproved.failed(place, Instant::now());
         }
-        let blame = if let LinkError::Tls(error) = error { error.blame() } else { Blame::Other };
+        let fault = if let LinkError::Tls(error) = error {
+            error.certificate_fault()
+        } else {
+            CertificateFault::Other
+        };
         let violation = matches!(error, LinkError::Tls(TlsError::Violation(_)));
         let state = peer.as_ref().and_then(|name| self.peers.get_mut(name));
         let counts = match state {
@@ -264,9 +268,10 @@ impl Helper {
             counts.handshakes_failed += 1;
         }
         counts.violations += u64::from(violation);
-        counts.certificates_expired += u64::from(matches!(blame, Blame::Expired | Blame::NotYet));
-        counts.certificates_foreign += u64::from(blame == Blame::Foreign);
-        counts.certificates_revoked += u64::from(blame == Blame::Revoked);
+        counts.certificates_expired +=
+            u64::from(matches!(fault, CertificateFault::Expired | CertificateFault::NotYet));
+        counts.certificates_foreign += u64::from(fault == CertificateFault::Foreign);
+        counts.certificates_revoked += u64::from(fault == CertificateFault::Revoked);
         counts.bytes_sent += sent;
         counts.bytes_received += received;
         match &peer {
@@ -298,7 +303,7 @@ impl Helper {
         (state.link, state.status.state, state.status.problem) = (None, "down", text);
         state.retry = Instant::now() + spread(state.timeout);
         state.timeout = (state.timeout * 2).min(RETRY[1]);
-        self.tell_of_peer(name);
+        self.report_peer(name);
     }
 
     /// The configuration is another one.
@@ -338,30 +343,31 @@ impl Helper {
         }
     }
 
-    /// Tells the daemon how it stands with each peer of which that has changed, and with the helper itself.
-    pub(super) fn tell_daemon(&mut self) {
-        let news: Vec<(String, Status)> = self
+    /// Reports to the daemon the status of each peer whose status has changed, and of the helper itself.
+    pub(super) fn report_status(&mut self) {
+        let changed: Vec<(String, Status)> = self
             .peers
             .iter()
-            .map(|(name, state)| (name, self.status_of(state), &state.told))
-            .filter(|(_, now, told)| Some(now) != told.as_ref())
+            .map(|(name, state)| (name, self.status_of(state), &state.reported))
+            .filter(|(_, now, reported)| Some(now) != reported.as_ref())
             .map(|(name, now, _)| (name.clone(), now))
             .collect();
-        for (name, now) in news {
-            if !self.tell(&name, now) {
-                return; // told once there is room, or a daemon
+        for (name, now) in changed {
+            if !self.report(&name, now) {
+                return; // reported once there is room, or a daemon
             }
         }
-        if self.strangers_told.as_ref() != Some(&self.strangers) && self.say_status("", &self.strangers) {
-            self.strangers_told = Some(self.strangers.clone());
+        if self.strangers_reported.as_ref() != Some(&self.strangers) && self.send_status("", &self.strangers)
+        {
+            self.strangers_reported = Some(self.strangers.clone());
         }
     }
 
     /// The same of one peer, to which something has just happened.
-    fn tell_of_peer(&mut self, name: &str) {
+    fn report_peer(&mut self, name: &str) {
         let now = self.peers.get(name).map(|state| self.status_of(state));
         if let Some(now) = now {
-            self.tell(name, now);
+            self.report(name, now);
         }
     }
 
@@ -375,16 +381,16 @@ impl Helper {
         status
     }
 
-    fn tell(&mut self, name: &str, now: Status) -> bool {
-        let said = self.say_status(name, &now);
-        if let Some(state) = self.peers.get_mut(name).filter(|_| said) {
-            state.told = Some(now);
+    fn report(&mut self, name: &str, now: Status) -> bool {
+        let sent = self.send_status(name, &now);
+        if let Some(state) = self.peers.get_mut(name).filter(|_| sent) {
+            state.reported = Some(now);
         }
-        said
+        sent
     }
 
-    fn say_status(&self, name: &str, status: &Status) -> bool {
-        self.say(&Record::message(Op::Status, 0, Default::default(), 0, &status.text(name)))
+    fn send_status(&self, name: &str, status: &Status) -> bool {
+        self.send_to_daemon(&Record::message(Op::Status, 0, Default::default(), 0, &status.text(name)))
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) enum Stage {
     /// The peer was asked, on behalf of the daemon's call of this number.
     Calling(u64),
     /// The daemon was asked for a ring; `accepts`: for a call of its own, which the peer has accepted. What
-    /// the peer said meanwhile.
+    /// the peer sent meanwhile.
     Asking {
         socket: OwnedFd,
         accepts: bool,
@@ -83,7 +83,7 @@ pub struct Helper {
     pub(super) peers: BTreeMap<String, PeerState>,
     /// Of connections that proved no peer's name.
     pub(super) strangers: Status,
-    pub(super) strangers_told: Option<Status>,
+    pub(super) strangers_reported: Option<Status>,
     /// What is read goes here where the link it is read from holds nothing: a thousand links that are silent
     /// hold no memory.
     pub(super) spare: Buffer,
@@ -119,23 +119,24 @@ impl Helper {
         self.busy.push(link);
     }
 
-    /// Forgets a stream; its peer is told so, if there is something to tell.
-    pub(super) fn drop_stream(&mut self, token: Token, tell: Option<&dyn Fn(u32) -> Frame>) {
+    /// Drops a stream; its peer gets `notice`, if there is one.
+    pub(super) fn drop_stream(&mut self, token: Token, notice: Option<&dyn Fn(u32) -> Frame>) {
         let Some(entry) = self.entries.remove(&token) else { return };
         if let Stage::Calling(number) = entry.stage {
             self.calls.remove(&number);
         }
         if let Some(link) = self.links.get_mut(&entry.link) {
             link.lane.forget(entry.number);
-            if let Some(tell) = tell {
-                link.lane.say(&tell(entry.number));
+            if let Some(notice) = notice {
+                link.lane.queue(&notice(entry.number));
                 self.again(entry.link);
             }
         }
     }
 }
 
-/// What a peer is told, and the daemon. An error may have no number: that of a daemon that has ended, say.
+/// The reason for a peer, and for the daemon. An error may have no number: that of a daemon that has ended,
+/// for one.
 pub(super) fn refusal(error: &io::Error) -> Refusal {
     match Errno::from_io_error(error) {
         Some(Errno::TIMEDOUT) => Refusal::Gone,

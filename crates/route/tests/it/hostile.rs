@@ -105,10 +105,10 @@ impl Bed {
                 .map(|name| PeerSettings { name: name.into(), address: None, fingerprints: Vec::new() })
                 .into(),
         };
-        let (control, told) = UnixStream::pair().unwrap();
+        let (control, helpers_end) = UnixStream::pair().unwrap();
         let again = settings.clone();
         let load = Box::new(move || Ok(again.clone()));
-        let helper = Helper::start(settings, load, told.into()).unwrap();
+        let helper = Helper::start(settings, load, helpers_end.into()).unwrap();
         let lines = Arc::new(AtomicUsize::new(0));
         let log = CountedLines(lines.clone());
         let thread = std::thread::spawn(move || {
@@ -142,7 +142,7 @@ impl Bed {
     /// A peer that is up.
     fn up(&self, name: &str) -> Peer {
         let mut peer = self.connect(name);
-        say(&mut peer, &Frame::Hello { version: VERSION, streams: 100 });
+        send(&mut peer, &Frame::Hello { version: VERSION, streams: 100 });
         let mut hello = [0; 20];
         peer.read_exact(&mut hello).unwrap();
         assert_eq!(hello[0], 1);
@@ -184,7 +184,7 @@ fn greet(asked: &UnixStream) -> OwnedFd {
     ours
 }
 
-fn say(peer: &mut Peer, frame: &Frame) {
+fn send(peer: &mut Peer, frame: &Frame) {
     let mut bytes = Vec::new();
     frame.write(&mut bytes);
     peer.write_all(&bytes).unwrap();
@@ -197,14 +197,14 @@ fn count(status: &str, counter: &str) -> u64 {
 }
 
 /// The helper has closed the connection.
-fn is_closed(peer: &mut Peer) {
+fn expect_closed(peer: &mut Peer) {
     let mut rest = [0; 4096];
     while let Ok(1..) = peer.read(&mut rest) {}
 }
 
 /// It answers.
-fn is_well(peer: &mut Peer, mark: u64) {
-    say(peer, &Frame::Ping(mark));
+fn expect_well(peer: &mut Peer, mark: u64) {
+    send(peer, &Frame::Ping(mark));
     let mut frame = [0; 20];
     loop {
         peer.read_exact(&mut frame).unwrap();
@@ -266,22 +266,22 @@ fn frames_that_no_peer_may_send_end_their_connection_and_no_other() {
     for (mark, (what, bytes)) in (1..).zip(wrong) {
         let mut bad = bed.up("beta");
         bad.write_all(&bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
-        is_closed(&mut bad);
-        is_well(&mut good, mark);
+        expect_closed(&mut bad);
+        expect_well(&mut good, mark);
     }
     let status = bed.status("beta", |status| count(status, "violations") >= kinds);
     assert_eq!(count(&status, "links"), kinds);
     let mut other = bed.connect("beta");
-    say(&mut other, &Frame::Hello { version: 999, streams: 1 });
-    is_closed(&mut other);
+    send(&mut other, &Frame::Hello { version: 999, streams: 1 });
+    expect_closed(&mut other);
     bed.status("beta", |status| {
         status.contains("protocol version 999") || count(status, "violations") > kinds
     });
-    is_well(&mut good, 99);
+    expect_well(&mut good, 99);
 }
 
 #[test]
-fn whatever_the_daemon_answers_the_peer_hears_of_it_and_the_helper_stays() {
+fn whatever_the_daemon_answers_the_peer_is_notified_and_the_helper_stays() {
     let bed = Bed::new(Duration::from_secs(20));
     let mut peer = bed.up("alpha");
     let reply = |error| Reply::new(error, 0, 0).as_bytes().to_vec();
@@ -295,7 +295,7 @@ fn whatever_the_daemon_answers_the_peer_hears_of_it_and_the_helper_stays() {
     ];
     for (stream, (what, answer, why)) in (1..).step_by(2).zip(answers) {
         let open = Frame::Open { stream, ends: [(2000, 1), (1000, 2)], flags: 0, groups: "default".into() };
-        say(&mut peer, &open);
+        send(&mut peer, &open);
         let (mut asked, _) = bed.listener.accept().unwrap();
         let mut message = [0; 4096];
         let len = asked.read(&mut message).unwrap();
@@ -304,7 +304,7 @@ fn whatever_the_daemon_answers_the_peer_hears_of_it_and_the_helper_stays() {
         drop(asked);
         assert_eq!(refused(&mut peer, stream), why as u8, "{what}");
     }
-    is_well(&mut peer, 1);
+    expect_well(&mut peer, 1);
 }
 
 #[test]
@@ -316,18 +316,18 @@ fn slow_handshakes_end_and_leave_places_for_others() {
     let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(bed.address).unwrap()).collect();
     let status = bed.status("", |status| count(status, "handshakes_late") >= 32);
     assert!(count(&status, "over_handshakes") >= 64, "{status}");
-    is_well(&mut good, 1);
+    expect_well(&mut good, 1);
     for mut one in silent {
         one.set_read_timeout(Some(Duration::from_secs(50))).unwrap();
         assert!(matches!(one.read(&mut [0]), Ok(0) | Err(_)));
     }
-    // One that proves its name and then says nothing is as slow.
+    // One that proves its name and then sends nothing is as slow.
     let mut mute = bed.connect("beta");
     mute.flush().unwrap();
-    is_closed(&mut mute);
+    expect_closed(&mut mute);
     let mut beta = bed.up("beta");
-    is_well(&mut beta, 2);
-    is_well(&mut good, 3);
+    expect_well(&mut beta, 2);
+    expect_well(&mut good, 3);
 }
 
 /// A connection from another address of this host's.
@@ -351,12 +351,12 @@ fn connections_of_a_foreign_address_leave_places_for_hosts_of_others() {
     });
     // While all of that address's places are taken, beta has one, and alpha is served.
     let mut beta = bed.up("beta");
-    is_well(&mut beta, 1);
-    is_well(&mut good, 2);
+    expect_well(&mut beta, 1);
+    expect_well(&mut good, 2);
     drop(silent);
     // Their places are free again.
     let mut again = bed.up("beta");
-    is_well(&mut again, 3);
+    expect_well(&mut again, 3);
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_peers_address_has_places_while_strangers_of_many_addresses_take_all_others(
     let bed = Bed::new(Duration::from_secs(20));
     // Where alpha connects from is known from then on.
     let mut good = bed.up("alpha");
-    is_well(&mut good, 99);
+    expect_well(&mut good, 99);
     let silent: Vec<TcpStream> = (1..=70)
         .flat_map(|host| std::iter::repeat_n([127, 0, 1, host], 3))
         .map(|source| connect_from(source, bed.address))
@@ -372,7 +372,7 @@ fn a_peers_address_has_places_while_strangers_of_many_addresses_take_all_others(
     bed.status("", |status| count(status, "over_handshakes") >= 3 * 70 - 64);
     for mark in 0..10 {
         good = bed.up("alpha");
-        is_well(&mut good, mark);
+        expect_well(&mut good, mark);
     }
     drop((good, silent));
 }
@@ -394,14 +394,14 @@ fn hellos_that_are_sent_again_and_again_are_answered_a_few_times_a_second() {
     // The places that an address may have, each for a second.
     let most = 32.0 * (seconds + 1.0);
     assert!(answered as f64 <= most && sent > 2 * answered, "{answered} of {sent} in {seconds} s");
-    is_well(&mut good, 1);
+    expect_well(&mut good, 1);
 }
 
 #[test]
 fn what_strangers_do_writes_a_line_a_second() {
     let bed = Bed::new(Duration::from_secs(20));
     let mut good = bed.up("alpha");
-    is_well(&mut good, 0);
+    expect_well(&mut good, 0);
     let (begun, before) = (Instant::now(), bed.lines.load(Ordering::SeqCst));
     for host in 1..=60 {
         let mut socket = connect_from([127, 0, 1, host], bed.address);
@@ -411,7 +411,7 @@ fn what_strangers_do_writes_a_line_a_second() {
     bed.status("", |status| count(status, "handshakes_failed") >= 60);
     let lines = bed.lines.load(Ordering::SeqCst) - before;
     assert!(lines as f64 <= 1.0 + begun.elapsed().as_secs_f64(), "{lines} lines in {:?}", begun.elapsed());
-    is_well(&mut good, 1);
+    expect_well(&mut good, 1);
 }
 
 #[test]
@@ -419,12 +419,12 @@ fn a_name_that_is_no_peers_is_refused_and_counted() {
     let bed = Bed::new(Duration::from_secs(20));
     let mut stranger = bed.connect("stranger");
     let _ = stranger.write_all(&[0]);
-    is_closed(&mut stranger);
+    expect_closed(&mut stranger);
     let status = bed.status("", |status| count(status, "unknown_names") == 1);
     assert!(status.contains("is no [[peer]]'s"), "{status}");
     // Another connection of the same peer takes the place of the first: it was started again.
     let mut first = bed.up("alpha");
     let mut second = bed.up("alpha");
-    is_closed(&mut first);
-    is_well(&mut second, 1);
+    expect_closed(&mut first);
+    expect_well(&mut second, 1);
 }
