@@ -9,7 +9,7 @@ use crate::rows::{Bridge, BridgePort, Interface, Rows, Texts, map};
 
 /// The key by which ports are known that this helper has made: which daemon's they are.
 pub const OWNER: &str = "vmlane";
-/// What says to OVN which logical port it is, and what OVN says of that.
+/// The keys that name the logical port to OVN, and those of OVN's answer.
 const OF_PORT: [&str; 5] = ["iface-id", "attached-mac", "vm-id", "ovn-installed", "ovn-installed-ts"];
 const STATUS: &str = "iface-status";
 
@@ -26,7 +26,7 @@ pub struct Entry {
     pub mac: String,
     /// What Open vSwitch's database calls its VM.
     pub vm_id: String,
-    /// The interface's MTU, if the configuration says one.
+    /// The interface's MTU, if one is configured.
     pub mtu: Option<u16>,
 }
 
@@ -35,12 +35,12 @@ pub struct Entry {
 pub enum Want {
     /// A VM is there.
     Up,
-    /// No one can say, and someone could a moment ago: the logical port stays here, and is marked as
+    /// It is not known, and was known a moment ago: the logical port stays here, and is marked as
     /// inactive.
     Held,
     /// No VM is there.
     Down,
-    /// No one has said it yet. It stays as it is.
+    /// It was not reported yet. It stays as it is.
     Unknown,
 }
 
@@ -54,7 +54,7 @@ pub enum Step {
     Wrong(String),
 }
 
-/// The rows with what is looked up in them.
+/// The rows, with indices into them.
 pub struct View<'r> {
     rows: &'r Rows,
     name: &'r str,
@@ -133,7 +133,7 @@ fn mutate(table: &str, id: &str, mutations: Value) -> Value {
     json!({ "op": "mutate", "table": table, "where": [["_uuid", "==", ["uuid", id]]], "mutations": mutations })
 }
 
-/// What OVN is told of a port with a VM.
+/// What is written for OVN of a port with a VM.
 fn active(entry: &Entry) -> Texts {
     let pairs = [
         ("iface-id", &*entry.port),
@@ -171,7 +171,7 @@ fn changed(id: &str, interface: &Interface, entry: &Entry, want: Want) -> Step {
     if want == Want::Down {
         gone.extend(OF_PORT.iter().filter(|key| has.contains_key(**key)));
     } else if set.contains_key("iface-id") {
-        // What OVN has said was of another logical port.
+        // What OVN has written was of another logical port.
         gone.extend(OF_PORT[3..].iter().filter(|key| has.contains_key(**key)));
     }
     let mut operations = Vec::new();

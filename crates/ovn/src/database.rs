@@ -23,9 +23,9 @@ const MONITOR: &str = "vmlane";
 /// The database.
 const NAME: &str = "Open_vSwitch";
 
-/// What the server has said.
+/// What the server has sent.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Said {
+pub enum Received {
     /// Rows as they are now; the first of these has all.
     Rows(Value),
     /// What came of the request of this number.
@@ -42,7 +42,7 @@ pub struct Database {
     number: u64,
     /// That of the request for all rows.
     monitor: u64,
-    heard: Instant,
+    last_received: Instant,
     asked: Instant,
 }
 
@@ -63,7 +63,7 @@ impl Database {
             unsent: Vec::new(),
             number: 0,
             monitor: 0,
-            heard: now,
+            last_received: now,
             asked: now,
         };
         let wanted: serde_json::Map<String, Value> = tables
@@ -114,11 +114,11 @@ impl Database {
         !self.unsent.is_empty()
     }
 
-    /// What the server has said since.
-    pub fn receive(&mut self, now: Instant) -> io::Result<Vec<Said>> {
+    /// What the server has sent since.
+    pub fn receive(&mut self, now: Instant) -> io::Result<Vec<Received>> {
         self.flush()?;
         let mut bytes = [0; 64 << 10];
-        let mut said = Vec::new();
+        let mut received = Vec::new();
         let mut read = 0;
         while read < MOST_READ {
             match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
@@ -127,8 +127,8 @@ impl Database {
                     read += len;
                     self.framing.push(bytes.get(..len).unwrap_or_default());
                     while let Some(message) = self.framing.message().map_err(broken)? {
-                        self.heard = now;
-                        said.extend(self.understand(message)?);
+                        self.last_received = now;
+                        received.extend(self.understand(message)?);
                     }
                 }
                 Err(Errno::AGAIN) => break,
@@ -136,14 +136,14 @@ impl Database {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.look_for_silence(now)?;
-        Ok(said)
+        self.check_silence(now)?;
+        Ok(received)
     }
 
-    fn look_for_silence(&mut self, now: Instant) -> io::Result<()> {
-        let silence = now.saturating_duration_since(self.heard);
+    fn check_silence(&mut self, now: Instant) -> io::Result<()> {
+        let silence = now.saturating_duration_since(self.last_received);
         if silence > 2 * SILENCE {
-            return Err(broken(format!("it has said nothing for {} s", silence.as_secs())));
+            return Err(broken(format!("it has sent nothing for {} s", silence.as_secs())));
         }
         if silence > SILENCE && now.saturating_duration_since(self.asked) > SILENCE {
             self.asked = now;
@@ -152,7 +152,7 @@ impl Database {
         Ok(())
     }
 
-    fn understand(&mut self, mut message: Value) -> io::Result<Option<Said>> {
+    fn understand(&mut self, mut message: Value) -> io::Result<Option<Received>> {
         let id = message.get("id").cloned().unwrap_or_default();
         match message.get("method").and_then(Value::as_str) {
             Some("echo") => {
@@ -165,7 +165,7 @@ impl Database {
                 let [name, rows] = parameters.map(Vec::as_mut_slice).unwrap_or_default() else {
                     return Err(broken("an update without rows"));
                 };
-                return Ok((name.as_str() == Some(MONITOR)).then(|| Said::Rows(rows.take())));
+                return Ok((name.as_str() == Some(MONITOR)).then(|| Received::Rows(rows.take())));
             }
             // Of locks and the like, which are not used.
             Some(_) => return Ok(None),
@@ -182,14 +182,14 @@ impl Database {
             self.monitor = 0;
             return match error {
                 Some(error) => Err(broken(format!("it shows no rows: {error}"))),
-                None => Ok(Some(Said::Rows(result))),
+                None => Ok(Some(Received::Rows(result))),
             };
         }
         let result = match error {
             Some(error) => Err(error),
             None => outcome(result),
         };
-        Ok(Some(Said::Answer { number, result }))
+        Ok(Some(Received::Answer { number, result }))
     }
 }
 

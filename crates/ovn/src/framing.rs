@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-/// Bytes of the longest message: what is told first of a bridge with some 10,000 ports.
+/// Bytes of the longest message: the first answer about a bridge with some 10,000 ports.
 pub const MOST_BYTES: usize = 16 << 20;
 /// Arrays and objects in each other; OVSDB needs eight.
 pub const MOST_DEPTH: usize = 32;

@@ -12,13 +12,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmlane_api::{OvnEntry, OvnReport};
 
 use crate::bridge::{Entry, Step, View, Want};
-use crate::database::{Database, Said};
+use crate::database::{Database, Received};
 use crate::rows::{Interface, Rows, TABLES};
 
 /// Between two questions to the daemon.
 const ASK: Duration = Duration::from_millis(500);
-/// Between two looks at the configuration and at all interfaces.
-const LOOK: Duration = Duration::from_secs(2);
+/// Between two checks of the configuration and of all interfaces.
+const CHECK: Duration = Duration::from_secs(2);
 /// How long ports stay bound while the daemon is away, and while its VMMs come back: a restart takes less.
 const HOLD: Duration = Duration::from_secs(10);
 /// Between attempts to reach the database: it doubles up to the second.
@@ -28,7 +28,7 @@ const MOST_OPEN: usize = 64;
 /// Reports in one request to the daemon, whose length is bounded.
 const MOST_REPORTS: usize = 40;
 
-/// What the configuration says.
+/// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The socket of Open vSwitch's database.
@@ -51,7 +51,7 @@ pub trait Interfaces {
     fn set_up(&self, name: &str, up: bool) -> io::Result<()>;
 }
 
-/// What the process is told from outside.
+/// Requests to the process from outside.
 #[derive(Clone, Debug, Default)]
 pub struct Signals {
     pub stop: Arc<AtomicBool>,
@@ -68,13 +68,13 @@ struct Slot {
     failed: Option<(String, Instant)>,
     /// What is wrong with its interface.
     link: Option<String>,
-    /// What the daemon was told last.
-    told: Option<OvnReport>,
+    /// What was last reported to the daemon.
+    reported: Option<OvnReport>,
 }
 
 impl Slot {
     fn new(entry: Entry) -> Slot {
-        Slot { entry, want: Want::Unknown, open: None, failed: None, link: None, told: None }
+        Slot { entry, want: Want::Unknown, open: None, failed: None, link: None, reported: None }
     }
 }
 
@@ -104,10 +104,10 @@ pub struct Helper {
     hold: Duration,
     slots: Vec<Slot>,
     line: Line,
-    /// Something has happened since what is to be done was looked at.
+    /// Something has happened since the last check of what is to be done.
     dirty: bool,
     ask: Instant,
-    look: Instant,
+    check: Instant,
 }
 
 impl Helper {
@@ -137,7 +137,7 @@ impl Helper {
             line,
             dirty: true,
             ask: now,
-            look: now,
+            check: now,
         }
     }
 
@@ -146,7 +146,7 @@ impl Helper {
         Helper { hold, ..self }
     }
 
-    /// Until it is told to stop. Ports stay as they are then: VMs go on.
+    /// Runs until it is asked to stop. Ports stay as they are then: VMs go on.
     pub fn run(mut self) -> io::Result<()> {
         while !self.signals.stop.load(Ordering::Relaxed) {
             self.turn(Instant::now());
@@ -156,7 +156,7 @@ impl Helper {
     }
 
     fn turn(&mut self, now: Instant) {
-        let due = now >= self.look;
+        let due = now >= self.check;
         if self.signals.reload.swap(false, Ordering::Relaxed) {
             self.reload(true);
         } else if due {
@@ -168,7 +168,7 @@ impl Helper {
             self.ask_daemon(now);
         }
         if due {
-            self.look = now + LOOK;
+            self.check = now + CHECK;
         }
         if due || std::mem::take(&mut self.dirty) {
             self.follow(now);
@@ -176,7 +176,7 @@ impl Helper {
     }
 
     fn wait(&self) -> io::Result<()> {
-        let until = self.ask.min(self.look).saturating_duration_since(Instant::now());
+        let until = self.ask.min(self.check).saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: 0, tv_nsec: until.min(ASK).as_nanos() as _ };
         let waited = match &self.line {
             Line::Up { database, .. } => {
@@ -258,13 +258,13 @@ impl Helper {
             }
         }
         let Line::Up { database, rows, complete } = &mut self.line else { return };
-        let said = match database.receive(now) {
-            Ok(said) => said,
+        let received = match database.receive(now) {
+            Ok(received) => received,
             Err(error) => return self.lose(error.to_string(), now, RETRY[0] * 2),
         };
-        for said in said {
-            match said {
-                Said::Rows(tables) => {
+        for received in received {
+            match received {
+                Received::Rows(tables) => {
                     if let Err(why) = rows.update(&tables) {
                         return self.lose(why, now, RETRY[1]);
                     }
@@ -272,13 +272,13 @@ impl Helper {
                         tracing::info!(database = %self.settings.database.display(), "the database is there");
                     }
                 }
-                Said::Answer { number, result } => {
+                Received::Answer { number, result } => {
                     let Some(slot) = self.slots.iter_mut().find(|slot| slot.open == Some(number)) else {
                         continue;
                     };
                     slot.open = None;
                     let failed =
-                        result.err().map(|why| (format!("the database refused it: {why}"), now + LOOK));
+                        result.err().map(|why| (format!("the database refused it: {why}"), now + CHECK));
                     if let (Some((why, _)), None) = (&failed, &slot.failed) {
                         tracing::error!(vm = slot.entry.vm, nic = slot.entry.nic, "{why}");
                     }
@@ -296,14 +296,14 @@ impl Helper {
             Ok(entries) => {
                 for (at, report) in fresh {
                     if let Some(slot) = self.slots.get_mut(at) {
-                        slot.told = Some(report);
+                        slot.reported = Some(report);
                     }
                 }
                 if self.away.take().is_some() {
                     tracing::info!("the daemon is there");
                     self.back = Some(now);
                     // It may be another one, which knows nothing.
-                    self.slots.iter_mut().for_each(|slot| slot.told = None);
+                    self.slots.iter_mut().for_each(|slot| slot.reported = None);
                 }
                 let held = self.back.is_some_and(|back| now.saturating_duration_since(back) < self.hold);
                 self.want(
@@ -397,7 +397,7 @@ impl Helper {
         let view = view.map_err(|why| format!("database {}: {why}", self.settings.database.display()));
         let fresh = self.slots.iter().enumerate().filter_map(|(at, slot)| {
             let report = self.report(slot, &view);
-            (slot.told.as_ref() != Some(&report)).then_some((at, report))
+            (slot.reported.as_ref() != Some(&report)).then_some((at, report))
         });
         fresh.take(MOST_REPORTS).collect()
     }

@@ -1,9 +1,10 @@
 //! Ports of OVN's integration bridge: what `vmlane ovn run` does.
 //!
 //! A NIC with `ovn = "LOGICAL-PORT"` is joined to a TAP interface of its own. This helper makes that
-//! interface a port of the bridge and tells OVN, in Open vSwitch's database, which logical port it is. It is
-//! the only process of vmlane's that opens the database. Which interface and which logical port belong to a
-//! NIC, it reads in the configuration; the daemon only says whether the NIC is up ([`vmlane_api::OvnEntry`]).
+//! interface a port of the bridge and reports to OVN, in Open vSwitch's database, which logical port it is.
+//! It is the only process of vmlane's that opens the database. Which interface and which logical port belong
+//! to a NIC, it reads in the configuration; the daemon only reports whether the NIC is up
+//! ([`vmlane_api::OvnEntry`]).
 //!
 //! | file | what |
 //! | --- | --- |
@@ -23,9 +24,9 @@ mod framing;
 mod helper;
 mod rows;
 
-/// What the database says, for those who test how it is read.
+/// What reads the database's messages, for tests.
 #[doc(hidden)]
-pub mod said {
+pub mod input {
     pub use crate::framing::{Broken, Framing};
     pub use crate::rows::Rows;
 }

@@ -1,4 +1,4 @@
-//! The rows of the database that are of interest, as the server tells them, and how values are written there
+//! The rows of the database that are of interest, as the server sends them, and how values are written there
 //! (RFC 7047, section 5.1).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,7 +106,7 @@ fn put<T>(
 }
 
 impl Rows {
-    /// Takes in what the server has told: tables with rows by id, each with its old and new state.
+    /// Takes in what the server has sent: tables with rows by id, each with its old and new state.
     pub fn update(&mut self, tables: &Value) -> Result<(), String> {
         let tables = tables.as_object().ok_or("it shows no tables")?;
         for (table, updates) in tables {

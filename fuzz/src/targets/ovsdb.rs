@@ -2,7 +2,7 @@
 //! they come, as another reader of JSON understands them, and rows are taken from whatever they say.
 
 use serde_json::Value;
-use vmlane_ovn::said::{Broken, Framing, Rows};
+use vmlane_ovn::input::{Broken, Framing, Rows};
 
 fn understood(pieces: impl Iterator<Item = impl AsRef<[u8]>>) -> (Vec<Value>, Option<Broken>) {
     let (mut framing, mut heard) = (Framing::default(), Vec::new());

@@ -19,7 +19,7 @@ const TAP: &str = "vmo1";
 const OWNER: &str = "/run/vmlane";
 
 #[derive(Default)]
-struct Told {
+struct State {
     /// None: no daemon answers.
     up: Option<bool>,
     report: Option<OvnReport>,
@@ -27,18 +27,18 @@ struct Told {
     settings: Option<Settings>,
 }
 
-struct OneVm(Arc<Mutex<Told>>);
+struct OneVm(Arc<Mutex<State>>);
 
 impl Daemon for OneVm {
     fn ask(&mut self, reports: Vec<OvnReport>) -> Result<Vec<OvnEntry>, String> {
-        let mut told = self.0.lock().unwrap();
-        let up = told.up.ok_or("nothing listens")?;
-        told.report = reports.into_iter().last().or(told.report.take());
+        let mut state = self.0.lock().unwrap();
+        let up = state.up.ok_or("nothing listens")?;
+        state.report = reports.into_iter().last().or(state.report.take());
         Ok(vec![OvnEntry { vm: "web".into(), nic: "nic0".into(), up }])
     }
 }
 
-struct Links(Arc<Mutex<Told>>);
+struct Links(Arc<Mutex<State>>);
 
 impl Interfaces for Links {
     fn is_up(&self, name: &str) -> Option<bool> {
@@ -52,7 +52,7 @@ impl Interfaces for Links {
 }
 
 struct World {
-    told: Arc<Mutex<Told>>,
+    state: Arc<Mutex<State>>,
     signals: Signals,
     helper: Option<JoinHandle<io::Result<()>>>,
     path: PathBuf,
@@ -76,9 +76,9 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("db.sock");
         let links = HashMap::from([(TAP.to_owned(), false)]);
-        let told = Arc::new(Mutex::new(Told { up, links, ..Told::default() }));
+        let state = Arc::new(Mutex::new(State { up, links, ..State::default() }));
         let signals = Signals::default();
-        let (shared, asked, stop) = (told.clone(), path.clone(), signals.clone());
+        let (shared, asked, stop) = (state.clone(), path.clone(), signals.clone());
         let helper = std::thread::spawn(move || {
             let settings = Settings { database: asked, bridge: "br-int".into(), entries: vec![entry()] };
             let loaded = shared.clone();
@@ -87,7 +87,7 @@ impl World {
                 (Box::new(OneVm(shared.clone())), Box::new(Links(shared)));
             Helper::new(settings, Box::new(load), OWNER.into(), ends, stop).holding(hold).run()
         });
-        World { told, signals, helper: Some(helper), path, _folder: folder }
+        World { state, signals, helper: Some(helper), path, _folder: folder }
     }
 
     fn with_database() -> (World, Server) {
@@ -97,16 +97,16 @@ impl World {
     }
 
     fn set_up(&self, up: Option<bool>) {
-        self.told.lock().unwrap().up = up;
+        self.state.lock().unwrap().up = up;
     }
 
     fn link(&self) -> bool {
-        self.told.lock().unwrap().links[TAP]
+        self.state.lock().unwrap().links[TAP]
     }
 
     fn until_report(&self, state: &str, problem: &str) {
         wait_until(&format!("{state}: {problem}"), || {
-            let report = self.told.lock().unwrap().report.clone();
+            let report = self.state.lock().unwrap().report.clone();
             report.is_some_and(|report| report.state == state && report.problem.contains(problem))
         });
     }
@@ -129,17 +129,17 @@ fn bind(server: &Server) {
     server.add_id(TAP, "ovn-installed", "true");
 }
 
-fn is_told(server: &Server, key: &str, value: &str) -> bool {
+fn has_id(server: &Server, key: &str, value: &str) -> bool {
     server.id_of(TAP, key).as_deref() == Some(value)
 }
 
 #[test]
 fn a_port_is_made_for_a_vm_and_given_back_without_one() {
     let (world, server) = World::with_database();
-    wait_until("OVN is told of the port", || is_told(&server, "iface-id", "lsp-web"));
+    wait_until("the port is written for OVN", || has_id(&server, "iface-id", "lsp-web"));
     for (key, value) in [("attached-mac", "52:54:00:00:00:01"), ("vm-id", "web"), ("iface-status", "active")]
     {
-        assert!(is_told(&server, key, value), "{key}");
+        assert!(has_id(&server, key, value), "{key}");
     }
     assert_eq!(server.find("Interface", TAP).unwrap().1["mtu_request"], 1442);
     world.until_report("waiting", "ovs-vswitchd");
@@ -150,32 +150,32 @@ fn a_port_is_made_for_a_vm_and_given_back_without_one() {
     world.until_report("waiting", "requested-chassis");
     server.add_id(TAP, "ovn-installed", "true");
     world.until_report("bound", "");
-    assert!(world.told.lock().unwrap().report.as_ref().unwrap().whole);
+    assert!(world.state.lock().unwrap().report.as_ref().unwrap().whole);
 
     world.set_up(Some(false));
     world.until_report("down", "");
-    wait_until("OVN is told that it is gone", || is_told(&server, "iface-status", "inactive"));
+    wait_until("OVN gets its end", || has_id(&server, "iface-status", "inactive"));
     for key in ["iface-id", "attached-mac", "vm-id", "ovn-installed"] {
         assert_eq!(server.id_of(TAP, key), None, "{key}");
     }
     world.set_up(Some(true));
     wait_until("and here again", || {
-        is_told(&server, "iface-id", "lsp-web") && is_told(&server, "iface-status", "active")
+        has_id(&server, "iface-id", "lsp-web") && has_id(&server, "iface-status", "active")
     });
 
     let mut settings =
         Settings { database: world.path.clone(), bridge: "br-int".into(), entries: vec![entry()] };
     settings.entries[0].port = "lsp-other".into();
-    world.told.lock().unwrap().settings = Some(settings.clone());
+    world.state.lock().unwrap().settings = Some(settings.clone());
     world.signals.reload.store(true, Ordering::Relaxed);
-    wait_until("another logical port", || is_told(&server, "iface-id", "lsp-other"));
+    wait_until("another logical port", || has_id(&server, "iface-id", "lsp-other"));
     settings.entries.clear();
     server.set(
         "Port",
         "foreign",
         json!({"name": "eth9", "interfaces": ["set", []], "external_ids": ["map", []]}),
     );
-    world.told.lock().unwrap().settings = Some(settings);
+    world.state.lock().unwrap().settings = Some(settings);
     world.signals.reload.store(true, Ordering::Relaxed);
     wait_until("a port that is not configured any more goes", || server.ports() == 0);
 }
@@ -184,38 +184,38 @@ fn a_port_is_made_for_a_vm_and_given_back_without_one() {
 fn ports_stay_for_a_daemon_that_is_started_again_and_not_for_one_that_is_gone() {
     let world = World::new(Some(true), Duration::from_secs(2));
     let server = Server::start(&world.path, "br-int", "system");
-    wait_until("a port", || is_told(&server, "iface-status", "active"));
+    wait_until("a port", || has_id(&server, "iface-status", "active"));
     bind(&server);
     world.until_report("bound", "");
     world.set_up(None);
-    wait_until("its status is cleared", || is_told(&server, "iface-status", "inactive"));
+    wait_until("its status is cleared", || has_id(&server, "iface-status", "inactive"));
     wait_until("and then the port", || server.id_of(TAP, "iface-id").is_none());
     world.set_up(Some(true));
     wait_until("it is back", || {
-        is_told(&server, "iface-id", "lsp-web") && is_told(&server, "iface-status", "active")
+        has_id(&server, "iface-id", "lsp-web") && has_id(&server, "iface-status", "active")
     });
 }
 
 #[test]
 fn a_daemon_that_is_started_again_has_no_vms_at_first_and_keeps_its_ports() {
     let (world, server) = World::with_database();
-    wait_until("a port", || is_told(&server, "iface-status", "active"));
+    wait_until("a port", || has_id(&server, "iface-status", "active"));
     world.set_up(None);
-    wait_until("its status is cleared", || is_told(&server, "iface-status", "inactive"));
+    wait_until("its status is cleared", || has_id(&server, "iface-status", "inactive"));
     world.set_up(Some(false));
-    // The helper has asked it, and told it everything anew.
-    world.told.lock().unwrap().report = None;
-    wait_until("a report", || world.told.lock().unwrap().report.is_some());
-    assert!(is_told(&server, "iface-id", "lsp-web"));
+    // The helper has asked it, and reported everything anew.
+    world.state.lock().unwrap().report = None;
+    wait_until("a report", || world.state.lock().unwrap().report.is_some());
+    assert!(has_id(&server, "iface-id", "lsp-web"));
     world.set_up(Some(true));
-    wait_until("active again", || is_told(&server, "iface-status", "active"));
-    assert!(is_told(&server, "iface-id", "lsp-web"));
+    wait_until("active again", || has_id(&server, "iface-status", "active"));
+    assert!(has_id(&server, "iface-id", "lsp-web"));
 }
 
 #[test]
 fn a_database_that_is_started_again_is_found_and_put_right() {
     let (world, mut server) = World::with_database();
-    wait_until("a port", || is_told(&server, "iface-id", "lsp-web"));
+    wait_until("a port", || has_id(&server, "iface-id", "lsp-web"));
     bind(&server);
     world.until_report("bound", "");
     server.pause();
@@ -227,17 +227,17 @@ fn a_database_that_is_started_again_is_found_and_put_right() {
     }
     server.set("Bridge", "bridge", json!({"ports": ["set", []], "datapath_type": "netdev"}));
     server.resume();
-    wait_until("it is made again", || is_told(&server, "iface-id", "lsp-web"));
+    wait_until("it is made again", || has_id(&server, "iface-id", "lsp-web"));
     wait_until("and its interface waits until it is at the bridge", || !world.link());
     bind(&server);
     world.until_report("bound", "");
-    assert!(world.link() && !world.told.lock().unwrap().report.as_ref().unwrap().whole);
+    assert!(world.link() && !world.state.lock().unwrap().report.as_ref().unwrap().whole);
     let echoes = server.echo();
-    wait_until("the server hears that the helper is there", || server.echo() > echoes);
+    wait_until("the helper answers the server's echo", || server.echo() > echoes);
 }
 
 #[test]
-fn what_is_not_its_own_is_left_alone_and_refusals_are_told() {
+fn what_is_not_its_own_is_left_alone_and_refusals_are_reported() {
     let world = World::new(Some(true), Duration::from_secs(3600));
     let server = Server::start(&world.path, "br-other", "system");
     world.until_report("failed", "there is no bridge \"br-int\"");
@@ -262,7 +262,7 @@ fn what_is_not_its_own_is_left_alone_and_refusals_are_told() {
     server.remove("Interface", "i");
     world.until_report("failed", "constraint violation: on request");
     server.refuse(false);
-    wait_until("it is tried again", || is_told(&server, "iface-id", "lsp-web"));
+    wait_until("it is tried again", || has_id(&server, "iface-id", "lsp-web"));
     let (id, _) = server.find("Interface", TAP).unwrap();
     server.set("Interface", &id, json!({ "error": "could not open network device vmo1 (No such device)" }));
     world.until_report("failed", "Open vSwitch: could not open network device vmo1");
@@ -292,18 +292,18 @@ fn a_hostile_server_is_left_and_an_honest_one_finds_the_helper_well() {
     ];
     for script in scripts {
         let name = String::from_utf8_lossy(script).chars().take(60).collect::<String>();
-        server.say(script);
-        wait_until(&format!("it is heard: {name}"), || server.has_said());
+        server.send_instead(script);
+        wait_until(&format!("it is sent: {name}"), || server.has_sent());
         wait_until(&format!("the helper is back after {name}"), || server.echo() > 0);
         let (id, _) = match server.find("Interface", TAP) {
             Some(found) => found,
             None => {
-                wait_until("a port", || is_told(&server, "iface-id", "lsp-web"));
+                wait_until("a port", || has_id(&server, "iface-id", "lsp-web"));
                 continue;
             }
         };
         // And it does its work.
         server.set("Interface", &id, json!({"external_ids": ["map", []]}));
-        wait_until(&format!("it goes on after {name}"), || is_told(&server, "iface-id", "lsp-web"));
+        wait_until(&format!("it goes on after {name}"), || has_id(&server, "iface-id", "lsp-web"));
     }
 }

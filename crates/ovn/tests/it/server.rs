@@ -15,10 +15,10 @@ type Table = BTreeMap<String, Map<String, Value>>;
 #[derive(Default)]
 struct State {
     tables: BTreeMap<String, Table>,
-    /// Those that have asked for all rows, and are told of changes.
+    /// Those that have asked for all rows, and get changes.
     clients: Vec<UnixStream>,
     ids: usize,
-    /// What is said to the next client before anything else.
+    /// What is sent to the next client before anything else.
     script: Option<Vec<u8>>,
     refuses: bool,
     echoes: usize,
@@ -71,13 +71,13 @@ impl Server {
         }
     }
 
-    /// What the next client hears instead of answers, and then the end.
-    pub fn say(&self, script: &[u8]) {
+    /// What the next client gets instead of answers, and then the end.
+    pub fn send_instead(&self, script: &[u8]) {
         self.state.lock().unwrap().script = Some(script.to_vec());
         self.disconnect();
     }
 
-    pub fn has_said(&self) -> bool {
+    pub fn has_sent(&self) -> bool {
         self.state.lock().unwrap().script.is_none()
     }
 
@@ -99,13 +99,13 @@ impl Server {
         let row = state.tables.entry(table.into()).or_default().entry(id.into()).or_default();
         row.extend(columns.as_object().unwrap().clone());
         let row = row.clone();
-        tell(&mut state, json!({ table: { id: { "new": row } } }));
+        notify(&mut state, json!({ table: { id: { "new": row } } }));
     }
 
     pub fn remove(&self, table: &str, id: &str) {
         let mut state = self.state.lock().unwrap();
         state.tables.get_mut(table).unwrap().remove(id);
-        tell(&mut state, json!({ table: { id: { "old": {} } } }));
+        notify(&mut state, json!({ table: { id: { "old": {} } } }));
     }
 
     /// The row of this name, with its id.
@@ -142,7 +142,7 @@ impl Drop for Server {
     }
 }
 
-fn tell(state: &mut State, tables: Value) {
+fn notify(state: &mut State, tables: Value) {
     let update = json!({"method": "update", "params": ["vmlane", tables], "id": null}).to_string();
     state.clients.iter_mut().for_each(|client| drop(client.write_all(update.as_bytes())));
 }
@@ -202,7 +202,7 @@ fn transact(state: &mut State, operations: &[Value]) -> Value {
                 .entry(table.clone())
                 .or_default()
                 .insert(id.clone(), row.as_object().unwrap().clone());
-            tell(state, json!({ &table: { id: { "new": row } } }));
+            notify(state, json!({ &table: { id: { "new": row } } }));
             results.push(json!({}));
             continue;
         }
@@ -219,7 +219,7 @@ fn transact(state: &mut State, operations: &[Value]) -> Value {
             other => panic!("{other}"),
         }
         let row = row.clone();
-        tell(state, json!({ &table: { id: { "new": row } } }));
+        notify(state, json!({ &table: { id: { "new": row } } }));
         results.push(json!({ "count": 1 }));
     }
     collect(state);
@@ -240,7 +240,7 @@ fn collect(state: &mut State) {
         let rows = state.tables.entry(table.into()).or_default();
         let gone: Vec<String> = rows.keys().filter(|id| !kept.contains(*id)).cloned().collect();
         gone.iter().for_each(|id| drop(rows.remove(id)));
-        gone.iter().for_each(|id| tell(state, json!({ table: { id: { "old": {} } } })));
+        gone.iter().for_each(|id| notify(state, json!({ table: { id: { "old": {} } } })));
     }
 }
 
