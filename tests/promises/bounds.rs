@@ -205,7 +205,7 @@ const ROWS: &[(&str, &[&str])] = &[
         "bytes behind the ring of a stream of another host; of all streams of one host; of all",
         &["route: credit::windows_of_a_peer_and_of_all_have_a_bound"],
     ),
-    ("control clients", &["daemon: control::one_client_too_many_is_told_so"]),
+    ("control clients", &["daemon: control::one_client_too_many_gets_a_reason"]),
 ];
 
 /// Where places that VMs share are given out, and the bound's row.

@@ -9,7 +9,7 @@ pub use vmlane_api::May;
 use vmlane_api::{Call, ErrorCode, Failure, Ports, Stats, Status, VmList};
 use vmlane_config::{Config, ControlRule};
 
-/// What the configuration says of the control socket, and of VMs' owners.
+/// The configuration of the control socket, and of VMs' owners.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     /// The daemon's own.
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_missing_and_how_to_get_it() {
+    fn a_refusal_names_what_is_missing_and_how_to_get_it() {
         let failure = policy().check(&Call::Reload(call::Reload {}), &peer(1000)).unwrap_err();
         assert_eq!(failure.code, ErrorCode::Forbidden);
         for word in

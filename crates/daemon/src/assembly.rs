@@ -110,7 +110,7 @@ impl Daemon {
         self.host.hypervisor.expire();
         self.host.sockets.reopen_forwards();
         let served = &mut *self.served.lock();
-        served.uplinks.look(&self.host.switch, &served.config.uplinks);
+        served.uplinks.check(&self.host.switch, &served.config.uplinks);
     }
 
     /// Reads the configuration again and applies the difference.

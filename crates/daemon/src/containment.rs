@@ -44,12 +44,12 @@ impl Health {
     /// several times a second, by a thread that may wait for sessions and workers.
     pub fn check(&self, host: &Host, served: &Mutex<Served>) -> bool {
         let now = Instant::now();
-        // VMMs whose memory is lost may never say anything again, and their ports would stay.
+        // VMMs whose memory is lost may never send anything again, and their ports would stay.
         let poisonings = vmlane_mem::poisonings();
         if self.poisonings.swap(poisonings, Ordering::Relaxed) != poisonings {
             served.lock().vms.iter().for_each(ServedVm::check_memory);
         }
-        let well = self.watchdog.lock().look(&self.counts, now);
+        let well = self.watchdog.lock().check(&self.counts, now);
         // Quarantine waits for the workers: not while one of them is stuck.
         if well {
             self.quarantine(host, &mut served.lock(), now);

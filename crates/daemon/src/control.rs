@@ -143,7 +143,7 @@ fn accept(listener: &UnixListener, closed: &AtomicBool, server: &Server) {
             Ok(stream) => server.welcome(stream),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                tracing::warn!(%error, "accepting a control client");
+                tracing::warn!(%error, "a control client cannot be accepted");
                 // Out of descriptors, most likely: others must finish first.
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -229,7 +229,7 @@ impl Server {
             serve(&stream, &peer, &*answers, bounds);
         });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread for a control client");
+            tracing::warn!(%error, "a thread for a control client cannot be started; its connection is closed");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Counters that the next daemon continues.
 //!
 //! Each set is a page of a file of its own, which the keeper holds. Counting is a store into that page, so
-//! there is nothing to be done when the daemon dies. The page says by name what it counts: a version that
-//! counts more, or less, takes over what both know. What it says is checked for what could do harm, and
+//! there is nothing to be done when the daemon dies. The page names what it counts: a version that
+//! counts more, or less, takes over what both know. Its contents are checked for what could do harm, and
 //! nothing depends on it.
 
 use std::collections::HashMap;

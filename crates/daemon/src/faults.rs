@@ -8,7 +8,7 @@ use vmlane_config::FaultLimit;
 /// One VM's recent faults.
 #[derive(Debug, Default)]
 pub struct FaultRecord {
-    /// The counters' sum at the last look.
+    /// The counters' sum at the last check.
     seen: u64,
     /// When each of the last ones was noticed, at most as many as the limit.
     times: VecDeque<Instant>,

@@ -53,7 +53,7 @@ impl ServedHybrid {
 
     /// Forwards or the owner change.
     pub fn update(&self, host: &Host) {
-        // What is wrong is told by the sockets.
+        // The sockets report what is wrong.
         host.sockets.set_hybrid(self.cid, self.path.clone(), &self.stats);
     }
 

@@ -10,11 +10,11 @@
 //! | `views.rs`, `ports.rs`, `bounds.rs` | what is shown of all parts |
 //! | `counters.rs` | counters that the next daemon continues |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
-//! | `ovn.rs`, `ovn/` | NICs that are ports of OVN's: what its helper says, and is told |
+//! | `ovn.rs`, `ovn/` | NICs that are ports of OVN's: requests and reports of its helper |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `cpus.rs` | where the workers run |
 //! | `extras.rs` | where other programs than `vmlane` add what that has not |
-//! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
+//! | `periodic.rs` | periodic threads: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
 //! | `access.rs`, `grants.rs`, `owners.rs` | who may ask what; who may use which socket; who may own the daemon's directories |
 //! | `runtime.rs` | the runtime directory |

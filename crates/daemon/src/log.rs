@@ -3,7 +3,7 @@
 //!
 //! Threads that serve guests (sessions, acceptors, workers) get a number of lines per window each, whatever
 //! code runs on them; on a worker, each port, stream or guest that it serves gets as many. All other threads,
-//! of the daemon and of its helpers, get many more, so that no process fills a disk, whoever causes its
+//! of the daemon and of its helpers, get many more, so that no process fills a disk, no matter who causes its
 //! lines. The rest is counted and reported in one line. A guest that provokes warnings can so neither fill a
 //! disk nor hide what happens to another.
 
@@ -33,7 +33,7 @@ const OWN_LINES: u32 = 20_000;
 const HELPERS_LINES: u32 = 500;
 /// What these threads are called.
 const OTHERS: &str = "other";
-/// Sources that are told apart at once; what is beyond shares the thread's own.
+/// Sources that are distinguished at once; what is beyond shares the thread's own.
 const SOURCES: usize = 4096;
 const WINDOW: Duration = Duration::from_secs(10);
 
@@ -102,7 +102,7 @@ pub fn init_helper(key: &'static str, filter: String) -> Result<(), LogError> {
     let reports = move || {
         loop {
             std::thread::sleep(WINDOW);
-            throttle.tell();
+            throttle.report();
         }
     };
     std::thread::Builder::new().name("log".into()).spawn(reports).map_err(LogError::Thread)?;
@@ -114,7 +114,7 @@ static THROTTLE: OnceLock<Throttle> = OnceLock::new();
 
 /// Lines that `thread` has written in its window, that it may write, and that it had held back ever.
 pub fn lines(thread: &str) -> (u64, u64, u64) {
-    let (used, held) = THROTTLE.get().map_or((0, 0), |throttle| throttle.look(thread));
+    let (used, held) = THROTTLE.get().map_or((0, 0), |throttle| throttle.lines(thread));
     (used, LINES.into(), held)
 }
 
@@ -162,7 +162,7 @@ impl Throttle {
         }
         let fresh = Window { begun: now, lines: 0, suppressed: 0 };
         let window = windows.entry(source).or_insert(fresh);
-        // An expired window that held lines back is ended by `suppressed`, so that it gets told.
+        // An expired window that held lines back is ended by `suppressed`, so that it is reported.
         if window.suppressed == 0 && now.duration_since(window.begun) >= WINDOW {
             *window = fresh;
         }
@@ -175,7 +175,7 @@ impl Throttle {
     }
 
     /// Lines written in the present window, and held back ever.
-    fn look(&self, thread: &str) -> (u64, u64) {
+    fn lines(&self, thread: &str) -> (u64, u64) {
         let windows = self.windows.lock();
         let own = windows.iter().filter(|(source, _)| source.thread == thread);
         let (used, held) = own.fold((0, 0), |(used, held), (_, window)| {
@@ -186,23 +186,23 @@ impl Throttle {
 
     /// Ends windows that are over: threads with the number of lines each of them had held back.
     pub fn suppressed(&self, now: Instant) -> Vec<(String, u64)> {
-        let mut told: BTreeMap<String, u64> = BTreeMap::new();
+        let mut ended: BTreeMap<String, u64> = BTreeMap::new();
         self.windows.lock().retain(|source, window| {
             let over = now.duration_since(window.begun) >= WINDOW;
             if over && window.suppressed > 0 {
-                *told.entry(source.thread.clone()).or_default() += window.suppressed;
+                *ended.entry(source.thread.clone()).or_default() += window.suppressed;
             }
             !over
         });
         let mut held_back = self.held_back.lock();
-        for (thread, lines) in &told {
+        for (thread, lines) in &ended {
             *held_back.entry(thread.clone()).or_default() += lines;
         }
-        told.into_iter().collect()
+        ended.into_iter().collect()
     }
 
     /// Writes one line for each thread that had lines held back.
-    pub fn tell(&self) {
+    pub fn report(&self) {
         for (thread, lines) in self.suppressed(Instant::now()) {
             let seconds = WINDOW.as_secs();
             tracing::warn!("suppressed {lines} log lines of thread {thread} within {seconds} s");
@@ -258,7 +258,7 @@ mod tests {
 
         assert_eq!(throttle.suppressed(begun), []);
         let later = begun + WINDOW;
-        assert!(!throttle.allow("vfu-web", None, later), "still counted until told");
+        assert!(!throttle.allow("vfu-web", None, later), "still counted until reported");
         assert_eq!(throttle.suppressed(later), [("vfu-web".to_owned(), 81)]);
         assert!(throttle.allow("vfu-web", None, later));
     }

@@ -1,5 +1,5 @@
 //! One NIC of a served VM: its port of the switch, its device, its socket; and what the
-//! configuration says in the switch's words.
+//! configuration has, in the switch's types.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -185,8 +185,8 @@ impl ServedNic {
         switch.shut_port(self.port, on);
     }
 
-    /// Sets its link up or down, also for the next daemon. Returns whether its guest is told: QEMU does not
-    /// take that from Has another worker of the switch move its frames. False: it stays where it is.
+    /// Sets its link up or down, also for the next daemon. Returns whether its guest is notified: QEMU does
+    /// not take that from Has another worker of the switch move its frames. False: it stays where it is.
     pub fn move_to(&self, switch: &Switch, worker: usize) -> bool {
         switch.move_port(self.port, worker)
     }

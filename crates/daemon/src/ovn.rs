@@ -1,5 +1,5 @@
 //! NICs that are ports of OVN's integration bridge, in the daemon. What they are called there and where, only
-//! the helper knows (`vmlane ovn run`): it asks here which are to be up, and tells what it has found out.
+//! the helper knows (`vmlane ovn run`): it asks here which are to be up, and reports what it has found out.
 
 pub mod exchange;
 
@@ -15,17 +15,17 @@ const LONGEST: usize = 500;
 /// What a port can be.
 const STATES: [&str; 4] = ["bound", "waiting", "down", "failed"];
 
-/// What the helper has said.
+/// What the helper has reported.
 #[derive(Default)]
 pub struct OvnPorts {
-    heard: Option<Instant>,
+    last_asked: Option<Instant>,
     /// By VM and NIC; of those that are served.
     reports: BTreeMap<(String, String), OvnReport>,
 }
 
 impl OvnPorts {
     pub fn status(&self, vm: &str, nic: &str, port: &str, whole: bool) -> OvnStatus {
-        let is_there = self.heard.is_some_and(|heard| heard.elapsed() < GONE);
+        let is_there = self.last_asked.is_some_and(|last_asked| last_asked.elapsed() < GONE);
         let report = self.reports.get(&(vm.to_owned(), nic.to_owned())).filter(|_| is_there);
         let (state, problem) = match (report, is_there) {
             (Some(report), _) => (report.state.clone(), report.problem.clone()),
@@ -38,14 +38,14 @@ impl OvnPorts {
         OvnStatus { port: port.to_owned(), state, problem, whole }
     }
 
-    /// Takes in what the helper says; `is_served` says of a VM and its NIC whether there are such. The
+    /// Takes in the helper's reports; `is_served`: whether there is such a VM with such a NIC. The
     /// configuration of the helper may be older or newer than the daemon's.
     pub fn take(
         &mut self,
         reports: Vec<OvnReport>,
         is_served: impl Fn(&(String, String)) -> bool,
     ) -> Result<(), Failure> {
-        self.heard = Some(Instant::now());
+        self.last_asked = Some(Instant::now());
         for mut report in reports {
             if !STATES.contains(&report.state.as_str()) {
                 let message = format!("ovn: state = {:?}; use one of {}", report.state, STATES.join(", "));

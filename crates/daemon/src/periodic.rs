@@ -1,4 +1,4 @@
-//! Threads that do something again and again: the watchdog's, which several times a second looks for stuck
+//! Threads that do something again and again: the watchdog's, which several times a second checks for stuck
 //! workers and for VMs whose devices fail too often, the one that moves ports to other workers, the one that
 //! puts VMs' memory into huge pages, and the one that logs which VMs and drivers come and go. All may wait
 //! for sessions, workers or the kernel, so neither of these may wait for them.
@@ -117,19 +117,19 @@ pub fn presence(daemon: Arc<Daemon>) -> io::Result<PeriodicThread> {
 
 /// Has memory of VMs that the daemon uses much put into huge pages.
 pub fn huge_pages(daemon: Arc<Daemon>, mut pages: HugePages) -> io::Result<PeriodicThread> {
-    let mut told = None;
+    let mut reported = None;
     PeriodicThread::start("huge-pages", HUGE_PAGES, move || {
         let before = pages.made();
         let outcome = pages.step();
         daemon.health.counts.huge_pages.add(pages.made() - before);
         let problem = outcome.err().map(|error| error.to_string());
-        if let Some(problem) = problem.filter(|problem| told.as_ref() != Some(problem)) {
+        if let Some(problem) = problem.filter(|problem| reported.as_ref() != Some(problem)) {
             tracing::warn!(
                 problem,
                 bytes = pages.bytes(),
                 "huge_pages: some of VMs' memory stays in small pages"
             );
-            told = Some(problem);
+            reported = Some(problem);
         }
     })
 }

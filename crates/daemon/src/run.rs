@@ -30,13 +30,13 @@ use crate::periodic::{self, PeriodicThread};
 use crate::runtime::{self, Claim, RuntimeError};
 use crate::uplink::Uplinks;
 
-/// How often the main thread looks after things.
+/// How often the main thread runs its checks.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
 /// How long a daemon may take to make room for another.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub config: PathBuf,
@@ -252,7 +252,7 @@ fn wait_for_stop(daemon: &Daemon, inbox: &Receiver<Event>, throttle: &Throttle) 
             Err(RecvTimeoutError::Timeout) => {}
         }
         daemon.health.contained("housekeeping", || daemon.housekeeping());
-        throttle.tell();
+        throttle.report();
     }
 }
 
@@ -338,6 +338,6 @@ fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "raising the limit of open files");
+        tracing::warn!(%error, "the limit of open files cannot be raised");
     }
 }

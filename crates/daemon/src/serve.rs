@@ -113,15 +113,16 @@ impl Attachment {
         if let Some(faults) = &host.extras.faults {
             device = faults.function(name, device);
         }
-        let unheard = |cause| VmError::Listen { name: vm.to_owned(), cause };
+        let not_listening = |cause| VmError::Listen { name: vm.to_owned(), cause };
         let (server, map) = match self {
             Attachment::VfioUser(irqs) => {
-                let (listener, scope, prepared) = listen(host, path, scope, &irqs, found).map_err(unheard)?;
+                let (listener, scope, prepared) =
+                    listen(host, path, scope, &irqs, found).map_err(not_listening)?;
                 let map = prepared.as_ref().map(|prepared| prepared.map.clone());
                 (listener.serve_on(name, device, irqs, stats, scope, prepared), map)
             }
             Attachment::Bus(attached) => {
-                let end = vhost_end(Role::Server, path).map_err(unheard)?;
+                let end = vhost_end(Role::Server, path).map_err(not_listening)?;
                 (attached.serve(name, device, end), None)
             }
         };

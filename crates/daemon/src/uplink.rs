@@ -5,11 +5,11 @@
 //! | `kind.rs`, `attached.rs` | what differs between kinds of uplinks: how they are opened; what they are once they have a port |
 //! | `connecting.rs` | uplinks of the kind `vhost_user`, which connect by themselves |
 //! | `teams.rs` | those that serve as one |
-//! | `links.rs`, `link_state.rs` | how the kernel says that links are; whether they are up, also by the operator's word |
+//! | `links.rs`, `link_state.rs` | the state of links as the kernel reports it, and as the operator sets it |
 //! | `error.rs` | why there is none |
 //! | `helper.rs` | the daemon's side of the process that opens uplinks for a confined daemon |
 //! | `process.rs` | that process |
-//! | `messages.rs` | what they say to each other |
+//! | `messages.rs` | their messages |
 
 mod attached;
 mod connecting;
@@ -84,7 +84,7 @@ impl Uplink {
         Uplink { config: config.clone(), port, attached: None, why_not: String::new(), strayed: false }
     }
 
-    /// Keeps what came of attaching it. A reason why not is told once.
+    /// Keeps what came of attaching it. A reason why not is logged once.
     fn note(&mut self, outcome: Result<Attached, UplinkError>) {
         match outcome {
             Ok(attached) => self.attached = Some(attached),
@@ -117,7 +117,7 @@ pub struct Uplinks {
     /// The daemon's directory, where it makes sockets by itself.
     runtime: PathBuf,
     teams: Vec<TeamConfig>,
-    /// None: the kernel tells nothing. All links are taken to be up.
+    /// None: the kernel reports nothing. All links are taken to be up.
     links: Option<Links>,
     /// Names of those whose links the operator set down.
     down: BTreeSet<String>,
@@ -130,7 +130,7 @@ impl Uplinks {
         match Links::open() {
             Ok(links) => uplinks.links = Some(links),
             Err(error) => {
-                tracing::warn!(%error, "the kernel does not tell how links are: teams notice only uplinks that are gone or refuse frames");
+                tracing::warn!(%error, "the kernel does not report the state of links: teams notice only uplinks that are gone or refuse frames");
             }
         }
         // Sockets need no rights that a confined daemon, or its helper, has not.
@@ -144,7 +144,7 @@ impl Uplinks {
             match opened {
                 Ok(opened) => uplinks.ready.push((uplink.clone(), opened)),
                 Err(busy) if busy.is_busy() && is_held => {
-                    let seen = kind::look(&uplink.kind).map_err(failed(uplink))?;
+                    let seen = kind::inspect(&uplink.kind).map_err(failed(uplink))?;
                     uplinks.busy.push((uplink.clone(), seen.map(|seen| seen.mtu), failed(uplink)(busy)));
                 }
                 // `change` has the port wait for it.
@@ -286,9 +286,9 @@ impl Uplinks {
         Ok(added)
     }
 
-    /// Sees to interfaces that have gone, have come back, or have another MTU. `configured`: those of the
+    /// Handles interfaces that have gone, have come back, or have another MTU. `configured`: those of the
     /// file, in its order.
-    pub fn look(&mut self, switch: &Arc<Switch>, configured: &[UplinkConfig]) {
+    pub fn check(&mut self, switch: &Arc<Switch>, configured: &[UplinkConfig]) {
         self.helper.collect();
         for number in 0..self.known.len() {
             let Some(Uplink { config, port, attached, .. }) = self.known.get(number) else { return };
@@ -311,7 +311,7 @@ impl Uplinks {
                 }
             }
         }
-        self.tell_links(switch);
+        self.report_links(switch);
     }
 
     /// The port waits until it can be attached again.
@@ -329,11 +329,11 @@ impl Uplinks {
     fn follow(&mut self, switch: &Switch, number: usize, index: usize) {
         let Some(config) = self.known.get(number).map(|known| known.config.clone()) else { return };
         let seen = if self.helper.is_there() {
-            self.helper.ask(&config, |helper| helper.look(index, &config))
+            self.helper.ask(&config, |helper| helper.inspect(index, &config))
         } else if vmlane_confine::is_confined() {
             return;
         } else {
-            kind::look(&config.kind).map_err(failed(&config))
+            kind::inspect(&config.kind).map_err(failed(&config))
         };
         let Some(known) = self.known.get_mut(number) else { return };
         let Some(attached) = &known.attached else { return };
@@ -367,7 +367,7 @@ impl Uplinks {
         self.known.iter().filter(attached).map(|known| known.config.name.as_str()).collect()
     }
 
-    /// Says of those that are one NIC's only whether what is behind them takes super-frames; `whole` says it
+    /// Sets for those of one NIC only whether what is behind them takes super-frames; `whole` gives it
     /// of a name.
     pub fn set_whole(&self, switch: &Switch, whole: impl Fn(&str) -> bool) {
         for known in self.known.iter().filter(|known| known.config.kind.is_direct()) {

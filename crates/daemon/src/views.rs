@@ -34,7 +34,7 @@ pub struct Views<'d> {
 }
 
 impl Views<'_> {
-    /// Shows the state together with what the devices for sockets tell. These are asked before the state is
+    /// Shows the state together with what the devices for sockets report. These are asked before the state is
     /// locked: a worker that is stuck keeps an operator waiting, and no one else.
     fn with_sockets<T>(&self, show: impl FnOnce(&Served, &VsockViews) -> T) -> T {
         let all = VsockViews::of(self.host);
@@ -178,7 +178,7 @@ impl Views<'_> {
             .collect();
         let hybrid = self.host.sockets.hybrid_connections();
         connections.extend(hybrid.iter().map(|one| ((one.client, one.server), one.state())));
-        // Both devices know of one between VMs of two kinds; VMCI's states say more.
+        // Both devices know of one between VMs of two kinds; VMCI's states have more detail.
         connections.extend(vmci.iter().map(|one| ((one.client, one.server), one.state)));
         let connections = connections.into_iter().map(|((client, server), state)| Connection {
             client_vm: name(client.0),

@@ -35,7 +35,7 @@ pub struct ServedVirtio {
     sessions_before: u64,
 }
 
-/// By what a VM takes part in the CID space, as [`Vsock`] says.
+/// By what a VM takes part in the CID space, as of [`Vsock`].
 pub enum ServedVsock {
     Vmci(ServedDevice),
     Virtio(ServedVirtio),
@@ -164,7 +164,7 @@ impl ServedVsock {
         }
     }
 
-    /// Its hybrid socket is there, which tells all that is known of its guest.
+    /// Its hybrid socket is there; no more is known of its guest.
     pub fn has_hybrid_socket(&self) -> bool {
         match self {
             ServedVsock::Hybrid(hybrid) => hybrid.is_there(),
@@ -241,7 +241,7 @@ fn virtio_session(name: &str) -> String {
     format!("{name}.vsock/s/")
 }
 
-/// VMMs wait for the next daemon no longer than the configuration says.
+/// VMMs wait for the next daemon no longer than configured.
 fn hold_virtio(host: &Host, config: &Config, name: &str) {
     host.store.hold(&virtio_session(name), config.daemon.hold);
 }

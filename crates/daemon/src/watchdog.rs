@@ -35,7 +35,7 @@ struct Watched {
     last: HeartbeatReading,
     /// Since when `last` has not changed.
     since: Instant,
-    told: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 /// All workers of the daemon.
@@ -52,16 +52,16 @@ impl Watchdog {
     /// Watches one more worker.
     pub fn watch(&mut self, name: String, heartbeat: Arc<Heartbeat>, serves: fn(u32) -> String) {
         let last = heartbeat.read();
-        self.workers.push(Watched { name, heartbeat, serves, last, since: Instant::now(), told: None });
+        self.workers.push(Watched { name, heartbeat, serves, last, since: Instant::now(), reported: None });
     }
 
     /// To be called several times a second. True if every worker is well.
-    pub fn look(&mut self, stats: &DaemonStats, now: Instant) -> bool {
+    pub fn check(&mut self, stats: &DaemonStats, now: Instant) -> bool {
         let mut well = true;
         for worker in &mut self.workers {
             let reading = worker.heartbeat.read();
             if !reading.busy || reading.rounds != worker.last.rounds {
-                if worker.told.take().is_some() {
+                if worker.reported.take().is_some() {
                     let seconds = now.duration_since(worker.since).as_secs_f64();
                     tracing::warn!(worker = worker.name, seconds, "makes progress again");
                 }
@@ -73,11 +73,11 @@ impl Watchdog {
                 continue;
             }
             well = false;
-            if worker.told.is_none() {
+            if worker.reported.is_none() {
                 stats.stuck_workers.inc();
             }
-            if worker.told.is_none_or(|told| now.duration_since(told) >= AGAIN) {
-                worker.told = Some(now);
+            if worker.reported.is_none_or(|reported| now.duration_since(reported) >= AGAIN) {
+                worker.reported = Some(now);
                 let seconds = now.duration_since(worker.since).as_secs_f64();
                 let serving = (worker.serves)(reading.serving);
                 tracing::error!(worker = worker.name, serving, seconds, "stuck: gets no round done");
@@ -92,8 +92,8 @@ impl Watchdog {
             let reading = worker.heartbeat.read();
             WorkerStatus {
                 name: worker.name.clone(),
-                stuck_seconds: worker.told.map(|_| now.duration_since(worker.since).as_secs_f64()),
-                serving: worker.told.map(|_| (worker.serves)(worker.last.serving)),
+                stuck_seconds: worker.reported.map(|_| now.duration_since(worker.since).as_secs_f64()),
+                serving: worker.reported.map(|_| (worker.serves)(worker.last.serving)),
                 busy_seconds: seconds(reading.worked),
                 spin_seconds: seconds(reading.spun),
                 yield_seconds: seconds(reading.yielded),
@@ -119,16 +119,16 @@ mod tests {
         let second = |second| begun + Duration::from_secs(second);
         busy.set_busy(true);
         busy.serve(7);
-        assert!(dog.look(&stats, begun) && dog.look(&stats, second(1)));
+        assert!(dog.check(&stats, begun) && dog.check(&stats, second(1)));
         busy.round();
-        assert!(dog.look(&stats, second(2)) && dog.look(&stats, second(3)));
-        assert!(!dog.look(&stats, second(5)) && !dog.look(&stats, second(6)));
+        assert!(dog.check(&stats, second(2)) && dog.check(&stats, second(3)));
+        assert!(!dog.check(&stats, second(5)) && !dog.check(&stats, second(6)));
         assert_eq!(stats.stuck_workers.get(), 1);
         let status = dog.status(second(6));
         assert_eq!(status[0].serving.as_deref(), Some("port 7"));
         assert_eq!((status[0].stuck_seconds, status[1].stuck_seconds), (Some(4.0), None));
         busy.round();
-        assert!(dog.look(&stats, second(7)));
+        assert!(dog.check(&stats, second(7)));
         assert_eq!(dog.status(second(7))[0].stuck_seconds, None);
     }
 }

@@ -40,7 +40,7 @@ impl Names {
     }
 }
 
-/// A daemon in this directory, which serves what this file says, and what it holds for the next one.
+/// A daemon in this directory, which serves this file's VMs, and what it holds for the next one.
 fn daemon(base: &Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>) {
     let added = vmlane_config::added::AddedVms::open(base, &[]).unwrap();
     let (files, mut config) = Files::load(&base.join("vmlane.toml"), added).unwrap();
@@ -114,7 +114,7 @@ fn a_vm_that_cannot_be_served_is_not_kept() {
     add_vm(&daemon, "[[vm]]\nname = \"web\"\ncid = 3\n").unwrap();
 }
 
-/// A client whose worker waits when it says that nothing comes of a connection.
+/// A client whose worker waits when it reports that nothing comes of a connection.
 #[derive(Default)]
 struct Holds {
     gate: Mutex<()>,

@@ -1,4 +1,4 @@
-//! What the daemon and the helper for OVN say to each other.
+//! The messages of the daemon and the helper for OVN.
 
 use std::collections::{BTreeMap, HashSet};
 

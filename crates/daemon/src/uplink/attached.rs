@@ -46,7 +46,7 @@ impl Opened {
                 let mut tap = Tap::new(&tap_options(kind.target(), None), files, stats)?;
                 let whole = tap.whole();
                 if kind.is_direct() {
-                    // Until the helper says that the bridge takes them.
+                    // Until the helper reports that the bridge takes them.
                     whole.store(false, Ordering::Relaxed);
                     tap.refresh();
                 }

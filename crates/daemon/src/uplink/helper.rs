@@ -58,8 +58,8 @@ impl Helper {
     }
 
     /// Its interface as it is now, if it has one.
-    pub fn look(&mut self, index: usize, uplink: &UplinkConfig) -> Result<Option<Seen>, HelperError> {
-        Ok(self.ask(index, uplink, Wish::Look)?.0.seen)
+    pub fn inspect(&mut self, index: usize, uplink: &UplinkConfig) -> Result<Option<Seen>, HelperError> {
+        Ok(self.ask(index, uplink, Wish::Inspect)?.0.seen)
     }
 
     /// Removes the socket that it has made under that number.

@@ -45,7 +45,7 @@ impl From<TapError> for OpenError {
     }
 }
 
-/// What the system said, if it said something.
+/// The system's error, if there was one.
 fn why(error: &dyn std::error::Error) -> String {
     error.source().map(|source| format!(": {source}")).unwrap_or_default()
 }
@@ -158,7 +158,7 @@ pub fn open_patiently(kind: &UplinkKind, make: bool) -> Result<Opened, OpenError
 }
 
 /// Its interface as it is now; None: it has none that could change.
-pub fn look(kind: &UplinkKind) -> Result<Option<Seen>, OpenError> {
+pub fn inspect(kind: &UplinkKind) -> Result<Option<Seen>, OpenError> {
     match kind {
         UplinkKind::Tap { interface, .. } => Ok(Some(Seen { mtu: mtu(interface)?, index: None })),
         UplinkKind::Xdp { interface, .. } => {
@@ -214,7 +214,7 @@ impl Opened {
         }
     }
 
-    /// Puts it together again, in the process that got `facts` and `files`. An error says what does not fit
+    /// Puts it together again, in the process that got `facts` and `files`. An error names what does not fit
     /// together.
     pub fn unpack(kind: &UplinkKind, facts: Facts, mut files: Vec<OwnedFd>) -> Result<Opened, String> {
         match (kind, facts) {

@@ -11,16 +11,16 @@ use super::links::{DOWN, Wanted, held_down};
 use super::{Uplink, Uplinks};
 
 impl Uplinks {
-    /// Tells `switch` of links that change, from now on.
+    /// Reports links that change to `switch`, from now on.
     pub fn follow_links(&mut self, switch: &Arc<Switch>) {
         if let Some(Err(error)) = self.links.as_mut().map(|links| links.start(switch.clone())) {
             tracing::error!(%error, "no thread that follows the links of uplinks");
         }
     }
 
-    /// How the links of uplinks are, as far as a team or the network behind them is to hear of that. What the
+    /// Reports the state of uplinks' links, as far as a team or the network behind them needs it. What the
     /// switch has found out by itself of a team's (a frame was refused) ends with that.
-    pub fn tell_links(&self, switch: &Switch) {
+    pub fn report_links(&self, switch: &Switch) {
         let Some(links) = &self.links else { return };
         let in_team = |known: &Uplink| {
             self.teams.iter().any(|team| team.members().any(|name| *name == known.config.name))
@@ -33,7 +33,7 @@ impl Uplinks {
         links.follow(switch, self.known.iter().filter_map(wanted).collect());
     }
 
-    /// Takes in what the operator said to a previous daemon.
+    /// Takes in what the operator set in a previous daemon.
     pub fn resume_down(&mut self, found: &mut Found) {
         let names: Vec<String> = found.0.keys().filter(|name| name.starts_with(DOWN)).cloned().collect();
         for name in names {
@@ -42,7 +42,7 @@ impl Uplinks {
         }
     }
 
-    /// What the operator said of uplinks that there are no more is forgotten.
+    /// What the operator set for uplinks that there are no more is forgotten.
     pub fn forget_down(&mut self, wanted: &[UplinkConfig]) {
         let store = &self.store;
         self.down.retain(|name| {

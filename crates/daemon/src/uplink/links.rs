@@ -1,5 +1,5 @@
-//! The links of uplinks: what the kernel says of their interfaces, of which a thread tells the switch at
-//! once; and what the operator says.
+//! The links of uplinks: what the kernel reports of their interfaces, of which a thread notifies the switch
+//! at once; and what the operator has set.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -41,13 +41,13 @@ struct Table {
 pub struct Wanted {
     pub port: PortId,
     pub interface: String,
-    /// The switch is told of it again and again, which ends what it has found out by itself.
+    /// The switch is notified of it again and again, which ends what it has found out by itself.
     pub in_team: bool,
 }
 
-/// What the switch is to hear of a port.
+/// A change that is to be reported to the switch.
 #[derive(Debug, PartialEq, Eq)]
-struct News {
+struct LinkChange {
     port: PortId,
     up: bool,
     /// The interface is a port of another bridge than before.
@@ -55,8 +55,8 @@ struct News {
 }
 
 impl Table {
-    /// Takes in news. Returns what they mean for ports.
-    fn hear(&mut self, event: LinkEvent) -> Vec<News> {
+    /// Applies an event. Returns what it means for ports.
+    fn apply(&mut self, event: LinkEvent) -> Vec<LinkChange> {
         let LinkEvent { index, name, state, bridge } = event;
         // One that is out of sight is tried: it refuses frames while it is down.
         let up = matches!(state, LinkState::Up | LinkState::Moved);
@@ -67,7 +67,7 @@ impl Table {
         for one in &mut self.followed {
             if one.index == Some(index) || one.index.is_none() && one.interface == name {
                 one.index = Some(index).filter(|_| !lost);
-                concerned.push(News { port: one.port, up, joined });
+                concerned.push(LinkChange { port: one.port, up, joined });
             }
         }
         match lost {
@@ -78,12 +78,12 @@ impl Table {
     }
 
     /// Follows these and no others. Returns whether their links are up; that of one whose interface is in
-    /// another network namespace may be. Of those that were followed before it says so only if they are in a
+    /// another network namespace may be. Of those that were followed before it reports only those in a
     /// team.
     fn follow(&mut self, wanted: Vec<Wanted>) -> Vec<(PortId, bool)> {
         let before = std::mem::take(&mut self.followed);
         let before: HashMap<PortId, Option<u32>> = before.iter().map(|one| (one.port, one.index)).collect();
-        let mut told = Vec::new();
+        let mut states = Vec::new();
         for Wanted { port, interface, in_team } in wanted {
             let known = before.get(&port).copied().flatten();
             let known = known.filter(|index| self.interfaces.contains_key(index));
@@ -92,11 +92,11 @@ impl Table {
             let index = known.or_else(named);
             if in_team || !before.contains_key(&port) {
                 let up = |index: u32| self.interfaces.get(&index).is_some_and(|known| known.up);
-                told.push((port, index.is_none_or(up)));
+                states.push((port, index.is_none_or(up)));
             }
             self.followed.push(Followed { port, interface, index });
         }
-        told
+        states
     }
 }
 
@@ -113,16 +113,16 @@ impl Links {
     pub fn open() -> io::Result<Links> {
         let (events, all) = LinkEvents::open()?;
         let mut table = Table::default();
-        all.into_iter().for_each(|event| drop(table.hear(event)));
+        all.into_iter().for_each(|event| drop(table.apply(event)));
         Ok(Links { table: Arc::new(Mutex::new(table)), events: Some(events), thread: None })
     }
 
-    /// From now on `switch` is told of changes.
+    /// From now on `switch` is notified of changes.
     pub fn start(&mut self, switch: Arc<Switch>) -> io::Result<()> {
         let Some(mut events) = self.events.take() else { return Ok(()) };
         // Interfaces that were made meanwhile.
         while is_readable(&events) {
-            events.receive()?.into_iter().for_each(|event| drop(self.table.lock().hear(event)));
+            events.receive()?.into_iter().for_each(|event| drop(self.table.lock().apply(event)));
         }
         let (ours, theirs) = UnixStream::pair()?;
         let table = self.table.clone();
@@ -132,9 +132,9 @@ impl Links {
         Ok(())
     }
 
-    /// Follows the interfaces of these ports and no others, and tells `switch` how their links are.
+    /// Follows the interfaces of these ports and no others, and reports the state of their links to `switch`.
     pub fn follow(&self, switch: &Switch, wanted: Vec<Wanted>) {
-        // Held meanwhile, so that the switch hears things in their order. Its worker never takes it.
+        // Held meanwhile, so that the switch gets events in their order. Its worker never takes it.
         let mut table = self.table.lock();
         table.follow(wanted).into_iter().for_each(|(port, up)| switch.set_carrier(port, up));
     }
@@ -177,9 +177,11 @@ fn listen(mut events: LinkEvents, over: &UnixStream, table: &Mutex<Table>, switc
             Err(error) => return tracing::error!(%error, "links of uplinks are not followed any more"),
         }
         match events.receive() {
-            Ok(news) => {
+            Ok(changes) => {
                 let mut table = table.lock();
-                for News { port, up, joined } in news.into_iter().flat_map(|event| table.hear(event)) {
+                for LinkChange { port, up, joined } in
+                    changes.into_iter().flat_map(|event| table.apply(event))
+                {
                     switch.set_carrier(port, up);
                     if joined {
                         switch.announce(port);
@@ -203,8 +205,8 @@ mod tests {
         Wanted { port, interface: interface.into(), in_team }
     }
 
-    fn heard(table: &mut Table, event: LinkEvent) -> Vec<(PortId, bool)> {
-        table.hear(event).into_iter().map(|news| (news.port, news.up)).collect()
+    fn applied(table: &mut Table, event: LinkEvent) -> Vec<(PortId, bool)> {
+        table.apply(event).into_iter().map(|change| (change.port, change.up)).collect()
     }
 
     #[test]
@@ -212,31 +214,31 @@ mod tests {
         use LinkState::{Down, Gone, Moved, Up};
         let (one, two) = (PortId(1), PortId(2));
         let mut table = Table::default();
-        assert!(heard(&mut table, event(7, "up0", Up)).is_empty());
+        assert!(applied(&mut table, event(7, "up0", Up)).is_empty());
         let both = || vec![wanted(one, "up0", true), wanted(two, "up1", true)];
         assert_eq!(table.follow(both()), [(one, true), (two, true)], "the other one is not known");
-        assert_eq!(heard(&mut table, event(8, "up1", Down)), [(two, false)]);
-        assert_eq!(heard(&mut table, event(7, "renamed", Down)), [(one, false)]);
+        assert_eq!(applied(&mut table, event(8, "up1", Down)), [(two, false)]);
+        assert_eq!(applied(&mut table, event(7, "renamed", Down)), [(one, false)]);
         assert_eq!(table.follow(both()), [(one, false), (two, false)]);
-        assert_eq!(heard(&mut table, event(7, "renamed", Up)), [(one, true)]);
-        assert_eq!(heard(&mut table, event(7, "renamed", Gone)), [(one, false)]);
-        assert!(heard(&mut table, event(9, "stranger", Up)).is_empty());
-        assert_eq!(heard(&mut table, event(10, "up0", Up)), [(one, true)], "made anew");
-        assert_eq!(heard(&mut table, event(10, "up0", Down)), [(one, false)]);
-        assert_eq!(heard(&mut table, event(10, "up0", Moved)), [(one, true)], "out of sight");
-        assert_eq!(heard(&mut table, event(11, "up0", Up)), [(one, true)], "back");
+        assert_eq!(applied(&mut table, event(7, "renamed", Up)), [(one, true)]);
+        assert_eq!(applied(&mut table, event(7, "renamed", Gone)), [(one, false)]);
+        assert!(applied(&mut table, event(9, "stranger", Up)).is_empty());
+        assert_eq!(applied(&mut table, event(10, "up0", Up)), [(one, true)], "made anew");
+        assert_eq!(applied(&mut table, event(10, "up0", Down)), [(one, false)]);
+        assert_eq!(applied(&mut table, event(10, "up0", Moved)), [(one, true)], "out of sight");
+        assert_eq!(applied(&mut table, event(11, "up0", Up)), [(one, true)], "back");
         assert_eq!(table.follow(vec![wanted(two, "up1", true)]), [(two, false)]);
-        assert!(heard(&mut table, event(11, "up0", Down)).is_empty());
+        assert!(applied(&mut table, event(11, "up0", Down)).is_empty());
     }
 
     #[test]
-    fn an_interface_that_joins_a_bridge_is_told_of_once() {
+    fn an_interface_that_joins_a_bridge_is_reported_once() {
         let mut table = Table::default();
         assert_eq!(table.follow(vec![wanted(PortId(1), "up0", false)]), [(PortId(1), true)]);
-        assert!(table.follow(vec![wanted(PortId(1), "up0", false)]).is_empty(), "said before");
+        assert!(table.follow(vec![wanted(PortId(1), "up0", false)]).is_empty(), "reported before");
         let mut joined = |bridge, state| {
-            let news = table.hear(LinkEvent { bridge, ..event(7, "up0", state) });
-            news.iter().any(|news| news.joined)
+            let changes = table.apply(LinkEvent { bridge, ..event(7, "up0", state) });
+            changes.iter().any(|change| change.joined)
         };
         assert!(!joined(None, LinkState::Up));
         assert!(joined(Some(3), LinkState::Up));

@@ -1,4 +1,4 @@
-//! What the daemon and its uplink helper say to each other, a packet each: the daemon a [`Request`], the
+//! The messages of the daemon and its uplink helper, a packet each: the daemon a [`Request`], the
 //! helper a [`Reply`] with the files.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -29,14 +29,14 @@ pub enum Wish {
     Open,
     /// Open it if there is one.
     OpenIfThere,
-    /// Tell its MTU.
-    Look,
+    /// Report its MTU.
+    Inspect,
     /// Remove the name of a socket that the helper has made.
     Remove,
 }
 
-/// All that the daemon can ask for: about what one `[[uplink]]` leads to, or led to. What that is, is for the
-/// configuration to say.
+/// All that the daemon can ask for: about what one `[[uplink]]` leads to, or led to. The configuration
+/// decides what that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Repeated by the reply.
@@ -73,7 +73,7 @@ pub struct Interface {
     pub kind: UplinkKind,
     /// Of one that is open now: its files come with it.
     pub opened: Option<Facts>,
-    /// Of [`Wish::Look`].
+    /// Of [`Wish::Inspect`].
     pub seen: Option<Seen>,
 }
 

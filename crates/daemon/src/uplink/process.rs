@@ -1,7 +1,7 @@
 //! `vmlane uplink-helper`: opens what uplinks of the configuration lead to, for a daemon that may not do that
 //! any more.
 //!
-//! What the daemon says is a number: which `[[uplink]]` of the files. The helper reads the files itself, and
+//! What the daemon sends is a number: which `[[uplink]]` of the files. The helper reads the files itself, and
 //! only those that no other user can have written: the main one, and those of `conf.d`. So a daemon that was
 //! taken over gains nothing by it that it was not given. VMs that were added at run time are not read: the
 //! daemon writes them.
@@ -15,10 +15,10 @@ use vmlane_config::trusted::TrustedFiles;
 use vmlane_config::{Config, UplinkConfig};
 use vmlane_host::uplink::vhost_user::SocketName;
 
-use super::kind::{Listening, OpenError, Opened, look, open_patiently};
+use super::kind::{Listening, OpenError, Opened, inspect, open_patiently};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
 
-/// Characters of an answer that says why not: it has to fit into a packet.
+/// Characters of an answer with the reason why not: it has to fit into a packet.
 const LONGEST: usize = 1000;
 
 /// Serves the daemon behind standard input until it is gone.
@@ -55,7 +55,7 @@ impl Configuration {
     /// The uplinks, if only root and this process's user can have written the files.
     fn uplinks(&mut self) -> Result<&[UplinkConfig], String> {
         if let Some(read) = self.files.read_if_changed()? {
-            // What is wrong is said at each request.
+            // What is wrong is reported at each request.
             self.files.forget();
             self.uplinks = Config::uplinks(&read).map_err(|error| error.to_string())?;
             self.files.keep();
@@ -122,7 +122,7 @@ fn carry_out(
             let (facts, files) = opened.pack();
             (Some(facts), files, None)
         }
-        Wish::Look | Wish::Remove => (None, Vec::new(), look(kind).map_err(failed)?),
+        Wish::Inspect | Wish::Remove => (None, Vec::new(), inspect(kind).map_err(failed)?),
     };
     Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, seen }, files))
 }
@@ -145,7 +145,7 @@ mod tests {
             fs::write(path, text).unwrap();
             fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
         };
-        // What else the files say is not for the helper: this mirror would be wrong.
+        // The rest of the files is not for the helper: this mirror would be wrong.
         write(
             &path,
             format!("{}[[mirror]]\nname = \"m\"\nfrom = [\"vm-added/nic0\"]\nto = \"a\"\n", uplink("a")),
@@ -179,7 +179,7 @@ mod tests {
         let refused = carry_out(&mut file, &mut Made::default(), 1, Wish::Open).err().unwrap();
         assert!(refused.text.contains("only 1 uplinks"), "{refused:?}");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\n").unwrap();
-        let refused = carry_out(&mut file, &mut Made::default(), 0, Wish::Look).err().unwrap();
+        let refused = carry_out(&mut file, &mut Made::default(), 0, Wish::Inspect).err().unwrap();
         assert!(refused.text.contains("what the uplink leads to is missing"), "{refused:?}");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\ninterface = \"vmlane-none\"\n").unwrap();
         let refused = carry_out(&mut file, &mut Made::default(), 0, Wish::Open).err().unwrap();

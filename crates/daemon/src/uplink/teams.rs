@@ -13,7 +13,7 @@ impl Uplinks {
     pub fn set_teams(&mut self, switch: &Switch, wanted: &[TeamConfig]) -> Vec<String> {
         let done = changes(&self.teams, wanted);
         wanted.clone_into(&mut self.teams);
-        self.tell_links(switch);
+        self.report_links(switch);
         let port =
             |name: &str| self.known.iter().find(|known| known.config.name == name).map(|known| known.port);
         switch.set_teams(wanted.iter().map(|team| spec(team, port)).collect());
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_says_what_it_did_to_teams() {
+    fn a_reload_reports_what_it_did_to_teams() {
         let (a, b, more) = (team("a", &["up0"]), team("b", &["up1"]), team("a", &["up0", "up2"]));
         assert_eq!(changes(&[], std::slice::from_ref(&a)), ["team \"a\": added"]);
         assert_eq!(changes(&[a.clone(), b.clone()], &[more, b.clone()]), ["team \"a\": changed"]);

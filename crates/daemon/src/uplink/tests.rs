@@ -147,11 +147,11 @@ fn a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up() {
     assert!(uplinks.change(&switch, &config.uplinks).1.is_empty());
     uplinks.follow_links(&switch);
     assert!(uplinks.set_teams(&switch, &config.teams).is_empty());
-    // The VM comes while the uplinks are down: what is said of it then is lost.
+    // The VM comes while the uplinks are down: what is announced of it then is lost.
     add_vm(&switch);
     let knows = |bridge: &str| {
-        let told = Command::new("bridge").args(["fdb", "show", "br", bridge]).output().unwrap();
-        String::from_utf8_lossy(&told.stdout).contains(VM_MAC)
+        let output = Command::new("bridge").args(["fdb", "show", "br", bridge]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).contains(VM_MAC)
     };
     for (up, bridge) in [("up1", "br1"), ("up0", "br0")] {
         must(&format!("link add {bridge} type bridge"));
@@ -160,10 +160,10 @@ fn a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up() {
     }
     wait_until("the VM's address", || knows("br0"));
     assert!(!knows("br1"), "nothing is announced there");
-    // And each time, however often the daemon looks at its uplinks.
+    // And each time, however often the daemon checks its uplinks.
     must("link set up0 down");
     assert!(!knows("br0"));
-    uplinks.look(&switch, &config.uplinks);
+    uplinks.check(&switch, &config.uplinks);
     must("link set up0 up");
     wait_until("the VM's address again", || knows("br0"));
     must("link add br2 type bridge");

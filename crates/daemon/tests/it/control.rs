@@ -16,7 +16,7 @@ use vmlane_api::{
 };
 use vmlane_daemon::control::{Answer, Answers, Bounds, ControlServer, Lasting};
 
-/// Answers pings, panics when told to, and has a lot to say about ports.
+/// Answers pings, panics on request, and has a lot to report about ports.
 #[derive(Default)]
 struct Fake {
     /// A capture is under way.
@@ -45,7 +45,7 @@ impl Answers for Fake {
             Call::Ping(call) => call.answer(pong())?,
             Call::DebugPanic(_) => panic!("as asked for by the test"),
             Call::Ports(_) => format!("{:?}", "x".repeat(8 << 20)),
-            Call::Status(_) => "nonsense".into(),
+            Call::Status(_) => "malformed".into(),
             Call::Reload(_) => {
                 return Err(Failure { code: ErrorCode::Forbidden, message: "not here".into() });
             }
@@ -204,7 +204,7 @@ fn a_client_that_does_not_fetch_its_answer_is_dropped() {
 }
 
 #[test]
-fn one_client_too_many_is_told_so() {
+fn one_client_too_many_gets_a_reason() {
     let setup = setup(Bounds { request: Duration::from_secs(60), ..QUICK });
     let _holding = [setup.raw(), setup.raw()];
     let error = ping(setup.client()).unwrap_err();
@@ -222,7 +222,7 @@ fn a_stale_socket_is_replaced() {
 }
 
 #[test]
-fn the_client_says_what_is_wrong_with_an_answer() {
+fn the_client_reports_what_is_wrong_with_an_answer() {
     let setup = setup(Bounds::default());
     let text = setup.client().call(&call::Status {}).unwrap_err().to_string();
     assert!(text.contains("answered status with something else"), "{text}");

@@ -156,10 +156,10 @@ fn anonymous() -> u64 {
 
 /// How much memory may grow after the first part of a run, in KiB.
 const GROWTH: u64 = 4 << 10;
-/// Rounds between two looks.
+/// Rounds between two checks.
 const INTERVAL: usize = 256;
 
-/// Runs `round` for `minutes`, or for `rounds` rounds, and looks at memory: the most that it was above what
+/// Runs `round` for `minutes`, or for `rounds` rounds, and checks memory: the most that it was above what
 /// it was after a tenth of the run, or a minute, in KiB.
 fn growth(minutes: Option<f64>, rounds: usize, mut round: impl FnMut()) -> u64 {
     let began = Instant::now();

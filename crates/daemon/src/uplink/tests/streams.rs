@@ -132,7 +132,7 @@ impl Report {
         self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
-    /// Ends the streams, whose other ends `vm` has been told to end. Every byte that was sent has come.
+    /// Ends the streams, whose other ends `vm` is to end. Every byte that was sent has come.
     pub fn finish(self, vm: &mut Child) -> Gaps {
         self.over.store(true, Ordering::Relaxed);
         let (mut gaps, mut sums) = (Vec::new(), vec![(0, 0); STREAMS]);

@@ -224,7 +224,7 @@ fn tables_made_anew() -> Box<dyn Neighbours> {
     })
 }
 
-/// Interrupts that are never looked at.
+/// Interrupts that are never handled.
 struct Silent;
 
 impl Lines for Silent {
@@ -325,7 +325,7 @@ fn virtio_rx() -> Box<dyn Neighbours> {
     })
 }
 
-/// Every card of a VM is told to receive other frames, again and again.
+/// Every card of a VM is set to receive other frames, again and again.
 fn commands() -> Box<dyn Neighbours> {
     World::with(|world| {
         let features = net_feature::CTRL_VQ | net_feature::CTRL_RX;
@@ -351,7 +351,7 @@ fn commands() -> Box<dyn Neighbours> {
                     ring.post(&[out(*head, 2), out(*data, list.len()), into(*answer, 1)]);
                     *posted += 1;
                 }
-                // One of sixteen makes the switch look at all ports.
+                // One of sixteen makes the switch visit all ports.
                 all += done * 600 * DESCRIPTOR + done.div_ceil(16) * REBUILD;
             }
             all

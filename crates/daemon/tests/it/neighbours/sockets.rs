@@ -224,7 +224,7 @@ fn replies(guest: &Guest) -> impl FnMut(&mut Guest) -> usize + use<> {
     }
 }
 
-/// A VM sends packets, number n as `packet` says, to another that has buffers for them.
+/// A VM sends packets, number n made by `packet`, to another that has buffers for them.
 fn to_accomplice(packet: fn(&Guest, usize) -> (u64, usize)) -> Box<dyn Neighbours> {
     World::with(|bench| {
         let (mut sender, mut receiver) = (bench.guest(vm(5), false), bench.guest(vm(6), false));
@@ -327,7 +327,7 @@ fn connects_from_vmci(buffers: u16) -> Box<dyn Neighbours> {
         let mut server = Peer::receiver(server, HEADER + 4096);
         let mut port = 0;
         Box::new(move || {
-            let (heard, _) = server.receive(buffers, HEADER + 4096);
+            let (received, _) = server.receive(buffers, HEADER + 4096);
             for (kind, ports) in [
                 (PacketType::Rst, port..port + CONNECTS),
                 (PacketType::Request2, port + CONNECTS..port + 2 * CONNECTS),
@@ -338,9 +338,9 @@ fn connects_from_vmci(buffers: u16) -> Box<dyn Neighbours> {
             }
             port += CONNECTS;
             client.service();
-            // Half of what the server hears are requests. One that it does not hear of costs the worker next
-            // to nothing.
-            heard * CONNECT / 2 + CONNECTS as usize
+            // Half of what the server receives are requests. One that it does not receive costs the worker
+            // next to nothing.
+            received * CONNECT / 2 + CONNECTS as usize
         })
     })
 }
