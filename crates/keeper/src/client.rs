@@ -48,7 +48,7 @@ struct Inner {
     /// By prefix: how long its names are held without a daemon.
     holds: BTreeMap<String, Duration>,
     ended: bool,
-    /// No keeper is there, and the log says so.
+    /// No keeper is there, which is logged.
     is_missing: bool,
 }
 
@@ -109,7 +109,7 @@ impl Keeper {
         let mut inner = self.inner.lock();
         inner.ended = true;
         inner.held.clear();
-        // A keeper that does not hear it is gone already.
+        // A keeper that does not receive it is gone already.
         let _ = send(&*inner.socket, END, "", None);
         let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(&*inner.socket, PollFlags::IN)], Some(&timeout));
@@ -138,7 +138,7 @@ impl Keeper {
                 }
                 for (name, fd) in &inner.held {
                     if let Err(error) = send(&*inner.socket, PUT, name, Some(fd.as_fd())) {
-                        tracing::warn!(name, %error, "handing a descriptor to the keeper");
+                        tracing::warn!(name, %error, "a descriptor cannot be handed to the keeper");
                         break;
                     }
                 }
@@ -197,7 +197,7 @@ fn watch(keeper: &Weak<Keeper>) {
     loop {
         let Some(socket) = keeper.upgrade().map(|keeper| keeper.inner.lock().socket.clone()) else { return };
         let mut fds = [PollFd::new(&socket, PollFlags::IN)];
-        // It never says anything unasked: whatever comes is its end.
+        // It never sends anything unasked: whatever comes is its end.
         let _ = poll(&mut fds, None);
         drop(socket);
         match keeper.upgrade() {
@@ -242,7 +242,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     command.arg0("vmlane").arg("keeper").arg("--runtime-dir").arg(runtime);
     command.arg("--daemon").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
-    // That it is ready is no news of the daemon's.
+    // That it is ready is no notification of the daemon's.
     command.env_remove("NOTIFY_SOCKET");
     let mut child = command.spawn()?;
     let deadline = Instant::now() + TIMEOUT;
@@ -371,8 +371,8 @@ mod tests {
             packets.iter().map(|&(what, name)| (what, name.to_owned())).collect()
         };
         let (held, sock) = ((HOLD, "30 a/s/"), (PUT, "a/s/sock"));
-        let said = [(HOLD, "0 gone/s/"), (HOLD, "0 a/s/"), (HOLD, "1 a/s/"), held, sock];
-        assert_eq!(first.join().unwrap(), *owned(&said));
+        let requests = [(HOLD, "0 gone/s/"), (HOLD, "0 a/s/"), (HOLD, "1 a/s/"), held, sock];
+        assert_eq!(first.join().unwrap(), *owned(&requests));
         let listener = listen(&path).unwrap();
         let socket = accept(&listener).unwrap();
         assert_eq!([(); 2].map(|()| next(&socket)), *owned(&[held, sock]));

@@ -4,7 +4,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `process.rs` | `vmlane keeper`: all of that process |
-//! | `protocol.rs` | what daemon and keeper say to each other |
+//! | `protocol.rs` | the messages of daemon and keeper |
 //! | `client.rs` | the daemon's side; gets another keeper when one dies |
 //! | `takeover.rs` | whether this program knows the state that another daemon keeps |
 #![cfg_attr(

@@ -1,4 +1,4 @@
-//! `vmlane keeper`: holds descriptors for one daemon after the other. One thread, one loop; it looks at
+//! `vmlane keeper`: holds descriptors for one daemon after the other. One thread, one loop; it checks
 //! nothing but names.
 
 use std::collections::BTreeMap;
@@ -49,9 +49,9 @@ struct Holdings {
     left_at: Instant,
 }
 
-/// Serves in the directory `runtime` until a daemon says that no other follows it. `starter`: the daemon that
-/// started the keeper; the first connection must come from that process. Of later daemons no more is known
-/// than their user: root, or the daemon's own. `ready` is called once it can be connected to.
+/// Serves in the directory `runtime` until a daemon announces that no other follows it. `starter`: the daemon
+/// that started the keeper; the first connection must come from that process. Of later daemons no more is
+/// known than their user: root, or the daemon's own. `ready` is called once it can be connected to.
 pub fn serve(runtime: &Path, mut starter: Option<i32>, ready: impl FnOnce()) -> io::Result<()> {
     let path = &crate::socket(runtime);
     let owners = vmlane_confine::users(None, runtime, &[]);
@@ -141,7 +141,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// A daemon: of the same user or root, and the one that is expected, if one is. Others are refused before
-/// they have said anything.
+/// they have sent anything.
 fn accept(listener: &OwnedFd, expected: Option<i32>) -> Option<OwnedFd> {
     let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).ok()?;
     let peer = Peer::of(&socket).ok()?;
@@ -169,7 +169,7 @@ impl Holdings {
                 Some((prefix, None)) => _ = self.holds.remove(prefix),
                 _ => {}
             },
-            // A daemon that does not hear this is gone, which the next look shows.
+            // A daemon that does not receive this is gone, which the next check shows.
             (LIST, _) => _ = self.list(socket),
             _ => {}
         }
@@ -195,7 +195,7 @@ impl Holdings {
     fn drop_overdue(&mut self) {
         let without = self.left_at.elapsed();
         let by_name = &mut self.by_name;
-        // Of what was dropped the next daemon is notified; it says again how long it wants the rest to be
+        // Of what was dropped the next daemon is notified; it asks again how long the rest is to be
         // held.
         self.holds.retain(|prefix, hold| {
             if hold.is_over || hold.at_most > without {

@@ -1,4 +1,4 @@
-//! What daemon and keeper say to each other: one packet each, a letter first, a name behind it.
+//! The messages of daemon and keeper: one packet each, a letter first, a name behind it.
 //!
 //! | packet | means |
 //! | --- | --- |

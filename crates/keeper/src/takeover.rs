@@ -14,7 +14,7 @@ use vmlane_state::{Journal, LAYOUT, Unusable};
 use crate::Sessions;
 
 /// The name under which a daemon's keeper holds a half of the hypervisor's journal. It is older than the
-/// type's: a next daemon of another version looks for it.
+/// type's: a next daemon of another version searches for it.
 pub const HYPERVISOR_LOG: &str = "fabric.log";
 
 /// How long a daemon may take to answer.

@@ -76,7 +76,7 @@ fn is_open(mut vmm: &UnixStream) -> bool {
 }
 
 /// The keeper closes the other end, and not before it has been alone for its time.
-fn is_closed_in_time(mut vmm: UnixStream, left_at: Instant) {
+fn expect_closed_in_time(mut vmm: UnixStream, left_at: Instant) {
     assert_eq!(vmm.read(&mut [0]).unwrap(), 0);
     assert!(left_at.elapsed() >= HELD, "{:?}", left_at.elapsed());
 }
@@ -93,7 +93,7 @@ fn the_first_daemon_is_the_one_that_started_it() {
     let own = std::process::id() as i32;
     let early = connect(&path);
     assert!(accept(&listener, Some(own + 1)).is_none(), "another process of the same user");
-    assert!(receive(&early).unwrap().is_none(), "closed, and nothing said");
+    assert!(receive(&early).unwrap().is_none(), "closed, and nothing sent");
     let _right = connect(&path);
     assert!(accept(&listener, Some(own)).is_some());
     let _next = connect(&path);
@@ -112,17 +112,17 @@ fn what_no_daemon_has_come_for_in_time_is_closed() {
     let other = put(&daemon, "b.vsock/s/sock");
     let left_at = Instant::now();
     drop(daemon);
-    is_closed_in_time(vmm, left_at);
+    expect_closed_in_time(vmm, left_at);
     let rest = owned(&[(PUT, "a.vmci/s/sock"), (PUT, "b.vsock/s/sock"), (HOLD, "1 a.vsock/s/")]);
     assert_eq!(keeper.list(), rest, "and the next daemon is notified");
     assert!(is_open(&vmci) && is_open(&other));
-    // Which says again how long it wants it to be held.
+    // Which asks again how long it is to be held.
     let daemon = keeper.client();
     send(&daemon, HOLD, &hold("a.vsock/s/", Some(HELD)), None).unwrap();
     assert_eq!(listed(&daemon), rest[..2]);
     let (vmm, left_at) = (put(&daemon, "a.vsock/s/sock"), Instant::now());
     drop(daemon);
-    is_closed_in_time(vmm, left_at);
+    expect_closed_in_time(vmm, left_at);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_daemon_that_has_come_keeps_it_and_its_own_end_counts_next() {
     send(&next, DROP, "none", None).unwrap();
     let left_at = Instant::now();
     drop(next);
-    is_closed_in_time(vmm, left_at);
+    expect_closed_in_time(vmm, left_at);
 }
 
 #[test]
