@@ -82,7 +82,7 @@ pub enum AclError {
     Host {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
 }
@@ -107,7 +107,7 @@ pub fn set(path: &Path, mode: u32, right: Right, to: &[Owner]) -> Result<(), Acl
     outcome.map_err(|error| refused(error, path, count))
 }
 
-/// Lets `to` use an open file of this process's user by `right`, beside what `mode` says; with O_PATH is open
+/// Lets `to` use an open file of this process's user by `right`, beside `mode`; with O_PATH is open
 /// enough. `shown`: its name in errors, which is not followed.
 pub fn grant_open(
     file: impl AsFd,

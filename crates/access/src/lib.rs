@@ -4,7 +4,7 @@
 //! The daemon keeps the ownership of its sockets and their directories: who could write a directory could put
 //! another socket there. Others are let in twice over. An entry in the file's access control list ([`acl`])
 //! lets them connect at all, and the credentials of the process that connected ([`Peer`]) are compared with
-//! what the configuration says ([`Owner`]): a list may be out of date, or have been changed by others.
+//! the configuration ([`Owner`]): a list may be out of date, or have been changed by others.
 //!
 //! | file | what |
 //! | --- | --- |

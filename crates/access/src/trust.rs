@@ -62,7 +62,7 @@ pub enum TrustError {
     /// Others may change it, or a directory above it.
     #[error(
         "{why}{path} (owner {owner}, mode {mode:04o}) can be {what} by others than its owner; `chmod {way} {path}`, after a \
-         look at what they have put there, or name another one",
+         check what they have put there, or name another one",
         why = refused(wanted, path)
     )]
     Mode {
@@ -99,7 +99,7 @@ pub enum TrustError {
     Host {
         /// What could not be opened or made.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
 }
@@ -114,7 +114,7 @@ impl TrustError {
         TrustError::Host { path: path.to_owned(), cause: cause.into() }
     }
 
-    /// What the kernel said, if it did.
+    /// The kernel's error, if there was one.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             TrustError::Host { cause, .. } => cause.kind(),

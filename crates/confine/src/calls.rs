@@ -298,7 +298,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_readlink,
 ];
 
-/// prctl() that is harmless, and needed by threads that start or tell their name.
+/// prctl() that is harmless, and needed by threads that start or set their name.
 const PRCTLS: [i32; 6] = [
     libc::PR_SET_NAME,
     libc::PR_GET_NAME,

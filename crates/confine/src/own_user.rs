@@ -24,7 +24,7 @@ const NUMBERS: RangeInclusive<u32> = 65_000..=65_519;
 const SYSTEMD: &str = "/run/systemd/dynamic-uid";
 /// Where they are locked on other hosts.
 const OTHERWISE: &str = "/run/vmlane-uids";
-/// Bytes of a lock's file that are looked at.
+/// Bytes of a lock's file that are read.
 const LONGEST: u64 = 4096;
 
 /// A user without an entry in `/etc/passwd`, and what keeps its number from being given to others.
@@ -45,7 +45,7 @@ pub fn take(runtime: &Path, owner: u32, accounts: &Accounts) -> io::Result<OwnUs
     take_in(directory, runtime, owner, accounts, has_process)
 }
 
-/// Is it the number of a previous daemon's user? No account has it, and no lock says that it is a service's,
+/// Is it the number of a previous daemon's user? No account has it, and no lock marks it as a service's,
 /// or that it is the daemon's of another directory than `runtime`. None: of any.
 pub fn is_previous(uid: u32, runtime: Option<&Path>, accounts: &Accounts) -> bool {
     is_previous_in(&[SYSTEMD, OTHERWISE].map(Path::new), uid, runtime, accounts)

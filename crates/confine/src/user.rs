@@ -247,7 +247,7 @@ mod tests {
         drop(UnixListener::bind(host.join("root.sock")).unwrap());
         drop(UnixListener::bind(run.join("control.sock")).unwrap());
         drop(UnixListener::bind(run.join("vm/web/vmci.sock")).unwrap());
-        // Links to what is root's: by another name, and by their path, at every place that is looked at.
+        // Links to what is root's: by another name, and by their path, at every place that is checked.
         fs::hard_link(host.join("shadow"), run.join("host.sock")).unwrap();
         fs::hard_link(host.join("root.sock"), run.join("vm/web/nic0.sock")).unwrap();
         fs::hard_link(host.join("shadow"), run.join("vm/web/notes")).unwrap();
@@ -288,11 +288,11 @@ mod tests {
     fn a_directory_above_that_is_closed_is_named() {
         use std::os::unix::fs::PermissionsExt;
         let base = tempfile::tempdir().unwrap();
-        let nobody = User { name: "nobody".into(), uid: 65534, gid: 65534 };
+        let unprivileged = User { name: "nobody".into(), uid: 65534, gid: 65534 };
         let runtime = base.path().join("run");
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o711)).unwrap();
-        assert_eq!(blocked(&runtime, &nobody), None);
+        assert_eq!(blocked(&runtime, &unprivileged), None);
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(blocked(&runtime, &nobody), Some(base.path().display().to_string()));
+        assert_eq!(blocked(&runtime, &unprivileged), Some(base.path().display().to_string()));
     }
 }
