@@ -30,7 +30,7 @@ pub struct Attach<'a> {
     pub config: &'a Config,
     pub paths: &'a Paths,
     pub vm: &'a VmConfig,
-    /// The QEMU that is to run the domain; None: libvirt's choice, or what the domain says.
+    /// The QEMU that is to run the domain; None: libvirt's choice, or the domain's.
     pub emulator: Option<&'a Path>,
 }
 

@@ -10,7 +10,7 @@ use vmlane_config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
 pub use kind::{Accel, Lacks, Machine, Qemu, Version, check_sockets};
 
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
-/// is suspended or the daemon is looked at with a debugger.
+/// is suspended or the daemon is stopped in a debugger.
 const MESSAGE_TIMEOUT_MS: u32 = 60_000;
 
 /// Under ACPI's hotplug, which is q35's default, guests do not see the numbers of slots.
@@ -301,19 +301,19 @@ mod tests {
 
         let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
         let vmxnet3 = "vsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]";
-        for (vm, qemu, said) in [
+        for (vm, qemu, expected) in [
             (vm(keys), incoming, ["its virtio-vsock", "movable = true"]),
             (vm("cid = 3"), incoming, ["its VMCI device", "vsock = \"virtio\""]),
             (vm(vmxnet3), incoming, ["NIC 0", "model = \"virtio-net\""]),
             (movable, microvm, ["cannot be unplugged", "q35"]),
         ] {
             let text = arguments(&paths, &vm, 64, qemu).unwrap_err().to_string();
-            assert!(said.iter().all(|said| text.contains(said)), "{text}");
+            assert!(expected.iter().all(|expected| text.contains(expected)), "{text}");
         }
     }
 
     #[test]
-    fn a_vmm_that_listens_is_told_to() {
+    fn a_vmm_that_listens_is_configured_to_listen() {
         let paths = Paths::new(Path::new("/run/v")).unwrap();
         let keys = "cid = 3\nvsock = \"virtio\"\nvsock_role = \"client\"\nnic = [{ model = \"virtio-net\", \
                     role = \"client\" }]";
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_qemu_lacks_is_said_with_the_way_out() {
+    fn what_a_qemu_lacks_is_reported_with_the_way_out() {
         let paths = Paths::new(Path::new("/run/v")).unwrap();
         let vmxnet3 = "vsock = \"none\"\nnic = [{ model = \"virtio-net\" }, { model = \"vmxnet3\" }]";
         let old = Qemu { version: Version(7, 2), ..Qemu::default() };

@@ -27,7 +27,7 @@ pub enum XmlError {
     TooDeep,
     #[error("it has a document type (<!DOCTYPE>), which a domain has not; remove it")]
     DocumentType,
-    #[error("it says encoding={0:?}; convert it to UTF-8")]
+    #[error("its encoding is {0:?}; convert it to UTF-8")]
     Encoding(String),
     #[error("{0}")]
     Syntax(roxmltree::Error),

@@ -86,7 +86,7 @@ pub struct Start<'a> {
     pub xml: &'a str,
 }
 
-/// Whether a domain's text speaks of any VM's sockets: all that can be said without a configuration.
+/// Whether a domain's text names any VM's sockets: all that can be found without a configuration.
 pub fn concerns(xml: &str, paths: &Paths) -> bool {
     match parse(xml) {
         Ok(domain) => !sockets::named(&domain, paths).is_empty(),
@@ -169,7 +169,7 @@ fn stranger(
     }
 }
 
-/// As whom the domain runs, and whether it says so itself.
+/// As whom the domain runs, and whether its own text sets that.
 fn label_of(domain: &Element, accounts: &Accounts) -> Option<(Label, bool)> {
     let label = domain.all("seclabel").find(|label| label.attribute("model") == Some("dac"))?;
     let parsed = Label::parse(&label.first("label")?.text, accounts)?;

@@ -74,7 +74,7 @@ impl Attach<'_> {
         Ok(Domain { xml, notes })
     }
 
-    /// What can be said before anything is changed. Returns the element of the devices.
+    /// The checks before anything is changed. Returns the element of the devices.
     fn check<'r>(&self, root: &'r Element) -> Result<&'r Element, Refused> {
         let vm = &self.vm.name;
         match root.attribute("type") {
@@ -307,13 +307,13 @@ fn outdented(lines: &str) -> String {
     lines.lines().map(|line| line.strip_prefix("  ").unwrap_or(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// An element says all that another one says, and nothing of the number or kind of rings beside it.
+/// An element has all that another one has, and no number or kind of rings beside it.
 fn covers(has: &Element, wanted: &Element) -> bool {
-    let says = |name: &str| has.attribute(name).unwrap_or_default();
+    let value_of = |name: &str| has.attribute(name).unwrap_or_default();
     let same = wanted
         .attributes
         .iter()
-        .all(|attribute| says(&attribute.name).eq_ignore_ascii_case(&attribute.value));
+        .all(|attribute| value_of(&attribute.name).eq_ignore_ascii_case(&attribute.value));
     let no_more = ["queues", "packed"]
         .iter()
         .all(|name| wanted.attribute(name).is_some() || has.attribute(name).is_none());

@@ -46,7 +46,7 @@ pub fn of(vm: &VmConfig, accounts: &Accounts) -> Result<Label, String> {
     };
     let gid = owner.gid.or_else(|| accounts.user(&uid.to_string()).map(|user| user.gid));
     gid.map(|gid| Label { uid, gid }).ok_or_else(|| {
-        format!("VM {name}: its owner, user {uid}, is not in /etc/passwd, which would tell its group: write owner = \"{uid}:GROUP\"")
+        format!("VM {name}: its owner, user {uid}, is not in /etc/passwd, so its group is not known; write owner = \"{uid}:GROUP\"")
     })
 }
 

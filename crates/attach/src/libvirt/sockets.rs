@@ -29,11 +29,11 @@ pub fn named(domain: &Element, paths: &Paths) -> BTreeSet<PathBuf> {
 fn collect(element: &Element, paths: &Paths, real: Option<&Path>, found: &mut BTreeSet<PathBuf>) {
     let values = element.attributes.iter().map(|attribute| attribute.value.as_str());
     for value in values.chain([element.text.as_str()]) {
-        look(value, paths, real, found);
+        collect_paths(value, paths, real, found);
         if let Some(json) =
             value.trim_start().starts_with('{').then(|| serde_json::from_str(value).ok()).flatten()
         {
-            strings(&json, &mut |text| look(text, paths, real, found));
+            strings(&json, &mut |text| collect_paths(text, paths, real, found));
         }
     }
     element.children.iter().for_each(|child| collect(child, paths, real, found));
@@ -49,7 +49,7 @@ fn strings(json: &serde_json::Value, each: &mut impl FnMut(&str)) {
     }
 }
 
-fn look(value: &str, paths: &Paths, real: Option<&Path>, found: &mut BTreeSet<PathBuf>) {
+fn collect_paths(value: &str, paths: &Paths, real: Option<&Path>, found: &mut BTreeSet<PathBuf>) {
     // A runtime directory may have any of these letters in its name.
     let whole = [value];
     let parts = value.split(ENDS).filter(|part| part.starts_with('/'));

@@ -76,7 +76,7 @@ fn virtio_nics_are_interfaces() {
 }
 
 #[test]
-fn a_vmm_that_listens_is_told_to() {
+fn a_vmm_that_listens_is_configured_to_listen() {
     let xml = xml("vsock = \"none\"\nnic = [{ model = \"virtio-net\", role = \"client\" }]");
     assert!(xml.contains("/vm/web/nic0.sock' mode='server'/>") && !xml.contains("reconnect"), "{xml}");
 }

@@ -72,7 +72,7 @@ fn sockets_of_other_vms_are_refused_wherever_they_are_named() {
     let hidden = arg(path).replace("http://libvirt.org/", "http:&#47;&#x2f;libvirt.org/");
     denied("web", &hidden, words);
     denied("other", &format!("<domain><a b='{path}'/></domain>"), &["of VM db", "domain = \"other\""]);
-    // What is said about a domain opens nothing.
+    // A domain's description opens nothing.
     let text = format!("<domain><name>o</name><description>{path}</description></domain>");
     assert_eq!(asked("o", Operation::Prepare, &text), Ok(None));
 }
