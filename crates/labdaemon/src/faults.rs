@@ -72,7 +72,7 @@ impl OnRequest {
         }
         let is_there = match (at, at.strip_suffix("-port")) {
             ("control", _) if fault == Fault::Trespass => {
-                return Err(Failure::internal("the control plane looks at files".into()));
+                return Err(Failure::internal("the control plane reads files".into()));
             }
             ("control", _) => {
                 fault.happen();

@@ -7,7 +7,7 @@
 //! Linux' `virtio_pcidev.c` is the other side. Reads are answered while its CPU spins. Writes are *posted*:
 //! the guest has gone on when they are carried out, in their order. So a driver that takes memory back after
 //! a write to a command register may find the device still at work in it, which no VMM of ours allows;
-//! decision 22 says why this is good enough for what it is for, and that the configuration has to ask for it.
+//! decision 22: why this is good enough for what it is for, and that the configuration has to ask for it.
 //!
 //! Nothing of it outlives the daemon: the guest connects once, when it boots.
 
@@ -206,7 +206,7 @@ impl Shared {
         }
     }
 
-    /// Until the guest announces something, or there is another reason to look.
+    /// Until the guest announces something, or there is another reason to poll.
     fn wait(&self, watching: bool) {
         let Some(doorbell) = self.lines.doorbell() else { return };
         let waker = self.interrupts.waker();
@@ -216,7 +216,7 @@ impl Shared {
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(again.subsec_nanos()) };
         match poll(&mut files, watching.then_some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::warn!(%error, "waiting for a guest"),
+            Err(error) => tracing::warn!(%error, "a guest cannot be waited for"),
         }
         let [doorbell, woken] = files.map(|file| !file.revents().is_empty());
         if doorbell {

@@ -11,7 +11,7 @@ use vmlane_mem::MemoryMap;
 use vmlane_wire::pci::{MsiCapability, MsixCapability, bar, command, offset};
 use zerocopy::FromBytes;
 
-use super::interrupts::{Kind, Messages};
+use super::interrupts::{InterruptKind, Messages};
 use super::message::{Message, Op};
 
 /// Bytes of one access of the device; longer ones of the guest are carried out in such pieces.
@@ -39,7 +39,7 @@ pub struct Function {
 impl Function {
     pub fn new(mut device: Box<dyn PciDevice>, interrupts: Arc<Messages>) -> Function {
         let mut space = vec![0; usize::try_from(device.region(CONFIG_REGION).size).unwrap_or(0)];
-        // It has as many bytes as it says.
+        // It has as many bytes as its length field gives.
         let _ = device.read(CONFIG_REGION, 0, &mut space);
         let capability = |id| capability(&space, id);
         let msix = capability(MsixCapability::ID);
@@ -125,20 +125,20 @@ impl Function {
         }
     }
 
-    /// What the configuration space says of interrupts.
-    fn kind(&mut self) -> Kind {
+    /// The interrupt mode of the configuration space.
+    fn kind(&mut self) -> InterruptKind {
         let msix = self.msix.map_or(0, |at| self.config_word(at + 2));
         if msix & MsixCapability::ENABLE != 0 {
-            return Kind::Msix { masked: msix & MsixCapability::MASK_ALL != 0 };
+            return InterruptKind::Msix { masked: msix & MsixCapability::MASK_ALL != 0 };
         }
         if let Some(at) = self.msi
             && self.config_word(at + 2) & MsiCapability::ENABLE != 0
         {
-            return Kind::Msi { data: self.config_word(at + 12) };
+            return InterruptKind::Msi { data: self.config_word(at + 12) };
         }
         let pin = self.config_word(offset::INTERRUPT_LINE as u64) >> 8;
         let is_off = self.config_word(offset::COMMAND as u64) & command::INTX_DISABLE != 0;
-        if pin == 0 || is_off { Kind::Off } else { Kind::Line { pin: pin as u8 } }
+        if pin == 0 || is_off { InterruptKind::Off } else { InterruptKind::Line { pin: pin as u8 } }
     }
 
     /// Zero where there is none.

@@ -21,14 +21,14 @@ use super::ring::Ring;
 use super::table::{MSIX_ENTRY, MsixEntry};
 use super::waker::Waker;
 
-/// After this time a guest that may sleep through calls is called again, unless it has looked meanwhile.
+/// After this time a guest that may sleep through calls is called again, unless it has polled meanwhile.
 pub const AGAIN: Duration = Duration::from_micros(60);
 /// So often; its own clock wakes it later.
 const TIMES: u32 = 20;
 
 /// What the guest has switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum InterruptKind {
     #[default]
     Off,
     Line {
@@ -55,12 +55,12 @@ const RESET: Vector = Vector { entry: MsixEntry::RESET, used: false, pending: fa
 #[derive(Debug, Default)]
 struct State {
     ring: Option<Ring>,
-    kind: Kind,
+    kind: InterruptKind,
     /// As long as the function has MSI-X vectors; the first one stands for the line and for MSI, too.
     table: Vec<Vector>,
     /// Some vector waits for a buffer.
-    owes: bool,
-    /// The last call, while the guest is not known to have looked, and how often it was repeated.
+    has_pending: bool,
+    /// The last call, while the guest is not known to have polled, and how often it was repeated.
     called: Option<(Instant, u32)>,
 }
 
@@ -93,7 +93,7 @@ impl Messages {
     /// Messages go to `ring` from now on; None: nowhere.
     pub(super) fn set_ring(&self, ring: Option<Ring>) {
         let mut state = self.state.lock();
-        (state.owes, state.called) = (false, None);
+        (state.has_pending, state.called) = (false, None);
         if let Some(old) = std::mem::replace(&mut state.ring, ring) {
             old.leave();
         }
@@ -104,17 +104,17 @@ impl Messages {
     pub(super) fn reset(&self) {
         let mut state = self.state.lock();
         state.table.fill(RESET);
-        state.kind = Kind::Off;
+        state.kind = InterruptKind::Off;
         self.note_mode(&state);
     }
 
     /// Returns whether anything changed.
-    pub(super) fn set_kind(&self, kind: Kind) -> bool {
+    pub(super) fn set_kind(&self, kind: InterruptKind) -> bool {
         let mut state = self.state.lock();
         if state.kind == kind {
             return false;
         }
-        let is_msix = |kind| matches!(kind, Kind::Msix { .. });
+        let is_msix = |kind| matches!(kind, InterruptKind::Msix { .. });
         if is_msix(kind) != is_msix(state.kind) {
             state.table.iter_mut().for_each(|vector| {
                 (vector.used, vector.pending) = (!vector.entry.is_masked(), false);
@@ -159,7 +159,7 @@ impl Messages {
     /// The guest may have posted buffers.
     pub(super) fn posted(&self) {
         let mut state = self.state.lock();
-        if state.owes {
+        if state.has_pending {
             self.flush(&mut state);
         }
     }
@@ -182,10 +182,10 @@ impl Messages {
 
     fn note_mode(&self, state: &State) {
         let mode = match state.kind {
-            Kind::Off => IrqMode::Off,
-            Kind::Line { .. } => IrqMode::Intx,
-            Kind::Msi { .. } => IrqMode::Msi { vectors: 1 },
-            Kind::Msix { .. } => {
+            InterruptKind::Off => IrqMode::Off,
+            InterruptKind::Line { .. } => IrqMode::Intx,
+            InterruptKind::Msi { .. } => IrqMode::Msi { vectors: 1 },
+            InterruptKind::Msix { .. } => {
                 let used = state.table.iter().filter(|vector| vector.used).count();
                 IrqMode::Msix { vectors: used as u16 }
             }
@@ -195,7 +195,7 @@ impl Messages {
 
     /// Sends what is pending and may leave.
     fn flush(&self, state: &mut State) {
-        state.owes = false;
+        state.has_pending = false;
         for index in 0..state.table.len() {
             let waits = state.table.get(index).is_some_and(|vector| vector.pending);
             if waits && !self.send(state, index) {
@@ -206,20 +206,20 @@ impl Messages {
 
     /// Sends the message of a vector. False: not for want of a buffer, or of a ring.
     fn send(&self, state: &mut State, index: usize) -> bool {
-        let State { ring, kind, table, owes, called } = state;
+        let State { ring, kind, table, has_pending, called } = state;
         let Some(vector) = table.get_mut(index) else { return true };
         let (message, data) = match *kind {
-            Kind::Off => {
+            InterruptKind::Off => {
                 vector.pending = false;
                 return true;
             }
-            Kind::Line { pin } => (Message::new(Op::Line, 0, pin.into(), 0), 0),
-            Kind::Msi { data } => (Message::new(Op::Message, 0, 0, 2), u32::from(data)),
-            Kind::Msix { masked } if masked || vector.entry.is_masked() => {
+            InterruptKind::Line { pin } => (Message::new(Op::Line, 0, pin.into(), 0), 0),
+            InterruptKind::Msi { data } => (Message::new(Op::Message, 0, 0, 2), u32::from(data)),
+            InterruptKind::Msix { masked } if masked || vector.entry.is_masked() => {
                 vector.pending = true;
                 return true;
             }
-            Kind::Msix { .. } => {
+            InterruptKind::Msix { .. } => {
                 let MsixEntry { address, data, .. } = vector.entry;
                 (Message::new(Op::Message, 0, address.get(), 4), data.get())
             }
@@ -232,10 +232,10 @@ impl Messages {
             .zip(message.as_bytes().iter().chain(&data.to_le_bytes()))
             .for_each(|(to, from)| *to = *from);
         match post(running, &bytes) {
-            Ok(Some(tell)) => {
+            Ok(Some(notify)) => {
                 vector.pending = false;
                 self.stats.counts.irqs_raised.inc();
-                if tell {
+                if notify {
                     self.lines.call(INTERRUPTS.into());
                     if self.lines.may_lose_calls() && called.replace((Instant::now(), 0)).is_none() {
                         self.waker.wake();
@@ -244,7 +244,7 @@ impl Messages {
                 true
             }
             Ok(None) => {
-                *owes = true;
+                *has_pending = true;
                 false
             }
             Err(error) => {
@@ -284,9 +284,9 @@ impl Interrupts for Messages {
         let mut state = self.state.lock();
         let index = usize::from(vector);
         let connected = match state.kind {
-            Kind::Off => false,
-            Kind::Line { .. } | Kind::Msi { .. } => index == 0,
-            Kind::Msix { .. } => state.table.get(index).is_some_and(|vector| vector.used),
+            InterruptKind::Off => false,
+            InterruptKind::Line { .. } | InterruptKind::Msi { .. } => index == 0,
+            InterruptKind::Msix { .. } => state.table.get(index).is_some_and(|vector| vector.used),
         };
         if connected {
             self.send(&mut state, index);

@@ -30,7 +30,7 @@ pub struct Message {
 }
 const _: () = assert!(size_of::<Message>() == 16);
 
-/// What a message says.
+/// The contents of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Op {

@@ -65,13 +65,13 @@ impl Ring {
         Ok(done)
     }
 
-    /// Completes the chain at hand, visibly. True if the driver wants to be told.
+    /// Completes the chain at hand, visibly. True if the driver wants a notification.
     pub fn complete(&mut self, taken: &Taken, len: usize) -> bool {
         self.queue.complete(taken.id(), taken.count(), len as u32);
         self.queue.publish()
     }
 
-    /// Asks to be told of the next chain. True: one is there already.
+    /// Asks for a notification of the next chain. True: one is there already.
     pub fn listen(&mut self) -> bool {
         self.queue.listen();
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
@@ -83,7 +83,7 @@ impl Ring {
         self.queue.quiet();
     }
 
-    /// Has the driver looked at all completions, as far as it is known?
+    /// Has the driver seen all completions, as far as it is known?
     pub fn is_notified(&self) -> bool {
         self.queue.is_notified()
     }

@@ -15,7 +15,7 @@ impl Waker {
     }
 
     pub fn wake(&self) {
-        // A full counter says the same.
+        // A full counter means the same.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 

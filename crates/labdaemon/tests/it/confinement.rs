@@ -46,7 +46,7 @@ fn a_thread_that_tries_more_ends_the_daemon_and_is_named() {
 }
 
 #[test]
-fn without_confinement_the_same_is_harmless_and_it_is_said_loudly() {
+fn without_confinement_the_same_is_harmless_and_a_warning_is_logged() {
     let daemon = place(CONFIG).with(&["--no-confine"]);
     daemon.start();
     let mut vmm = vmm(&daemon, "web");

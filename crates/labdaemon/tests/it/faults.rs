@@ -82,22 +82,22 @@ fn the_line_to_a_nic_is_made_bad_on_request_and_what_cannot_be_is_named() {
 fn each_line_of_a_json_log_is_an_object() {
     let json = TWO.replace("[daemon]\n", "[daemon]\nlog_format = \"json\"\n");
     let daemon = daemon(&json);
-    // A panic and a configuration with mistakes are told in several lines.
+    // A panic and a configuration with mistakes are reported in several lines.
     panic(&daemon, "web", Some("control")).unwrap_err();
     daemon.configure(&json.replace("\"json\"", "\"xml\\n\""));
     daemon.signal(Signal::HUP);
-    wait_until("the mistake is told", || daemon.log().contains("xml"));
+    wait_until("the mistake is reported", || daemon.log().contains("xml"));
     assert_eq!(daemon.stop().code(), Some(0));
-    let mut said = String::new();
+    let mut messages = String::new();
     for line in daemon.log().lines() {
         let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         for key in ["timestamp", "level", "target"] {
             assert!(line[key].is_string(), "{key}: {line}");
         }
-        said += &format!("{} {}\n", line["level"], line["fields"]["message"].as_str().unwrap());
+        messages += &format!("{} {}\n", line["level"], line["fields"]["message"].as_str().unwrap());
     }
     contains_all(
-        &said,
+        &messages,
         &["\"INFO\" ready", "\"ERROR\"", "panicked at", "use \"text\" or \"json\"", "stopping"],
     );
 

@@ -28,7 +28,7 @@ fn daemon(config: &str) -> Daemon {
     place
 }
 
-/// Has the daemon carry out a call, or says why it did not.
+/// Has the daemon carry out a call, or returns why it did not.
 fn call<M: Method>(daemon: &Daemon, call: &M) -> Result<(), String> {
     let done = vmlane_api::Client::connect(&daemon.runtime()).and_then(|mut client| client.call(call));
     done.map(drop).map_err(|error| error.to_string())

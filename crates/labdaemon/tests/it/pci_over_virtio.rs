@@ -38,9 +38,9 @@ const PANICS: u64 = 0x2020;
 /// Region, offset, data, and whether it was posted.
 type Write = (usize, u64, Vec<u8>, bool);
 
-/// What the function was told.
+/// The calls that the function got.
 #[derive(Default)]
-struct Told {
+struct Calls {
     memory: Mutex<u64>,
     writes: Mutex<Vec<Write>>,
     resets: Mutex<u32>,
@@ -51,7 +51,7 @@ struct Function {
     config: ConfigSpace,
     kept: [u8; 8],
     interrupts: Arc<Messages>,
-    told: Arc<Told>,
+    calls: Arc<Calls>,
 }
 
 impl PciDevice for Function {
@@ -78,33 +78,33 @@ impl PciDevice for Function {
     }
 
     fn write(&mut self, region: usize, offset: u64, data: &[u8], posted: bool) -> Result<(), AccessError> {
-        self.told.writes.lock().push((region, offset, data.to_vec(), posted));
+        self.calls.writes.lock().push((region, offset, data.to_vec(), posted));
         if region == CONFIG_REGION {
             return self.config.write(offset, data);
         }
         match offset {
             KEEPS => self.kept[..data.len()].copy_from_slice(data),
             RAISES => drop(self.interrupts.raise(data[0].into())),
-            PANICS => panic!("told to"),
+            PANICS => panic!("on request"),
             _ => {}
         }
         Ok(())
     }
 
     fn memory(&mut self, map: &MemoryMap) {
-        *self.told.memory.lock() = map.len();
+        *self.calls.memory.lock() = map.len();
     }
 
     fn unmap(&mut self, _: u64, _: u64) {
-        *self.told.memory.lock() = 0;
+        *self.calls.memory.lock() = 0;
     }
 
     fn irqs_changed(&mut self) {
-        *self.told.changes.lock() += 1;
+        *self.calls.changes.lock() += 1;
     }
 
     fn reset(&mut self) {
-        *self.told.resets.lock() += 1;
+        *self.calls.resets.lock() += 1;
         self.config.reset();
     }
 
@@ -128,7 +128,7 @@ struct Guest {
     page: u64,
     posted: Vec<u64>,
     front: Front,
-    told: Arc<Told>,
+    calls: Arc<Calls>,
     stats: Arc<SessionStats>,
     interrupts: Arc<Messages>,
     over: Arc<AtomicBool>,
@@ -141,7 +141,7 @@ impl Guest {
         let stats = Arc::new(SessionStats::default());
         let lines = Arc::new(RingLines::new(PciOverVirtio::QUEUES).unwrap());
         let interrupts = Arc::new(Messages::new(lines.clone(), stats.clone()).unwrap());
-        let told = Arc::new(Told::default());
+        let calls = Arc::new(Calls::default());
         let config = ConfigSpace::builder(0x15ad, 0x0740)
             .interrupt_pin(1)
             .bar(0, Bar::Io { size: 64 })
@@ -149,7 +149,8 @@ impl Guest {
             .msix(MSIX as usize, Msix { vectors: VECTORS, table: (1, 0x400), pba: (1, 0x1000) })
             .build()
             .unwrap();
-        let function = Function { config, kept: [0; 8], interrupts: interrupts.clone(), told: told.clone() };
+        let function =
+            Function { config, kept: [0; 8], interrupts: interrupts.clone(), calls: calls.clone() };
         let mut device =
             PciOverVirtio::new("t", Box::new(function), interrupts.clone(), lines.clone(), stats.clone())
                 .unwrap();
@@ -167,7 +168,20 @@ impl Guest {
             [(0, &accesses), (1, &messages)].map(|(at, ring)| front.start(at, &ring.setup()).unwrap());
         let page = accesses.alloc(4096);
         let posted = Vec::new();
-        Guest { ram, accesses, messages, events, page, posted, front, told, stats, interrupts, over, session }
+        Guest {
+            ram,
+            accesses,
+            messages,
+            events,
+            page,
+            posted,
+            front,
+            calls,
+            stats,
+            interrupts,
+            over,
+            session,
+        }
     }
 
     /// Posts a chain of accesses and announces it; waits until it is complete. Returns the bytes of the
@@ -216,7 +230,7 @@ impl Guest {
     }
 
     /// The next message of the function.
-    fn heard(&mut self) -> (Message, u32) {
+    fn next_message(&mut self) -> (Message, u32) {
         let ring = &mut self.messages;
         let (_, len) = eventually("a message", || ring.take());
         assert_eq!(len, 20);
@@ -240,10 +254,10 @@ impl Guest {
         self.write(Op::Write, MEMORY_BAR, RAISES, &[vector, 0, 0, 0]);
     }
 
-    fn die(self) -> Arc<Told> {
+    fn die(self) -> Arc<Calls> {
         drop(self.front);
         self.session.join().unwrap();
-        self.told
+        self.calls
     }
 }
 
@@ -262,7 +276,7 @@ fn accesses_reach_the_function() {
     guest.ram.write(guest.page + 512, &[9; 12]);
     guest.chain(&[head, out(guest.page + 512, 12)]);
     guest.write(Op::Fill, MEMORY_BAR, KEEPS, &[7]);
-    let writes = guest.told.writes.lock().clone();
+    let writes = guest.calls.writes.lock().clone();
     let expected = [
         (1, KEEPS, vec![1, 2, 3, 4], true),
         (1, KEEPS, vec![9; 8], true),
@@ -270,9 +284,9 @@ fn accesses_reach_the_function() {
         (1, KEEPS, vec![7], true),
     ];
     assert_eq!(writes, expected);
-    assert_eq!(*guest.told.memory.lock(), 1 << 20);
-    let told = guest.die();
-    assert_eq!((*told.memory.lock(), *told.resets.lock()), (0, 1));
+    assert_eq!(*guest.calls.memory.lock(), 1 << 20);
+    let calls = guest.die();
+    assert_eq!((*calls.memory.lock(), *calls.resets.lock()), (0, 1));
 }
 
 #[test]
@@ -301,10 +315,10 @@ fn a_vector_that_is_masked_is_sent_when_it_is_unmasked() {
     guest.set_vector(1, 41, false);
     assert_eq!(guest.interrupts.mode(), IrqMode::Msix { vectors: 2 });
     assert_eq!(guest.read(Op::Read, MEMORY_BAR, 0x418, 4), [41, 0, 0, 0]);
-    assert!(*guest.told.changes.lock() >= 3);
+    assert!(*guest.calls.changes.lock() >= 3);
     assert_eq!(guest.messages.take(), None, "what was raised before is the device's to repeat");
     guest.raise(0);
-    let (message, data) = guest.heard();
+    let (message, data) = guest.next_message();
     assert_eq!(
         (message.op(), message.size.get(), message.addr.get(), data),
         (Some(Op::Message), 4, 0xa_0000, 40)
@@ -315,17 +329,17 @@ fn a_vector_that_is_masked_is_sent_when_it_is_unmasked() {
     guest.raise(1);
     assert_eq!(guest.messages.take(), None);
     guest.set_vector(1, 42, false);
-    assert_eq!(guest.heard().1, 42);
+    assert_eq!(guest.next_message().1, 42);
     assert_eq!(guest.messages.take(), None, "once");
     // All at once by the function mask.
     guest.write(Op::ConfigWrite, 0, MSIX + 2, &0xc000u16.to_le_bytes());
     guest.raise(0);
     assert_eq!(guest.messages.take(), None);
     guest.switch_msix_on();
-    assert_eq!(guest.heard().1, 40);
+    assert_eq!(guest.next_message().1, 40);
     guest.write(Op::ConfigWrite, 0, MSIX + 2, &0u16.to_le_bytes());
     guest.raise(0);
-    let (message, _) = guest.heard();
+    let (message, _) = guest.next_message();
     assert_eq!((message.op(), message.addr.get()), (Some(Op::Line), 1));
 }
 
@@ -336,16 +350,16 @@ fn messages_wait_for_buffers() {
     (0..3).for_each(|vector| guest.set_vector(vector, 50 + vector as u32, false));
     guest.post_buffers(1);
     [0, 1, 2, 1].into_iter().for_each(|vector| guest.raise(vector));
-    assert_eq!(guest.heard().1, 50);
+    assert_eq!(guest.next_message().1, 50);
     assert_eq!(guest.messages.take(), None);
     guest.post_buffers(1);
     kick(&guest.events[1]);
-    assert_eq!(guest.heard().1, 51);
+    assert_eq!(guest.next_message().1, 51);
     guest.post_buffers(5);
     kick(&guest.events[1]);
-    assert_eq!(guest.heard().1, 52);
+    assert_eq!(guest.next_message().1, 52);
     guest.raise(1);
-    assert_eq!(guest.heard().1, 51);
+    assert_eq!(guest.next_message().1, 51);
     assert_eq!(guest.messages.take(), None);
 }
 
@@ -393,7 +407,7 @@ fn senseless_accesses_are_completed_and_change_nothing() {
     assert_eq!(guest.chain(&[out(far, 24)]), 0);
     let lost = guest.message(Op::Read, MEMORY_BAR, KEEPS, &[], 4);
     assert_eq!(guest.chain(&[lost, into(far, 4)]), 0);
-    assert!(guest.told.writes.lock().iter().all(|(region, ..)| *region == CONFIG_REGION));
+    assert!(guest.calls.writes.lock().iter().all(|(region, ..)| *region == CONFIG_REGION));
     assert_eq!(guest.stats.panics(), 0);
     // A chain without end: accesses are over, the session and its end are not.
     guest.accesses.post_raw(guest.page, 16, vmlane_wire::virtio::desc::NEXT);
@@ -415,7 +429,7 @@ fn a_message_for_which_there_is_no_memory_is_lost_alone() {
     guest.raise(0);
     let ring = &mut guest.messages;
     assert_eq!(eventually("a completion", || ring.take()).1, 0);
-    assert_eq!(guest.heard().1, 60);
+    assert_eq!(guest.next_message().1, 60);
 }
 
 #[test]
@@ -423,7 +437,7 @@ fn a_fault_of_the_function_resets_it_and_the_guest_goes_on() {
     let mut guest = Guest::boot();
     guest.switch_msix_on();
     guest.write(Op::Write, MEMORY_BAR, PANICS, &[1, 0, 0, 0]);
-    assert_eq!((guest.stats.panics(), *guest.told.resets.lock()), (1, 1));
+    assert_eq!((guest.stats.panics(), *guest.calls.resets.lock()), (1, 1));
     assert_eq!(guest.interrupts.mode(), IrqMode::Intx);
     assert_eq!(guest.config(offset::VENDOR_ID), 0x0740_15ad);
 }
@@ -440,5 +454,5 @@ fn many_writes_without_a_read_are_announced_sometimes() {
     for _ in 0..100 {
         guest.read(Op::Read, MEMORY_BAR, KEEPS, 4);
     }
-    assert_eq!(signals(&guest.events[0].call), 0, "a reader looks itself");
+    assert_eq!(signals(&guest.events[0].call), 0, "a reader polls itself");
 }
