@@ -131,8 +131,11 @@ impl Far {
 
     /// Announces how the stream ends, as bits of `ANNOUNCED_*`; to be followed by a signal.
     pub fn announce_end(&self, what: u64) {
-        let pairs =
-            [(ANNOUNCED_SEND, ended::FINISHED), (ANNOUNCED_RECEIVE, ended::REFUSED), (ANNOUNCED_CLOSE, ended::DETACHED)];
+        let pairs = [
+            (ANNOUNCED_SEND, ended::FINISHED),
+            (ANNOUNCED_RECEIVE, ended::REFUSED),
+            (ANNOUNCED_CLOSE, ended::DETACHED),
+        ];
         let bits =
             pairs.iter().filter(|(announced, _)| what & announced != 0).fold(0, |all, (_, bit)| all | bit);
         self.ended.store_fenced(self.ended.load() | bits);

@@ -81,8 +81,10 @@ pub fn halves(map: &MemoryMap, size: u64) -> io::Result<(Outgoing, Incoming)> {
     let pages = |at: u64, bytes: u64| map.pages(std::iter::once(at), bytes.trailing_zeros()).map_err(host);
     let own = pages(layout::process_page(size), INDEX_PAGE)?;
     let theirs = pages(layout::daemon_page(size), INDEX_PAGE)?;
-    let shared =
-        Arc::new(Shared { announced: Mutex::new(own.word(word::ANNOUNCED)), ended: theirs.word(word::ENDED) });
+    let shared = Arc::new(Shared {
+        announced: Mutex::new(own.word(word::ANNOUNCED)),
+        ended: theirs.word(word::ENDED),
+    });
     let (tail, head) = (own.load_u64(word::TAIL), own.load_u64(word::HEAD));
     if tail >= size || head >= size {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "an index outside its ring"));

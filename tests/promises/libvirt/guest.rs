@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use vmlane_lab::proto::{Exec, Exit, Frame, Hello, Kind, Setup, Up, hunt, opening};
+use vmlane_lab::proto::{Exec, Exit, Frame, Hello, FrameKind, Setup, Up, hunt, opening};
 use vmlane_lab::spec::Nic;
 use vmlane_tests::eventually;
 
@@ -43,10 +43,10 @@ impl Guest {
         assert!(hunt(&mut self.port).expect("the channel"), "the domain ended");
         let hello: Hello = self.frame().parse().expect("the agent's first words");
         self.setup.nonce = hello.nonce;
-        let setup = opening(&Frame::json(Kind::Setup, 0, &self.setup));
+        let setup = opening(&Frame::json(FrameKind::Setup, 0, &self.setup));
         self.port.get_mut().write_all(&setup).expect("the channel");
         let up = self.frame();
-        assert_eq!(up.kind, Kind::Up, "{up:?}");
+        assert_eq!(up.kind, FrameKind::Up, "{up:?}");
         let up: Up = up.parse().expect("a report");
         assert_eq!(up.warnings, Vec::<String>::new());
     }
@@ -60,20 +60,20 @@ impl Guest {
         self.session += 1;
         let argv = ["/bin/sh", "-c", line].map(str::to_owned).to_vec();
         let exec = Exec { argv, ..Exec::default() };
-        let mut words = Frame::json(Kind::Exec, self.session, &exec).encode();
-        words.extend(Frame::new(Kind::StdinEnd, self.session, Vec::new()).encode());
+        let mut words = Frame::json(FrameKind::Exec, self.session, &exec).encode();
+        words.extend(Frame::new(FrameKind::StdinEnd, self.session, Vec::new()).encode());
         self.port.get_mut().write_all(&words).expect("the channel");
         let mut out = String::new();
         loop {
             let frame = self.frame();
             match frame.kind {
-                Kind::Stdout | Kind::Stderr => out += &String::from_utf8_lossy(&frame.data),
-                Kind::Exit => {
+                FrameKind::Stdout | FrameKind::Stderr => out += &String::from_utf8_lossy(&frame.data),
+                FrameKind::Exit => {
                     let exit: Exit = frame.parse().expect("an exit code");
                     assert_eq!(exit.code, Some(0), "{line}: {out}");
                     return out.trim().to_owned();
                 }
-                Kind::Failed => panic!("{line}: {}", String::from_utf8_lossy(&frame.data)),
+                FrameKind::Failed => panic!("{line}: {}", String::from_utf8_lossy(&frame.data)),
                 _ => {}
             }
         }
@@ -81,7 +81,7 @@ impl Guest {
 
     /// Asks the agent to restart the guest, and waits for the next one.
     pub fn reboot(&mut self) {
-        let frame = Frame::new(Kind::Reboot, 0, Vec::new()).encode();
+        let frame = Frame::new(FrameKind::Reboot, 0, Vec::new()).encode();
         self.port.get_mut().write_all(&frame).expect("the channel");
         self.booted();
     }

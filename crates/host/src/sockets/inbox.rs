@@ -313,7 +313,7 @@ impl RingProcess for StreamWaker {
             self.take_signals(socket);
         }
         let asks = asks();
-        if self.announced.swap(asks.said, Ordering::SeqCst) != asks.said {
+        if self.announced.swap(asks.announced, Ordering::SeqCst) != asks.announced {
             self.wake_thread();
         }
         let switched = self.has_switched();

@@ -106,7 +106,7 @@ impl Stream {
     pub fn switch(&mut self) -> std::io::Result<()> {
         let (map, announced) = match &self.kind {
             StreamKind::Ring { map, announced } => (map, *announced),
-            StreamKind::Left(map) => (map, map.said()),
+            StreamKind::Left(map) => (map, map.announced()),
             StreamKind::Plain(_) | StreamKind::Helpers(_) => return Ok(()),
         };
         let (out, incoming) = vmlane_sock::ring::halves(map.memory(), RING)?;
@@ -161,7 +161,11 @@ impl End<'_> {
 
     fn shutdown(&self, what: Shutdown) {
         if let Some(left) = self.left {
-            return left.announce_end(if what == Shutdown::Send { ANNOUNCED_SEND } else { ANNOUNCED_RECEIVE });
+            return left.announce_end(if what == Shutdown::Send {
+                ANNOUNCED_SEND
+            } else {
+                ANNOUNCED_RECEIVE
+            });
         }
         self.router.streams().shutdown(self.stream, self.side, what);
     }
@@ -171,7 +175,7 @@ impl End<'_> {
 /// have taken the signal that announced bytes or room in the middle of a turn, behind its last check: it is
 /// to check again.
 fn forward_ends(end: &End<'_>, map: &SharedMap, announced: &mut u64) {
-    let now = map.said();
+    let now = map.announced();
     if now & ANNOUNCED_RECEIVE & !*announced != 0 {
         end.shutdown(Shutdown::Receive);
     }

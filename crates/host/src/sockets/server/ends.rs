@@ -118,7 +118,7 @@ impl Server {
         let Some(client) = self.clients.get(token) else { return };
         let announced = match &client.state {
             State::Streaming(stream) => match &stream.kind {
-                StreamKind::Ring { map, .. } => map.said(),
+                StreamKind::Ring { map, .. } => map.announced(),
                 // It has put all that its peer sent into the ring.
                 StreamKind::Helpers(map) if map.ended() & ended::DETACHED != 0 => ANNOUNCED_CLOSE,
                 StreamKind::Plain(_) | StreamKind::Left(_) | StreamKind::Helpers(_) => 0,
