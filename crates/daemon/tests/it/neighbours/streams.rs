@@ -75,9 +75,9 @@ impl Neighbours for World {
     }
 
     fn caused(&self) -> u64 {
-        let Counts { sent, turns, looks } = &self.attacker.counts;
-        let [sent, turns, looks] = [sent, turns, looks].map(|count| count.load(Ordering::Relaxed));
-        self.caused + sent + turns * TURN as u64 + looks.saturating_sub(turns) * POLL as u64
+        let Counts { sent, turns, polls } = &self.attacker.counts;
+        let [sent, turns, polls] = [sent, turns, polls].map(|count| count.load(Ordering::Relaxed));
+        self.caused + sent + turns * TURN as u64 + polls.saturating_sub(turns) * POLL as u64
     }
 }
 
