@@ -86,10 +86,10 @@ impl Inbox {
         &self.event
     }
 
-    pub fn send(&self, inbox: Message) {
+    pub fn send(&self, message: Message) {
         let mut waiting = self.waiting.lock();
         let first = waiting.is_empty();
-        waiting.messages.push(inbox);
+        waiting.messages.push(message);
         drop(waiting);
         self.ring(first);
     }
@@ -362,7 +362,7 @@ mod tests {
         let announced = std::cell::Cell::new(0);
         // The process is done, and signals that, behind the first check of its ring.
         let asks = || {
-            let asks = Asks { said: announced.get(), ..QUIET };
+            let asks = Asks { announced: announced.get(), ..QUIET };
             if announced.replace(1) == 0 {
                 (&theirs).write_all(&[SIGNAL]).expect("a signal");
             }
@@ -385,10 +385,10 @@ mod tests {
         assert_eq!(waiting(), 0, "the next signals find room");
         theirs.write_all(&[SIGNAL; 1280]).expect("it is filled");
         assert!(waker.answer_doorbell(&blocked));
-        waker.look_after(&blocked);
+        waker.poll_signals(&blocked);
         assert_eq!((waiting(), wakes(&inbox)), (1280, 0));
         // It has found room by itself.
-        waker.look_after(&|| QUIET);
+        waker.poll_signals(&|| QUIET);
         assert_eq!((waiting(), wakes(&inbox)), (0, 1), "the stream gets another turn");
         let mut signal = [9; 2];
         assert_eq!((theirs.read(&mut signal).expect("a signal"), signal[0]), (1, SIGNAL));
