@@ -144,7 +144,7 @@ macro_rules! calls {
 
 // What it does; what it needs, and whether it lasts; its parameters; its answer.
 calls! {
-    /// Does a daemon answer, and what is its process id?
+    /// Returns version and process id of the daemon.
     Own: Ping {} -> Pong;
     /// The daemon and its VMs; to a client with the permission "own": its own.
     Own: Status {} -> Status;
@@ -154,10 +154,10 @@ calls! {
     Own: Ports {} -> Ports;
     /// Reads the configuration again and applies what differs.
     Admin: Reload {} -> Reloaded;
-    /// Serves a VM more, which the description describes: one table `[[vm]]` of a configuration (TOML).
+    /// Adds a VM, described by one table `[[vm]]` of a configuration (TOML).
     // Who adds a VM chooses its group, CID and owner.
     Admin: VmAdd { description: String } -> VmAdded;
-    /// Ends a VM that was added so; with force also if a VMM is attached.
+    /// Removes a VM that was added at run time; with force also if a VMM is attached.
     Admin: VmRemove { name: String, force: Option<bool> } -> VmRemoved;
     /// All VMs, with where they are described.
     Own: VmList {} -> VmList;
@@ -171,23 +171,23 @@ calls! {
     /// Copies what passes some ports to another one, until that is removed or the daemon ends.
     // It shows to one VM what others send.
     Admin: MirrorAdd { mirror: MirrorRequest } -> Done;
-    /// Ends a mirror that was added so.
+    /// Removes a mirror that was added at run time.
     Admin: MirrorRemove { name: String } -> Done;
-    /// For the helper of OVN: takes what it found out about ports, and names those that are to be up.
+    /// For the helper of OVN: receives the state of ports, and returns the ports that are to be up.
     // It decides what others see of the ports.
     Admin: Ovn { reports: Vec<OvnReport> } -> OvnEntries;
     /// For tests, if the configuration has fault_injection: a part of the daemon that serves a VM panics.
     // Its VMCI device at the next register access, or what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`,
     // `control`).
     Admin: DebugPanic { vm: String, at: Option<String> } -> Done;
-    /// The same, but it does nothing for so long.
+    /// For tests: a part of the daemon that serves a VM does nothing for so long.
     Admin: DebugStall { vm: String, at: String, milliseconds: u32 } -> Done;
     /// For tests: another worker of the switch moves the frames of a NIC.
     Admin: DebugMove { vm: String, at: String, worker: u32 } -> Done;
-    /// The same, but it makes a system call that it may not make.
+    /// For tests: a part of the daemon that serves a VM makes a system call that it may not make.
     Admin: DebugTrespass { vm: String, at: String } -> Done;
-    /// Loses, reorders or delays frames on their way to a NIC; loss and reorder of 1000; longest: longer
-    /// frames are lost.
+    /// For tests: loses, reorders or delays frames on their way to a NIC; loss and reorder of 1000; longest:
+    /// longer frames are lost.
     // All 0 ends it. The same seed does the same to the same frames.
     Admin: DebugImpair {
         vm: String,
