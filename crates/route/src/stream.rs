@@ -33,7 +33,8 @@ pub struct Stream {
     credit: Credit,
     /// Ends that were reported to the peer: bits of [`ended`].
     reported: u64,
-    /// Ends that the peer has sent: bits of `ANNOUNCED_*`; and those of them that were announced to the daemon.
+    /// Ends that the peer has sent: bits of `ANNOUNCED_*`; and those of them that were announced to the
+    /// daemon.
     received: u64,
     announced: u64,
 }

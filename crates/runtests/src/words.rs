@@ -114,10 +114,13 @@ fn judge(words: &Words, file: &str, text: &str) -> Result<String> {
             }
         }
     }
+    let mut fenced = false;
     for (number, line) in (1..).zip(text.lines()) {
         let comment = line.trim_start();
-        let table = comment.trim_start_matches(['/', '!', ' ']).starts_with('|');
-        if comment.starts_with("//") && !table && line.chars().count() > WIDTH {
+        let shown = comment.trim_start_matches(['/', '!', ' ']);
+        fenced = comment.starts_with("//") && (fenced != shown.starts_with("```"));
+        let as_it_is = fenced || shown.starts_with('|');
+        if comment.starts_with("//") && !as_it_is && line.chars().count() > WIDTH {
             let _ = writeln!(found, "{file}:{number}: a comment of more than {WIDTH} columns");
         }
     }
@@ -159,6 +162,7 @@ mod tests {
         }
         assert!(judged(&format!("// {}", "x ".repeat(60))).contains("110 columns"));
         assert_eq!(judged(&format!("//! | {} |", "x ".repeat(60))), "", "a table");
+        assert_eq!(judged(&format!("//! ```\n//! {}\n//! ```", "x ".repeat(60))), "", "a listing");
         assert!(Words::parse("told").is_err());
     }
 }

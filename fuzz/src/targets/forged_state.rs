@@ -130,8 +130,8 @@ fn past(guests: &mut [Driver; 2], steps: u8) {
     for step in 0..steps {
         match step {
             0 => {
-                let bell = RawHandle::from(Handle::new(4, 2100));
-                b.call(call::DOORBELL_LINK, &[bell.as_bytes(), &7u64.to_le_bytes()].concat());
+                let doorbell = RawHandle::from(Handle::new(4, 2100));
+                b.call(call::DOORBELL_LINK, &[doorbell.as_bytes(), &7u64.to_le_bytes()].concat());
                 b.call(call::DATAGRAM_REQUEST_MAP, &[2200u32, 0].map(u32::to_le_bytes).concat());
             }
             1 => drop(a.send_to(Handle::new(4, 77), 55, b"waits")),

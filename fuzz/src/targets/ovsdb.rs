@@ -5,18 +5,18 @@ use serde_json::Value;
 use vmlane_ovn::input::{Broken, Framing, Rows};
 
 fn understood(pieces: impl Iterator<Item = impl AsRef<[u8]>>) -> (Vec<Value>, Option<Broken>) {
-    let (mut framing, mut heard) = (Framing::default(), Vec::new());
+    let (mut framing, mut received) = (Framing::default(), Vec::new());
     for piece in pieces {
         framing.push(piece.as_ref());
         loop {
             match framing.message() {
-                Ok(Some(message)) => heard.push(message),
+                Ok(Some(message)) => received.push(message),
                 Ok(None) => break,
-                Err(why) => return (heard, Some(why)),
+                Err(why) => return (received, Some(why)),
             }
         }
     }
-    (heard, None)
+    (received, None)
 }
 
 pub fn run(input: &[u8]) {

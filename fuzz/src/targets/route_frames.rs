@@ -3,7 +3,7 @@
 use vmlane_route::frame::{Decoder, Piece, Violation};
 
 fn understood(pieces: impl Iterator<Item = impl AsRef<[u8]>>) -> (Vec<String>, Option<Violation>) {
-    let (mut decoder, mut heard) = (Decoder::default(), Vec::new());
+    let (mut decoder, mut received) = (Decoder::default(), Vec::new());
     let mut data = 0;
     for piece in pieces {
         let outcome = decoder.feed(piece.as_ref(), |piece| {
@@ -11,20 +11,20 @@ fn understood(pieces: impl Iterator<Item = impl AsRef<[u8]>>) -> (Vec<String>, O
                 Piece::Frame(frame) => {
                     let mut again = Vec::new();
                     frame.write(&mut again);
-                    heard.push(format!("{frame:?} {}", again.len()));
+                    received.push(format!("{frame:?} {}", again.len()));
                 }
-                Piece::DataBegins { stream, len } => heard.push(format!("data {stream} {len}")),
+                Piece::DataBegins { stream, len } => received.push(format!("data {stream} {len}")),
                 Piece::Data { bytes, .. } => data += bytes.len(),
             }
             Ok(())
         });
         if let Err(violation) = outcome {
-            heard.push(format!("{data}"));
-            return (heard, Some(violation));
+            received.push(format!("{data}"));
+            return (received, Some(violation));
         }
     }
-    heard.push(format!("{data}"));
-    (heard, None)
+    received.push(format!("{data}"));
+    (received, None)
 }
 
 pub fn run(input: &[u8]) {

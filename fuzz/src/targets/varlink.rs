@@ -1,6 +1,6 @@
-//! The control socket, as the daemon serves one client: whatever it sends and however that is cut, each message
-//! has one answer that is an object of Varlink's and not much longer than the message, and what a client
-//! understands of it is what the daemon answered.
+//! The control socket, as the daemon serves one client: whatever it sends and however that is cut, each
+//! message has one answer that is an object of Varlink's and not much longer than the message, and what a
+//! client understands of it is what the daemon answered.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -42,8 +42,8 @@ pub fn run(data: &[u8]) {
         sent.resize(MAX_REQUEST - usize::from(padding & 0x7f) * 4, b' ');
     }
     sent.extend_from_slice(input.0);
-    let said = converse(&sent, if padding & 0x80 != 0 { MAX_REQUEST } else { piece });
-    judge(&sent, &said);
+    let answered = converse(&sent, if padding & 0x80 != 0 { MAX_REQUEST } else { piece });
+    judge(&sent, &answered);
 }
 
 /// Sends pieces, and reads all that the daemon answers until it has closed the connection.
@@ -54,7 +54,7 @@ fn converse(sent: &[u8], piece: usize) -> Vec<u8> {
     near.set_nonblocking(true).expect("a socket");
     std::thread::scope(|scope| {
         scope.spawn(move || serve(&far, &peer, &Echo, bounds));
-        let (mut pieces, mut said, mut chunk) = (sent.chunks(piece), Vec::new(), vec![0; 64 << 10]);
+        let (mut pieces, mut answered, mut chunk) = (sent.chunks(piece), Vec::new(), vec![0; 64 << 10]);
         let mut left: &[u8] = &[];
         let mut writing = true;
         loop {
@@ -78,11 +78,11 @@ fn converse(sent: &[u8], piece: usize) -> Vec<u8> {
                 }
             }
             match near.read(&mut chunk) {
-                Ok(0) => return said,
-                Ok(count) => said.extend_from_slice(&chunk[..count]),
+                Ok(0) => return answered,
+                Ok(count) => answered.extend_from_slice(&chunk[..count]),
                 Err(error) if is_to_wait(&error) => {}
                 // It closed the connection before it had read everything.
-                Err(_) => return said,
+                Err(_) => return answered,
             }
         }
     })
@@ -92,7 +92,7 @@ fn is_to_wait(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted)
 }
 
-fn judge(sent: &[u8], said: &[u8]) {
+fn judge(sent: &[u8], answered: &[u8]) {
     let (mut least, mut most, mut longest, mut cut) = (0, 0, 0, false);
     let mut messages: Vec<&[u8]> = sent.split(|byte| *byte == 0).collect();
     // What comes after the last end is no message yet.
@@ -111,7 +111,7 @@ fn judge(sent: &[u8], said: &[u8]) {
     if !cut && unfinished.len() >= MAX_REQUEST {
         (least, most) = (least + 1, most + 1);
     }
-    let Some((last, answers)) = said.split_last() else { return assert_eq!(least, 0, "no answer") };
+    let Some((last, answers)) = answered.split_last() else { return assert_eq!(least, 0, "no answer") };
     assert_eq!(*last, 0, "an answer has no end");
     let answers: Vec<&[u8]> = answers.split(|byte| *byte == 0).collect();
     assert!((least..=most).contains(&answers.len()), "{least} to {most} answers: {}", answers.len());

@@ -74,12 +74,12 @@ pub fn run(data: &[u8]) {
             5 => {
                 frames.with(|end| {
                     while let Some(token) = end.fetch_one() {
-                        let lent = end.frame(token);
-                        let len = lent.len();
-                        assert!((14..=MAX_FRAME).contains(&len) && lent.head.len() <= MAX_HEAD.min(len));
-                        match lent.offload {
+                        let in_flight = end.frame(token);
+                        let len = in_flight.len();
+                        assert!((14..=MAX_FRAME).contains(&len) && in_flight.head.len() <= MAX_HEAD.min(len));
+                        match in_flight.offload {
                             Offload::Segment { header, mss } => {
-                                assert!(mss > 0 && usize::from(header) <= lent.head.len());
+                                assert!(mss > 0 && usize::from(header) <= in_flight.head.len());
                             }
                             Offload::Checksum { field, .. } => assert!(usize::from(field) + 2 <= len),
                             _ => {}

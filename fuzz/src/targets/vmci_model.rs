@@ -35,7 +35,7 @@ struct Model {
     /// Control packets sent and not seen; the device may keep some for itself.
     packets: HashMap<Way, VecDeque<Vec<u8>>>,
     /// Kinds that a guest has sent at all.
-    said: HashSet<(Way, u8)>,
+    announced: HashSet<(Way, u8)>,
 }
 
 impl Model {
@@ -44,8 +44,8 @@ impl Model {
         queues.flat_map(|(_, queue)| queue).map(|(.., payload)| payload.len() + 32).sum()
     }
 
-    fn has_said(&self, way: Way, kinds: &[PacketType]) -> bool {
-        kinds.iter().any(|kind| self.said.contains(&(way, *kind as u8)))
+    fn has_announced(&self, way: Way, kinds: &[PacketType]) -> bool {
+        kinds.iter().any(|kind| self.announced.contains(&(way, *kind as u8)))
     }
 
     /// What guest `cid` found in its device.
@@ -78,20 +78,20 @@ impl Model {
             P::Rst => return,
             // The device's own, once a queue pair was offered.
             P::Wrote | P::Read | P::WaitingRead | P::WaitingWrite | P::Shutdown => {
-                let far = self.has_said(back, &[P::Offer]) && self.has_said(way, &[P::Attach]);
-                let near = self.has_said(back, &[P::Attach]) && self.has_said(way, &[P::Offer]);
+                let far = self.has_announced(back, &[P::Offer]) && self.has_announced(way, &[P::Attach]);
+                let near = self.has_announced(back, &[P::Attach]) && self.has_announced(way, &[P::Offer]);
                 assert!(far || near, "{kind:?} without a connection: {way:?}");
                 return;
             }
-            P::Invalid if !self.has_said(way, &[P::Invalid]) => return,
+            P::Invalid if !self.has_announced(way, &[P::Invalid]) => return,
             P::Request | P::Request2 => {}
             P::Invalid | P::Negotiate | P::Negotiate2 => {
-                assert!(self.has_said(back, &[P::Request, P::Request2]), "{kind:?} unasked: {way:?}");
+                assert!(self.has_announced(back, &[P::Request, P::Request2]), "{kind:?} unasked: {way:?}");
             }
             P::Offer => {
-                assert!(self.has_said(back, &[P::Negotiate, P::Negotiate2]), "OFFER unasked: {way:?}");
+                assert!(self.has_announced(back, &[P::Negotiate, P::Negotiate2]), "OFFER unasked: {way:?}");
             }
-            P::Attach => assert!(self.has_said(back, &[P::Offer]), "ATTACH unasked: {way:?}"),
+            P::Attach => assert!(self.has_announced(back, &[P::Offer]), "ATTACH unasked: {way:?}"),
         }
         let sent = self.packets.entry(way).or_default();
         let place = sent.iter().position(|bytes| bytes[..] == datagram.payload[..]);
@@ -159,7 +159,7 @@ pub fn run(data: &[u8]) {
                 };
                 let way = (own, from, to, dst);
                 // Known before it is sent: what it brings about may come within the call.
-                model.said.insert((way, kind as u8));
+                model.announced.insert((way, kind as u8));
                 model.packets.entry(way).or_default().push_back(packet.as_bytes().to_vec());
                 guests[which].control(to, packet);
             }

@@ -157,14 +157,14 @@ impl World {
             }
             16 | 17 => {
                 machine.frames.with(|end| {
-                    let mut lent = Vec::new();
-                    while let Some(token) = end.fetch_one().filter(|_| lent.len() < 64) {
+                    let mut in_flight = Vec::new();
+                    while let Some(token) = end.fetch_one().filter(|_| in_flight.len() < 64) {
                         let frame = end.frame(token);
                         let mut bytes = vec![0; frame.len()];
                         frame.spans.read(0, &mut bytes);
-                        lent.push(token);
+                        in_flight.push(token);
                     }
-                    lent.into_iter().for_each(|token| end.finish(&[token]));
+                    in_flight.into_iter().for_each(|token| end.finish(&[token]));
                     end.flush(Instant::now());
                     end.tick(Instant::now());
                 });

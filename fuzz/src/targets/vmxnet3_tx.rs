@@ -1,4 +1,4 @@
-//! What a guest sends: descriptors, bytes and offload requests of its choice. Whatever is lent is what
+//! What a guest sends: descriptors, bytes and offload requests of its choice. Whatever is in_flight is what
 //! the switch may rely on.
 
 use std::time::Instant;
@@ -11,30 +11,30 @@ use vmlane_wire::vmxnet3::desc::OffloadMode;
 use crate::Input;
 use crate::nic::{self, RING};
 
-/// What every lent frame promises.
-fn check(lent: &TxFrame<'_>) {
-    let len = lent.len();
-    assert!((14..=MAX_FRAME).contains(&len) && lent.head.len() <= MAX_HEAD.min(len), "{len}");
-    match lent.offload {
+/// What every in_flight frame promises.
+fn check(in_flight: &TxFrame<'_>) {
+    let len = in_flight.len();
+    assert!((14..=MAX_FRAME).contains(&len) && in_flight.head.len() <= MAX_HEAD.min(len), "{len}");
+    match in_flight.offload {
         Offload::None => {}
         Offload::Checksum { start, field } => {
-            assert!(usize::from(start) < len && usize::from(field) + 2 <= len, "{:?}", lent.offload);
+            assert!(usize::from(start) < len && usize::from(field) + 2 <= len, "{:?}", in_flight.offload);
         }
         Offload::Segment { header, mss } => {
-            assert!(mss > 0 && usize::from(header) < len, "{:?}", lent.offload);
-            assert!(usize::from(header) <= lent.head.len());
+            assert!(mss > 0 && usize::from(header) < len, "{:?}", in_flight.offload);
+            assert!(usize::from(header) <= in_flight.head.len());
         }
-        Offload::Tunnel { header, .. } => assert!(usize::from(header) <= lent.head.len()),
+        Offload::Tunnel { header, .. } => assert!(usize::from(header) <= in_flight.head.len()),
     }
     let mut bytes = vec![0; len];
-    lent.spans.read(0, &mut bytes);
+    in_flight.spans.read(0, &mut bytes);
 }
 
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let (mut rings, mut port) = nic::port(&mut input, true);
     let modes = [OffloadMode::None, OffloadMode::Encapsulated, OffloadMode::Checksum, OffloadMode::Segment];
-    let mut lent = Vec::new();
+    let mut in_flight = Vec::new();
     for _ in 0..200 {
         if input.is_empty() {
             break;
@@ -73,7 +73,7 @@ pub fn run(data: &[u8]) {
                 rings.tx[queue].commands.store_u64(at + 8, input.number::<8>());
             }
             6 => {
-                while let Some(token) = lent.pop() {
+                while let Some(token) = in_flight.pop() {
                     port.finish(&[token]);
                 }
                 port.flush(Instant::now());
@@ -82,12 +82,12 @@ pub fn run(data: &[u8]) {
                 for _ in 0..usize::from(RING) {
                     let Some(token) = port.fetch_one() else { break };
                     check(&port.frame(token));
-                    lent.push(token);
+                    in_flight.push(token);
                 }
             }
         }
     }
-    lent.into_iter().for_each(|token| port.finish(&[token]));
+    in_flight.into_iter().for_each(|token| port.finish(&[token]));
     port.flush(Instant::now());
     port.tick(Instant::now());
 }

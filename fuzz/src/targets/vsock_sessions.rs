@@ -1,5 +1,5 @@
-//! A daemon takes over virtio-vsock sessions whose state is forged, stale, or another session's: the mail, records and
-//! descriptors of a session, what its device has to do, and the last transaction of its worker.
+//! A daemon takes over virtio-vsock sessions whose state is forged, stale, or another session's: the mail,
+//! records and descriptors of a session, what its device has to do, and the last transaction of its worker.
 
 use crate::Input;
 use crate::forged::vsock;

@@ -20,14 +20,16 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// `round.rs` is a file of this name, `handover/link.rs` one in this folder, `worker/worker.rs` one of this crate.
+/// `round.rs` is a file of this name, `handover/link.rs` one in this folder, `worker/worker.rs` one of this
+/// crate.
 fn is_named(path: &str, name: &str) -> bool {
     let without = path.replace("/src/", "/");
     let ends = |path: &str| path == name || path.ends_with(&format!("/{name}"));
     ends(path) || ends(&without)
 }
 
-/// Every file that a journey or "Start here" names is there, and every `Type::function` in a file that has both.
+/// Every file that a journey or "Start here" names is there, and every `Type::function` in a file that has
+/// both.
 pub fn names_of_the_journeys_are_those_of_the_code() {
     let text = read("ARCHITECTURE.md");
     let sources = sources();

@@ -196,7 +196,7 @@ fn every_colour_is_seen_on_its_page() {
 }
 
 #[test]
-fn a_scale_that_is_not_even_says_so_and_a_ratio_always_is_not() {
+fn a_scale_that_is_not_even_is_named_and_a_ratios_never_is_even() {
     let names_scale = |chart: &Chart| alone(chart).contains(", logarithmic scale<");
     assert!(
         names_scale(&chart(Shape::Ratio))

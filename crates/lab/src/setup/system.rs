@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systems_are_told_by_their_id_or_by_what_they_are_like() {
+    fn systems_are_known_by_their_id_or_by_what_they_are_like() {
         let is = |text: &str, family, name: &str| {
             assert_eq!(System::parse(text), System { family, name: name.into() }, "{text}");
         };
