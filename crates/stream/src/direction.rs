@@ -112,7 +112,7 @@ impl Direction {
         Ok(moved)
     }
 
-    /// Makes the direction look again: something may have changed.
+    /// Makes the direction poll again: something may have changed.
     pub fn wake(&mut self) {
         self.sleep = None;
     }

@@ -66,7 +66,7 @@ pub struct StreamEngine {
     /// The first time that a sleeping stream is to be inspected.
     next_inspection: Option<Instant>,
     /// Slots of streams that fell asleep while an end deferred something.
-    withholding: Vec<usize>,
+    deferring: Vec<usize>,
     doorbells: StreamDoorbells,
     /// Those that have rung.
     rung: Vec<(usize, Side)>,
@@ -100,7 +100,7 @@ impl StreamEngine {
             inspect: Interval::new(INSPECT, now),
             silent: Interval::new(SILENT, now),
             next_inspection: None,
-            withholding: Vec::new(),
+            deferring: Vec::new(),
             doorbells: StreamDoorbells::new(now),
             rung: Vec::new(),
             taps: Vec::new(),
@@ -220,7 +220,7 @@ impl StreamEngine {
         if poll || !stream.watch.is_idle(now, polling.window) {
             return;
         }
-        if polling.contended && stream.naps(now, polling.nap) {
+        if polling.contended && stream.try_nap(now, polling.nap) {
             return;
         }
         if self.guarded(slot, |stream| stream.try_sleep(quota, now)) == Some(true) {
@@ -236,9 +236,9 @@ impl StreamEngine {
     fn note_deferred(&mut self, slot: usize) {
         if self.guarded(slot, JoinedStream::flush_deferred) == Some(false)
             && let Some(stream) = self.stream(slot)
-            && !std::mem::replace(&mut stream.withholding, true)
+            && !std::mem::replace(&mut stream.deferring, true)
         {
-            self.withholding.push(slot);
+            self.deferring.push(slot);
         }
     }
 
@@ -328,14 +328,14 @@ impl StreamEngine {
         }
     }
 
-    /// What need not be done every round: counters, readers to remind, streams that never announce
+    /// What need not be done every round: counters, readers to renotify, streams that never announce
     /// anything, the safety net.
     fn housekeeping(&mut self) {
         let now = self.now;
         if self.doorbells.are_due(now) {
             self.answer_doorbells();
         }
-        if !self.withholding.is_empty() {
+        if !self.deferring.is_empty() {
             self.flush_deferred();
         }
         let (bytes, turns) = std::mem::take(&mut self.moved);
@@ -437,7 +437,7 @@ impl Engine for StreamEngine {
             Command::Leave { slot, side, answer } => {
                 self.forget_doorbell(slot, side);
                 if let Some(left) = self.guarded(slot, |stream| stream.leave(side)) {
-                    self.stats.spilled_bytes.add(left.kept as u64);
+                    self.stats.overflow_bytes.add(left.kept as u64);
                     self.stats.lost_bytes.add(left.lost as u64);
                 }
                 if self.stream(slot).is_some_and(|stream| stream.is_over()) {
@@ -510,19 +510,19 @@ impl Rounds for StreamEngine {
 
     /// Ends of streams that sleep. What others defer keeps no worker awake that is awake for them.
     fn undelivered(&self) -> bool {
-        !self.withholding.is_empty()
+        !self.deferring.is_empty()
     }
 
     fn flush_deferred(&mut self) {
-        let mut withholding = std::mem::take(&mut self.withholding);
-        withholding.retain(|&slot| {
+        let mut deferring = std::mem::take(&mut self.deferring);
+        deferring.retain(|&slot| {
             let defers = self.guarded(slot, JoinedStream::flush_deferred) == Some(false);
             if let Some(stream) = self.stream(slot) {
-                stream.withholding = defers;
+                stream.deferring = defers;
             }
             defers
         });
-        self.withholding = withholding;
+        self.deferring = deferring;
     }
 
     /// Streams are armed one by one, when they fall asleep.

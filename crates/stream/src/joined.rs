@@ -66,7 +66,7 @@ pub struct JoinedStream {
     /// The worker's account that its turns are charged to.
     pub account: Account,
     /// The worker has it on its list of streams that fell asleep while an end deferred something.
-    pub withholding: bool,
+    pub deferring: bool,
     /// The ends whose doorbells its worker watches.
     pub watched: [bool; 2],
     stall_check: Option<StallCheck>,
@@ -158,7 +158,7 @@ impl JoinedStream {
             announces,
             watch: Watch::new(false, now),
             account: Account::default(),
-            withholding: false,
+            deferring: false,
             watched: [false; 2],
             stall_check: None,
             inspections: if slow { SLOW_INSPECTIONS } else { INSPECTIONS },
@@ -238,7 +238,7 @@ impl JoinedStream {
         Ok(moved)
     }
 
-    /// Makes both directions look again.
+    /// Makes both directions poll again.
     pub fn wake(&mut self) {
         self.directions.iter_mut().for_each(Direction::wake);
     }
@@ -252,7 +252,7 @@ impl JoinedStream {
     /// Idle while the core is contended: is it left alone for `length`, to be polled then without having been
     /// armed? Once for so many bytes one way ([`WORTH_NAP`]): more will come. What is answered is not kept
     /// waiting.
-    pub fn naps(&mut self, now: Instant, length: Duration) -> bool {
+    pub fn try_nap(&mut self, now: Instant, length: Duration) -> bool {
         if self.naps_until.is_none() {
             let moved = [0, 1].map(|from: usize| self.directions[from].moved());
             let before = std::mem::replace(&mut self.moved_at_nap, moved);
@@ -293,7 +293,7 @@ impl JoinedStream {
             self.backoff = FIRST_INSPECTION;
         }
         // A guest may announce nothing although it was in time: on one CPU, Linux' barriers order nothing for
-        // other CPUs, so its store of an index may become visible after it has looked whether the device
+        // other CPUs, so its store of an index may become visible after it has checked whether the device
         // sleeps. It is visible a moment later.
         self.again = asleep;
         let wait = if self.is_full() { self.backoff } else { FIRST_INSPECTION };
@@ -335,7 +335,7 @@ impl JoinedStream {
         self.next_inspection = Some(now + self.backoff);
     }
 
-    /// Wakes readers that wait for more than one notice told them of.
+    /// Wakes readers that wait for more than one notice announced.
     pub fn renotify_reader(&mut self) -> Result<(), Broken> {
         for side in Side::BOTH {
             if let Some(end) = &mut self.ends[side as usize] {
@@ -425,7 +425,7 @@ impl JoinedStream {
 
     /// The safety net inspects a sleeping stream. See `docs/devices/vmci.md`: ten inspections (more for
     /// guests that are slow to send) with work left undone, no progress between them and other requests of
-    /// the end that should have told of it mean a lost notice.
+    /// the end that should have announced it mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
         if self.again {
             for side in Side::BOTH {
@@ -471,7 +471,7 @@ impl JoinedStream {
         })
     }
 
-    /// Repairs after a lost notice: both ends look again.
+    /// Repairs after a lost notice: both ends poll again.
     pub fn notify_both(&mut self) {
         for notifications in self.ends.iter_mut().flatten().filter_map(|end| end.port.notifications()) {
             notifications.notify_both();

@@ -6,7 +6,7 @@ use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Resumed, Shutdown, Side, StreamEnd};
 use vmlane_worker::{Answer, CommandQueue, Shared};
 
-/// What is waiting to be said of one stream.
+/// Events of one stream that wait to be delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signals(u8);
 

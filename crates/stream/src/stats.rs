@@ -20,7 +20,7 @@ counters! {
         /// Streams ended because our own code panicked on them.
         panics,
         /// Bytes kept for a peer after their sender had left.
-        spilled_bytes,
+        overflow_bytes,
         /// Bytes lost because their sender left and its budget was spent.
         lost_bytes,
         /// Safety net: notices that had got lost. Stays 0 unless there is a bug here or in a guest.

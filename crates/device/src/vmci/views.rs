@@ -44,7 +44,7 @@ pub struct Bound {
 /// `connections`: how many it may have.
 fn bounds(context: &Context, connections: usize) -> Vec<Bound> {
     let (limits, stats) = (&context.limits, &context.stats);
-    let spilled = limits.overflow_bytes.saturating_sub(context.budget.left());
+    let overflow = limits.overflow_bytes.saturating_sub(context.budget.left());
     let rows = [
         ("queue_pairs", context.pairs as u64, limits.queue_pairs as u64, stats.over_queue_pairs.get()),
         (
@@ -56,7 +56,7 @@ fn bounds(context: &Context, connections: usize) -> Vec<Bound> {
         ("connections", context.connections as u64, connections as u64, stats.over_connections.get()),
         ("doorbells", context.doorbells.len() as u64, limits.doorbells as u64, stats.over_doorbells.get()),
         ("inbox_bytes", context.inbox.bytes() as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
-        ("overflow_bytes", spilled as u64, limits.overflow_bytes as u64, context.budget.refused()),
+        ("overflow_bytes", overflow as u64, limits.overflow_bytes as u64, context.budget.refused()),
     ];
     rows.map(|(name, used, limit, refused)| Bound { name, used, limit, refused }).to_vec()
 }

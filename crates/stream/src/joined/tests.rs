@@ -1,4 +1,4 @@
-//! The safety net tells a lost notice from a sender that stands still.
+//! The safety net distinguishes a lost notice from a sender that stands still.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -120,12 +120,12 @@ fn joined(counted: bool) -> (JoinedStream, [Arc<Guest>; 2]) {
     (JoinedStream::new(guests.clone().map(end), Instant::now()), guests)
 }
 
-/// A stream that fell asleep before the guest stored ten bytes and told no one.
+/// A stream that fell asleep before the guest stored ten bytes and notified no one.
 fn asleep(counted: bool) -> (JoinedStream, Arc<Guest>) {
     let (mut stream, [guest, _]) = joined(counted);
     assert_eq!(stream.turn(RING).unwrap(), Turn::Idle);
     assert!(stream.try_sleep(RING, Instant::now()).unwrap());
-    // The second look comes before the guest stores.
+    // The second inspection comes before the guest stores.
     assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
     stream.back_off(Instant::now());
     guest.stored.store(10, Ordering::Relaxed);
@@ -160,7 +160,7 @@ fn a_guest_that_stands_still_has_not() {
     let (mut stream, _) = asleep(true);
     assert_eq!(inspections(&mut stream, || ()), (Inspection::Still, STILL_INSPECTIONS));
     assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
-    // With a request at every other look it takes twice as many.
+    // With a request at every other inspection it takes twice as many.
     let (mut stream, guest) = asleep(true);
     let mut at = 0;
     let sometimes = || {
@@ -185,7 +185,7 @@ fn progress_ends_a_stall_check() {
         }
         assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
         assert!(stream.try_sleep(RING, Instant::now()).unwrap());
-        // The second look comes before the guest stores.
+        // The second inspection comes before the guest stores.
         assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
         stream.back_off(Instant::now());
         guest.stored.store(10, Ordering::Relaxed);
@@ -223,18 +223,18 @@ fn a_stream_that_moves_much_one_way_naps_once_before_it_is_armed() {
     let worth = WORTH_NAP as usize;
     for _ in 0..3 {
         moves(&mut stream, &a, worth, now);
-        assert!(stream.naps(now, length));
+        assert!(stream.try_nap(now, length));
         now += length / 2;
-        assert!(stream.naps(now, length) && stream.is_napping(now), "it goes on");
+        assert!(stream.try_nap(now, length) && stream.is_napping(now), "it goes on");
         now += length;
-        assert!(!stream.naps(now, length), "nothing came: it is to be armed now");
+        assert!(!stream.try_nap(now, length), "nothing came: it is to be armed now");
         moves(&mut stream, &a, 10, now);
-        assert!(!stream.naps(now, length), "a few bytes are not worth another");
+        assert!(!stream.try_nap(now, length), "a few bytes are not worth another");
     }
     moves(&mut stream, &a, worth, now);
     moves(&mut stream, &b, 1, now);
-    assert!(!stream.naps(now, length), "who is answered waits for the answer");
+    assert!(!stream.try_nap(now, length), "who is answered waits for the answer");
     moves(&mut stream, &b, worth, now);
-    assert!(stream.naps(now, length), "the other way is as good");
+    assert!(stream.try_nap(now, length), "the other way is as good");
     assert_eq!(stream.ring_size(), RING);
 }

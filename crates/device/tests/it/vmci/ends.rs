@@ -59,7 +59,7 @@ fn bytes_outlive_their_sender() {
         let all = machine.ram.alloc(machine.ram.free_pages(), Placement::Scattered);
         all.iter().for_each(|page| machine.ram.write(*page, &[0xee; 4096]));
         assert_eq!(world.view(3).overflow_left, full - (RING as usize - 1), "the rest is kept, and charged");
-        assert_eq!(world.stats.spilled_bytes.get(), RING - 1);
+        assert_eq!(world.stats.overflow_bytes.get(), RING - 1);
         assert_eq!(check_pattern(&b, pattern(), 3_000), sent, "{path:?}");
         assert_eq!(b.peer_shutdown(), 3);
         wait_until("what was charged is given back", || world.view(3).overflow_left == full);

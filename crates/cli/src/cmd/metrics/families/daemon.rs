@@ -23,7 +23,7 @@ const STREAMS: [Shown; 9] = [
     shown("deferred", "stream_turns_deferred", "Turns put off because a VM had had its share of the round"),
     shown("broken", "streams_broken", "Streams ended because an end broke the rules of its ring"),
     shown("panics", "stream_faults", "Streams ended because of a fault of ours"),
-    shown_bytes("spilled_bytes", "stream_spilled", "Bytes kept for a peer after their sender had left"),
+    shown_bytes("overflow_bytes", "stream_overflow", "Bytes kept for a peer after their sender had left"),
     shown_bytes(
         "lost_bytes",
         "stream_lost",
