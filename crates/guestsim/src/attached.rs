@@ -73,7 +73,7 @@ fn connect(socket: &std::path::Path, ram: u64) -> Result<(Client, Arc<Ram>, Vec<
     Ok((client, ram, vectors))
 }
 
-/// The registers of a VMXNET3 card behind a socket. Its interrupts are not delivered: the driver looks by
+/// The registers of a VMXNET3 card behind a socket. Its interrupts are not delivered: the driver polls by
 /// itself.
 pub struct AttachedNic {
     client: Mutex<Client>,

@@ -151,7 +151,7 @@ impl Driver {
         }
         self.bitmap = self.ram.alloc(1, Placement::Scattered);
         let ppn = self.bitmap[0] / PAGE as u64;
-        // A 32-bit number and four bytes of padding look the same.
+        // A 32-bit number and four bytes of padding are the same.
         self.call(call::SET_NOTIFY_BITMAP, &ppn.to_le_bytes())
     }
 

@@ -1,6 +1,6 @@
 //! A guest as its threads share it: interrupts are handled by any thread that waits.
 //!
-//! Lock order: dispatch, then what `transport.rs` says.
+//! Lock order: dispatch, then the order that `transport.rs` states.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

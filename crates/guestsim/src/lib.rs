@@ -24,7 +24,7 @@
 //! | `restart.rs` | a daemon that is killed under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
 //!
-//! A waiter here looks again only when a packet that would wake it in Linux has come, so that a lost
+//! A waiter here checks again only when a packet that would wake it in Linux has come, so that a lost
 //! notification hangs a test as it would hang a guest. Not for production use: it trusts the device.
 
 pub mod attached;

@@ -43,7 +43,7 @@ impl Lines {
         })
     }
 
-    /// Connects other lines. The device is to be told ([`vmlane_device::pci::PciDevice::irqs_changed`]).
+    /// Connects other lines. The device is to be notified ([`vmlane_device::pci::PciDevice::irqs_changed`]).
     pub fn set_mode(&self, mode: IrqMode) {
         *self.mode.lock() = mode;
     }
@@ -69,7 +69,7 @@ impl Lines {
         self.rings.load(Ordering::SeqCst)
     }
 
-    /// Wakes all waiters: they look again.
+    /// Wakes all waiters: they check again.
     pub fn ring(&self) {
         self.rings.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {

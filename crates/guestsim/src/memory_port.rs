@@ -63,7 +63,7 @@ struct Inner {
     unreported: Overhead,
     overhead_so_far: usize,
     keeps: bool,
-    /// Checksums of what it sends were verified, it says.
+    /// Checksums of what it sends were verified, it claims.
     verifies: bool,
     dropped: bool,
     failed: bool,
@@ -203,7 +203,7 @@ impl Wire {
         rustix::io::write(doorbell, &1u64.to_ne_bytes()).expect("rung");
     }
 
-    /// How often it was asked to announce frames, and told that it need not.
+    /// How often it was asked to announce frames, and notified that it need not.
     pub fn arms_and_disarms(&self) -> (usize, usize) {
         let inner = self.0.lock();
         (inner.arms, inner.disarms)
@@ -214,7 +214,7 @@ impl Wire {
         self.0.lock().asked
     }
 
-    /// Frames that were lent and are not finished.
+    /// Frames that are in flight.
     pub fn outstanding(&self) -> usize {
         let inner = self.0.lock();
         inner.in_flight - inner.finished
@@ -244,7 +244,7 @@ impl Wire {
         self.0.lock().overhead_so_far
     }
 
-    /// Was the port told that it had failed?
+    /// Was the port notified that it had failed?
     pub fn failed(&self) -> bool {
         self.0.lock().failed
     }

@@ -1,6 +1,6 @@
 //! Streams of bytes that can be made and checked at any position.
 
-/// A stream told apart from others by its seed.
+/// A stream distinguished from others by its seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Pattern {
     pub seed: u64,

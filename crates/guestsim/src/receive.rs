@@ -111,7 +111,7 @@ impl Driver {
         self.lines.take(2);
         self.write(Reg::DataInLow, self.rx.address as u32);
         if self.path == Path::DmaPosted {
-            // Linux looks once, then sleeps until vector 2.
+            // Linux checks once, then sleeps until vector 2.
             let deadline = Instant::now() + TIMEOUT;
             loop {
                 let ticket = self.lines.ticket();

@@ -40,7 +40,7 @@ impl Stream {
         self.socket.state.lock().resets
     }
 
-    /// What the peer has shut down so far, as far as packets handled by now say.
+    /// What the peer has shut down so far, as far as packets handled by now report.
     pub fn peer_shutdown(&self) -> u64 {
         self.socket.state.lock().peer_shutdown
     }

@@ -41,7 +41,7 @@ impl Front {
         Front::over(UnixStream::connect(path)?, features)
     }
 
-    /// A connected socket over which nothing was said yet.
+    /// A connected socket over which nothing was sent yet.
     pub fn new(socket: UnixStream) -> io::Result<Front> {
         socket.set_read_timeout(Some(Duration::from_secs(60)))?;
         Ok(Front { socket, acknowledges: false })
@@ -90,7 +90,7 @@ impl Front {
     }
 
     /// A request whose success is answered. Back ends without REPLY_ACK answer the next question when it is
-    /// done, and say nothing of its success.
+    /// done, and report nothing of its success.
     pub fn ask(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.message(code, payload, fds, self.acknowledges)?;
         if !self.acknowledges {
@@ -151,7 +151,7 @@ impl Front {
         Ok(events)
     }
 
-    /// One of the requests that say a number of a ring.
+    /// One of the requests that set a number of a ring.
     pub fn set_ring(&mut self, code: u32, index: u32, number: u32) -> io::Result<()> {
         self.ask(code, RingState { index: index.into(), number: number.into() }.as_bytes(), &[])
     }

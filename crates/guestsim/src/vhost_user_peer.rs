@@ -158,7 +158,7 @@ impl RawPeer {
         self.memory.write(at, bytes);
     }
 
-    /// Gives a buffer back, for what that says.
+    /// Gives a buffer back, for what that describes.
     pub fn give_back(&mut self, ring: usize, id: u32, len: u32) {
         let used = self.at(self.rings[ring].used.get());
         let slot = usize::from(self.used[ring] % self.size);
@@ -174,7 +174,7 @@ impl RawPeer {
         rustix::io::write(&self.calls[ring], &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Sends bytes behind a header that says `buffers`, in one buffer.
+    /// Sends bytes behind a header that claims `buffers`, in one buffer.
     pub fn send(&mut self, header: [u8; 10], buffers: u16, frame: &[u8]) {
         let id = self.take(0).expect("a buffer");
         let (at, _) = self.bytes(0, id);

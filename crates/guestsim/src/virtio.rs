@@ -27,7 +27,7 @@ pub struct DriverRing {
     wrap: bool,
     /// Chains made available.
     posted: u16,
-    /// Where the next completion is looked for, and in which lap.
+    /// Where the next completion is expected, and in which lap.
     used: u16,
     used_wrap: bool,
     /// By id: descriptors of the ring that a chain takes.

@@ -48,7 +48,7 @@ impl Nic {
         assert_eq!(self.rx.post(&[into(addr, BUFFER)]), id, "buffers come back in order");
     }
 
-    /// Until there is a daemon that takes it. The positions said are those of a ring never used: the record
+    /// Until there is a daemon that takes it. The positions set are those of a ring never used: the record
     /// knows better.
     pub fn attach(&mut self, socket: &Path) {
         let what = format!("a card at {}", socket.display());

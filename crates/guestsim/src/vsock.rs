@@ -180,7 +180,7 @@ impl Bench {
         self.routes.reset_all(guest.cid);
     }
 
-    /// One look at everything.
+    /// One poll of everything.
     pub fn round(&mut self) -> bool {
         self.routes.round(self.now)
     }
@@ -243,7 +243,7 @@ impl Remains {
 }
 
 impl Guest {
-    /// Sends a packet as it is: whatever its header says.
+    /// Sends a packet as it is: whatever its header contains.
     pub fn send(&mut self, header: &Header, payload: &[u8]) {
         self.send_bytes(&[header.as_bytes(), payload].concat());
     }

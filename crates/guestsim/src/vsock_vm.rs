@@ -47,7 +47,7 @@ pub struct End {
     /// Bytes that its program has read, and those that the peer was notified of.
     read: u64,
     reported: u64,
-    /// As the peer last said.
+    /// As the peer last announced.
     room: u32,
     taken: u32,
 }
@@ -153,7 +153,7 @@ impl VsockVm {
         u64::from(sender) << 56 ^ u64::from(peer) << 48 ^ u64::from(port) << 24 ^ u64::from(peer_port)
     }
 
-    /// One look at everything. True if something moved.
+    /// One poll of everything. True if something moved.
     pub fn turn(&mut self) -> bool {
         let mut moved = false;
         while let Some((id, _)) = self.tx.take() {

@@ -99,8 +99,8 @@ pub const BURST: usize = 32;
 /// A burst was not delivered to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Which frame of the burst was refused. Those before it were delivered, those behind it were not looked
-    /// at.
+    /// Which frame of the burst was refused. Those before it were delivered, those behind it were not
+    /// examined.
     pub at: usize,
     /// Why. [`DropReason::NoBuffers`]: not now, later perhaps. Anything else: never.
     pub reason: DropReason,

@@ -8,7 +8,7 @@
 //!
 //! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. The switch between them implements
 //! [`Frames`]. A source describes frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who
-//! calls what, and in which order, is told at [`FramePort`], and `tests/it/frame_port.rs` is a port over
+//! calls what, and in which order, is described at [`FramePort`], and `tests/it/frame_port.rs` is a port over
 //! plain memory that is turned by hand.
 #![cfg_attr(
     not(test),

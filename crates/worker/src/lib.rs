@@ -14,7 +14,7 @@
 //! 4. It goes to sleep in this order: it is marked asleep; **[`Rounds::flush_deferred`]: every port
 //!    delivers what it deferred** (completions, notices, credit, interrupts); [`Rounds::arm`] asks every port
 //!    to announce what comes, and polls it once more; the requests are polled once more; it sleeps.
-//! 5. [`Rounds::woken`] says by what it was woken.
+//! 5. [`Rounds::woken`] is called with what woke it.
 //!
 //! | file | what |
 //! | --- | --- |

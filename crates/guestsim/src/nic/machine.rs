@@ -58,7 +58,7 @@ impl NicMachine {
         machine
     }
 
-    /// The daemon dies after the last request: nothing of it says or stores anything any more.
+    /// The daemon dies after the last request: nothing of it sends or stores anything any more.
     pub fn die(self) -> Remains {
         let (remains, dead) = self.lie_dead();
         // Dropped, the device would stop its port in an orderly way.
@@ -80,7 +80,7 @@ impl NicMachine {
         (Remains { files, records, ram, lines, config, map }, (device, frames))
     }
 
-    /// The next daemon takes over, as `Session::resume` does. Also says why it began anew, if it did.
+    /// The next daemon takes over, as `Session::resume` does. Also returns why it began anew, if it did.
     pub fn take_over(remains: Remains) -> (NicMachine, Result<(), Unusable>) {
         let Remains { mut files, records, ram, lines, config, map } = remains;
         let frames = Arc::new(InlineFrames::default());

@@ -47,7 +47,7 @@ const _: () = assert!(size_of::<DmaUnmap>() == 24);
 impl DmaUnmap {
     /// Wants a bitmap of dirtied pages with the reply.
     pub const DIRTY_BITMAP: u32 = 1;
-    /// Everything, whatever `address` and `size` say.
+    /// Everything, whatever `address` and `size` are.
     pub const ALL: u32 = 2;
 }
 

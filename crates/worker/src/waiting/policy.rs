@@ -129,7 +129,7 @@ impl Policy {
     }
 
     /// Does it spin after `idle`, `rounds` rounds in a row, whatever its ports can do? As [`Self::decide`]
-    /// would say.
+    /// would decide.
     #[inline]
     pub fn spins(&self, idle: Duration, rounds: u32) -> bool {
         rounds < SPINS && self.window.is_within(idle)

@@ -12,7 +12,7 @@ use crate::doorbells::{Doorbell, Doorbells};
 /// than a worker spins by default: where all are idle it sleeps instead.
 pub const QUIET: Duration = Duration::from_millis(1);
 
-/// What tells that a port has something to do that is not polled.
+/// What shows that a port has something to do that is not polled.
 pub enum Source {
     /// Its guest announces it: an event fd among the worker's [`Doorbells`].
     EventFd,
@@ -24,11 +24,11 @@ pub enum Source {
 pub struct Watch {
     /// It is polled in each round.
     pub polled: bool,
-    /// Its guest was asked to announce what it does, and not told yet that it need not.
+    /// Its guest was asked to announce what it does, and not notified yet that it need not.
     pub armed: bool,
     /// Something of it is due by the clock before long.
     pub due_soon: bool,
-    /// It is not polled from now on, and this tells of it.
+    /// It is not polled from now on, and this shows when it has something to do.
     pub source: Option<Source>,
     /// When it last had something to do.
     pub busy: Instant,

@@ -17,7 +17,7 @@ use vmlane_worker::{
 struct Port {
     /// Bytes that a guest has announced.
     written: AtomicUsize,
-    /// Completions of which the guest has not heard yet, and of which it has.
+    /// Completions of which the guest was not notified yet, and of which it was.
     deferred: AtomicUsize,
     delivered: AtomicUsize,
     /// What was deferred still may not be delivered yet.
