@@ -226,7 +226,7 @@ const SHARED: &[(&str, &str, &str)] = &[
         "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
     ),
     (
-        "device/src/virtio/vsock/bridge/mailbox.rs",
+        "device/src/virtio/vsock/bridge/inbox.rs",
         "WaitingCalls::new(MOST_REQUESTS)",
         "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
     ),
