@@ -52,7 +52,7 @@ pub fn run(data: &[u8]) {
             }
             6 => {
                 queue.listen();
-                queue.quiet();
+                queue.suppress_kicks();
             }
             _ => {
                 // It dies; the front end may have written anything into the record.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::vhost::Lines;
 
 /// Repeated after this time, then after twice as long, and so on. A guest of User Mode Linux that was not
-/// heard of after 30 us was at work on the call in most cases, and round trips over virtio-vsock were 1.4
+/// polling after 30 us was at work on the call in most cases, and round trips over virtio-vsock were 1.4
 /// times as long.
 pub const FIRST: Duration = Duration::from_micros(80);
 /// So often, within 1.3 ms. The guest's own clock wakes it later.

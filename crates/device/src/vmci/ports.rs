@@ -1,7 +1,7 @@
 //! Datagrams by byte ports: Linux before 5.18, FreeBSD, old drivers.
 //!
 //! Out: the bytes of one datagram after the other, framed by nothing but their own headers. In: an
-//! endless stream in pages of 4096 bytes, where a datagram starts only where every known driver looks
+//! endless stream in pages of 4096 bytes, where a datagram starts only where every known driver expects one
 //! for one (`docs/devices/vmci.md`, "Port path").
 
 use vmlane_state::{Reader, Writer};

@@ -56,7 +56,7 @@ impl Hypervisor {
         let packet = Packet { sender, addressed, kind, body };
         let via_host = (dst_cid == CID_HOST).then_some(addressed.1);
         inner.contexts.known(cid)?;
-        // Packets about bytes of other connections are many: they look for no forward.
+        // Packets about bytes of other connections are many: no forward is searched for them.
         let forward = via_host.and_then(|port| self.router.vms().get(cid)?.forward(port).copied());
         let (peer, via_host) = match forward {
             Some(forward) => ((forward.to_cid, forward.to_port), via_host),

@@ -218,8 +218,8 @@ impl Nic {
         self.frames.kick(self.port);
     }
 
-    /// Anything may lie anywhere: a NIC whose map loses a part is stopped, and its driver told to reset, in
-    /// case it lives on.
+    /// Anything may lie anywhere: a NIC whose map loses a part is stopped, and its driver notified to reset,
+    /// in case it lives on.
     pub fn unmap(&mut self, start: u64, len: u64) {
         let loses = |active: &&Active| {
             let rest = active.memory.unmap(start, len);

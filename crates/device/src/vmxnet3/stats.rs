@@ -1,4 +1,4 @@
-//! What a NIC's control side did, counted; and the driver's statistics, written where it looks.
+//! What a NIC's control side did, counted; and the driver's statistics, written where it reads them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

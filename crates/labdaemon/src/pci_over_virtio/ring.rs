@@ -16,7 +16,7 @@ pub struct Ring {
 impl Ring {
     pub fn new(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Result<Ring, BadRing> {
         let mut queue = Queue::new(setup, features, memory)?;
-        queue.quiet();
+        queue.suppress_kicks();
         Ok(Ring { queue, memory: memory.clone(), segments: Vec::new() })
     }
 
@@ -80,7 +80,7 @@ impl Ring {
 
     /// The driver need not announce chains.
     pub fn quiet(&mut self) {
-        self.queue.quiet();
+        self.queue.suppress_kicks();
     }
 
     /// Has the driver seen all completions, as far as it is known?

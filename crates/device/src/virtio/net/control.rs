@@ -220,8 +220,8 @@ impl ControlQueue {
         self.queue.listen();
     }
 
-    pub fn quiet(&mut self) {
-        self.queue.quiet();
+    pub fn suppress_kicks(&mut self) {
+        self.queue.suppress_kicks();
     }
 
     /// Has `apply` carry out the commands that wait.

@@ -208,7 +208,7 @@ impl NetPort {
             control,
         };
         port.adopt();
-        port.rx.iter_mut().for_each(|queue| queue.queue.quiet());
+        port.rx.iter_mut().for_each(|queue| queue.queue.suppress_kicks());
         port.disarm();
         port
     }
@@ -427,8 +427,8 @@ impl WakeUp for NetPort {
     }
 
     fn disarm(&mut self) {
-        self.tx.iter_mut().for_each(|queue| queue.queue.quiet());
-        self.control.iter_mut().for_each(|control| control.queue.quiet());
+        self.tx.iter_mut().for_each(|queue| queue.queue.suppress_kicks());
+        self.control.iter_mut().for_each(|control| control.queue.suppress_kicks());
         self.lines.clear();
     }
 

@@ -199,10 +199,10 @@ impl Queue {
     }
 
     /// Notifies the driver that it need not announce chains.
-    pub fn quiet(&mut self) {
+    pub fn suppress_kicks(&mut self) {
         match &mut self.kind {
-            Kind::Split(ring) => ring.quiet(),
-            Kind::Packed(ring) => ring.quiet(),
+            Kind::Split(ring) => ring.suppress_kicks(),
+            Kind::Packed(ring) => ring.suppress_kicks(),
         }
         self.log_ring();
     }

@@ -232,7 +232,7 @@ impl Packed {
         passes(of(off_wrap), new_index, of(old.0))
     }
 
-    pub fn quiet(&mut self) {
+    pub fn suppress_kicks(&mut self) {
         self.device.store_u16(FLAGS, event::DISABLE);
     }
 

@@ -231,7 +231,7 @@ impl Split {
         self.event_index && event() == self.published.get()
     }
 
-    pub fn quiet(&mut self) {
+    pub fn suppress_kicks(&mut self) {
         // With event index the flags are not examined; a chain that is behind the event already
         // announces nothing until the index has come around.
         if !self.event_index {

@@ -497,7 +497,7 @@ impl Bridge {
                 continue;
             }
             let (clients, waits) = (&mut self.clients, early && vms.port(cid).is_none());
-            let may = |call: &Call| !waits && clients.may_ask(call.key.client.0, meter);
+            let may = |call: &Call| !waits && clients.admit(call.key.client.0, meter);
             let Some(call) = guest.inbox.pop_request(may) else {
                 guest.unfinished |= guest.inbox.has_requests();
                 return number > 0;

@@ -13,8 +13,8 @@ const MOST: usize = 1024;
 pub struct Clients(HashMap<u32, Account>);
 
 impl Clients {
-    /// May `cid` have the worker do more in this round?
-    pub fn may_ask(&mut self, cid: u32, meter: &mut Meter<u32>) -> bool {
+    /// Opens the account of `cid` if it has none. True if it may have the worker do more in this round.
+    pub fn admit(&mut self, cid: u32, meter: &mut Meter<u32>) -> bool {
         let known = self.0.contains_key(&cid);
         let account = self.account(cid, meter);
         // One that is new has had nothing yet.

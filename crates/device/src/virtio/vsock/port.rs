@@ -116,7 +116,7 @@ impl Port {
         };
         let ((mut rx, _), (tx, fresh)) = (ring(RX)?, ring(TX)?);
         let fresh = fresh && !resumed && features & feature::VERSION_1 != 0;
-        rx.quiet();
+        rx.suppress_kicks();
         let replies = Replies::open(kept.clone(), cid);
         let tx = Transmit::new(tx, transaction.clone(), kept.clone());
         let mut port = Port {
@@ -438,9 +438,9 @@ impl Port {
     }
 
     pub fn disarm(&mut self) {
-        self.tx.borrow_mut().ring.quiet();
-        self.rx.borrow_mut().ring.quiet();
-        self.shares.lines.clear();
+        self.tx.borrow_mut().ring.suppress_kicks();
+        self.rx.borrow_mut().ring.suppress_kicks();
+        self.lines.clear();
     }
 
     /// Its doorbell is one of `doorbells` from now on, if it has one.

@@ -320,7 +320,7 @@ impl Hypervisor {
                 continue;
             };
             let (produce, consume) = pair.sizes(side);
-            // What the peer was shown last tells how far this end's bytes have gone.
+            // What the peer was shown last shows how far this end's bytes have gone.
             let cur = shown[peer].map(|(_, tail)| tail);
             let Some(port) = QueuePairPort::resumed(queues, produce, consume, own, cur) else {
                 Side::BOTH.into_iter().for_each(|side| notifiers[side].end(End::Detached));

@@ -33,7 +33,7 @@ struct Seen {
     from: (u64, u32),
     to: (u64, u32),
     op: u16,
-    /// Of the transport's header, as the record says: its kind and length.
+    /// Of the transport's header, as the record has it: its kind and length.
     transport: (u16, u16),
     /// Bytes of the whole record, wherever it was cut.
     len: u32,

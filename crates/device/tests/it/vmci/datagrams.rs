@@ -43,7 +43,7 @@ fn one_byte_more_is_refused() {
     let [mut a, mut b] = two(&world, Path::Ports, Path::Dma);
     let much = payload(MAX_DATAGRAM_PAYLOAD + 1);
     assert_eq!(a.send_to(TO, 55, &much), code(VmciError::PayloadTooLarge));
-    // The driver itself refuses this one on the other path; the device answers the stray look.
+    // The driver itself refuses this one on the other path; the device answers the stray check.
     assert_eq!(b.send_to(Handle::new(3, 55), 77, &much), code(VmciError::InvalidArgs));
     assert_eq!(a.send_to(TO, 55, b"well"), 28, "the port has found its way back");
     assert_eq!(b.await_datagrams()[0].payload, b"well");

@@ -134,7 +134,7 @@ fn an_index_outside_the_ring_ends_that_pair_only() {
         let (good, good_peer) = connect(&client, &server, 5000, rings(RING));
         let (bad, bad_peer) = connect(&client, &server, 5001, rings(RING));
         bad.queues(|queues| queues.produce.store_u64(field, value));
-        // A WROTE from either end makes the device look.
+        // A WROTE from either end makes the device poll.
         bad_peer.send_all(b"wake").expect("room");
         assert!(bad_peer.recv(&mut [0; 100]).is_ok(), "{what}");
         wait_until("the pair is ended", || world.stats.broken.get() == 1);

@@ -1,6 +1,6 @@
 //! Everything a guest may do to hurt others, all at once, while two honest guests stream.
 //!
-//! The honest streams stay intact, the hypervisor's tables stay within the quotas, and the counters say
+//! The honest streams stay intact, the hypervisor's tables stay within the quotas, and the counters show
 //! what was refused.
 
 use std::sync::OnceLock;

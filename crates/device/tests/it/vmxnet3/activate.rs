@@ -383,7 +383,7 @@ fn a_transmit_data_ring_is_ignored() {
     });
 }
 
-/// iPXE, OpenBSD and others: what they leave out or say differently.
+/// iPXE, OpenBSD and others: what they leave out or do differently.
 #[test]
 fn what_real_drivers_do_is_accepted() {
     accepted(DriverSpec { mtu: 1522, ..DriverSpec::linux(1) }, |driver| {

@@ -1,5 +1,5 @@
 //! Classes of CVEs in other implementations (facts 7.3) that are not tested beside what they are about: where
-//! the others are, says the table in `SECURITY.md`.
+//! the others are is in the table in `SECURITY.md`.
 
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
@@ -15,7 +15,7 @@ fn words(machine: &NicMachine) -> Vec<u32> {
 }
 
 /// VMware's were uninitialised stack used by commands, and leaked to the guest: no register and no result
-/// holds anything but what it is said to.
+/// holds anything but what it is meant to.
 #[test]
 fn cve_2018_6981_6982_a_guest_reads_no_uninitialised_memory() {
     let (used, mut driver) = active(DriverSpec::linux(6));

@@ -29,7 +29,7 @@ use vmlane_port::{
 /// Bytes of Ethernet, IPv4 and TCP headers without options.
 pub const TCP4_HEADER: usize = 14 + 20 + 20;
 
-/// `len` bytes that tell their position, behind a unicast Ethernet header.
+/// `len` bytes that encode their position, behind a unicast Ethernet header.
 pub fn frame(len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
     frame[..12].copy_from_slice(&[0x52, 0x54, 0, 0, 0, 2, 0x52, 0x54, 0, 0, 0, 1]);

@@ -22,7 +22,7 @@ fn replaced(machine: NicMachine) -> NicMachine {
     machine
 }
 
-/// A frame that says its number.
+/// A frame that carries its number.
 fn numbered(number: u32) -> Vec<u8> {
     let mut frame = frame(64 + number as usize % 1200);
     frame[20..24].copy_from_slice(&number.to_le_bytes());
