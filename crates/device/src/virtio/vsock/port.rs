@@ -440,7 +440,7 @@ impl Port {
     pub fn disarm(&mut self) {
         self.tx.borrow_mut().ring.suppress_kicks();
         self.rx.borrow_mut().ring.suppress_kicks();
-        self.lines.clear();
+        self.shares.lines.clear();
     }
 
     /// Its doorbell is one of `doorbells` from now on, if it has one.
