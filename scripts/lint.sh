@@ -23,6 +23,9 @@ cargo fmt --all --check
 echo '==> cargo clippy'
 cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
+echo '==> words of identifiers and of the log'
+cargo run --release --locked --quiet -p vmlane-runtests -- words
+
 if ! passed doc crates tests fuzz Cargo.toml Cargo.lock; then
   echo '==> cargo doc'
   RUSTDOCFLAGS='-D warnings' cargo doc --release --locked --workspace --no-deps --quiet

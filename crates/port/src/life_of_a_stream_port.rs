@@ -26,7 +26,8 @@
 //! enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move
 //! kicks the stream.
 //!
-//! **Parts that only some ports have.** A port whose other side sleeps has [`Notifications`](crate::Notifications):
+//! **Parts that only some ports have.** A port whose other side sleeps has
+//! [`Notifications`](crate::Notifications):
 //!
 //! * Asleep: [`flush_deferred`](crate::Notifications::flush_deferred) on both ends sends what is due, of what
 //!   the last turn announced, too. While it returns true, the worker stays awake and asks again.
@@ -38,8 +39,8 @@
 //! A port whose rings outlive the daemon has [`Survival`](crate::Survival): when the other end has left bytes
 //! for which there was no room, [`keep`](crate::Survival::keep) gets them for the next daemon's sake.
 //!
-//! **The end.** [`end`](crate::StreamPort::end) reports how the stream ends, behind all bytes before it. When this end leaves, what its
-//! ring holds still moves on; then the port is dropped.
+//! **The end.** [`end`](crate::StreamPort::end) reports how the stream ends, behind all bytes before it. When
+//! this end leaves, what its ring holds still moves on; then the port is dropped.
 //!
 //! Any call may return a [`PortFault`](crate::PortFault): the other side broke the rules of its ring. Then
 //! both ends are notified that the stream is over, and the port is dropped.

@@ -6,9 +6,9 @@
 //! half is full of replaced records the live ones are copied to the other half, and the same word
 //! changes over.
 //!
-//! Something may have scribbled on the file: every record states twice what it is about, in front of its bytes
-//! and behind them, so that damage is known by whom it hurts. Checksums are made with a key that is not in
-//! the file (`secret.rs`): bytes of a guest that are kept in a record are never taken for records, and who
+//! Something may have scribbled on the file: every record states twice what it is about, in front of its
+//! bytes and behind them, so that damage is known by whom it hurts. Checksums are made with a key that is not
+//! in the file (`secret.rs`): bytes of a guest that are kept in a record are never taken for records, and who
 //! has the file alone cannot add one.
 
 mod entry;

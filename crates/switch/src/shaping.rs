@@ -1,10 +1,10 @@
 //! Shaping: how much a port may send and receive, by VMware's three numbers.
 //!
-//! *In* is from the VM into the switch, *out* from the switch to the VM, as in vSphere's words ingress and egress. Each
-//! has a [`Bucket`] of its own. What is shaped in stays in its guest's ring until there are tokens
-//! ([`ShapedPort`] fetches nothing before): the guest waits, nothing is dropped. What is shaped out waits in
-//! a bounded queue of copies ([`FrameQueue`]): its sender has its frame back at once, and what does not fit
-//! is dropped. Senders share that queue by their shares.
+//! *In* is from the VM into the switch, *out* from the switch to the VM, as in vSphere's words ingress and
+//! egress. Each has a [`Bucket`] of its own. What is shaped in stays in its guest's ring until there are
+//! tokens ([`ShapedPort`] fetches nothing before): the guest waits, nothing is dropped. What is shaped out
+//! waits in a bounded queue of copies ([`FrameQueue`]): its sender has its frame back at once, and what does
+//! not fit is dropped. Senders share that queue by their shares.
 //!
 //! A link that the operator set down lets nothing through: what its guest sends is dropped, and what is for
 //! it.

@@ -6,9 +6,9 @@
 //! After a DATAGRAM the reply has a packet socket attached whose messages begin with a [`Peer`].
 //!
 //! The signal line carries [`SIGNAL`]s, which mean "poll the indices". A process that cannot use the ring
-//! itself any more (it forks, for instance) sends [`SWITCH`], touches the ring no more and sends nothing until the
-//! daemon has answered [`SWITCH`]: from there on the socket carries the stream, and the daemon moves the
-//! bytes.
+//! itself any more (it forks, for instance) sends [`SWITCH`], touches the ring no more and sends nothing
+//! until the daemon has answered [`SWITCH`]: from there on the socket carries the stream, and the daemon
+//! moves the bytes.
 //!
 //! A ring's file: the process's data, the daemon's data (`size` bytes each, a power of two of whole
 //! pages), then the page that the process writes, then the page that the daemon writes. The rings

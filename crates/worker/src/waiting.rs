@@ -2,9 +2,9 @@
 //!
 //! A worker that finds nothing to do *spins* (polls again at once, in the CPU's pause instruction), *yields*
 //! (polls again, but offers its core first), *naps* (comes back by a timer, with nothing announced) or
-//! *sleeps* (its ports are armed: until it is notified, or for some limit). An engine reports what its ports can
-//! do by themselves ([`Ports`]), and [`Policy::decide`] decides. A port that is not polled in each round has
-//! a [`Watch`]: an event fd, an armed ring, or a word of guest memory shows it.
+//! *sleeps* (its ports are armed: until it is notified, or for some limit). An engine reports what its ports
+//! can do by themselves ([`Ports`]), and [`Policy::decide`] decides. A port that is not polled in each round
+//! has a [`Watch`]: an event fd, an armed ring, or a word of guest memory shows it.
 //!
 //! What is decided, from what, by which numbers:
 //!
