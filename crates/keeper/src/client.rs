@@ -136,13 +136,17 @@ impl Keeper {
                     // One that is gone already is seen below, or replaced as this one is.
                     let _ = send(&*inner.socket, HOLD, &hold(prefix, Some(*at_most)), None);
                 }
-                for (name, fd) in &inner.held {
-                    if let Err(error) = send(&*inner.socket, PUT, name, Some(fd.as_fd())) {
+                let refused = inner.held.iter().find_map(|(name, fd)| {
+                    Some((name, send(&*inner.socket, PUT, name, Some(fd.as_fd())).err()?))
+                });
+                match refused {
+                    Some((name, error)) => {
                         tracing::warn!(name, %error, "a descriptor cannot be handed to the keeper");
-                        break;
+                    }
+                    None => {
+                        tracing::info!(descriptors = inner.held.len(), "the new keeper has everything");
                     }
                 }
-                tracing::info!(descriptors = inner.held.len(), "the new keeper has everything");
             }
             Err(error) if !std::mem::replace(&mut inner.is_missing, true) => {
                 tracing::error!(path = %self.path.display(), %error, "no keeper; trying again and again");

@@ -22,9 +22,9 @@
 //! * While bytes move, once a millisecond or so: [`renotify_reader`](crate::StreamPort::renotify_reader), for
 //!   a reader that waits for more bytes than its last notification announced.
 //! * Before the stream sleeps, in this order: one more turn to the last byte; `b.renotify_reader()`;
-//! [`a.arm_readable()`](crate::StreamPort::arm_readable), which publishes all room, and, if that is not
-//! enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move
-//! kicks the stream.
+//!   [`a.arm_readable()`](crate::StreamPort::arm_readable), which publishes all room, and, if that is not
+//!   enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move
+//!   kicks the stream.
 //!
 //! **Parts that only some ports have.** A port whose other side sleeps has
 //! [`Notifications`](crate::Notifications):

@@ -3,8 +3,8 @@
 //! Every connection to `route.sock` begins with one [`Record`] and the text behind it:
 //!
 //! * [`Op::Line`]: the helper reports for work. The answer is a [`Reply`](crate::host::Reply) with a packet
-//! socket attached, the *line*, whose messages are records with their texts; the connection itself carries
-//! nothing more. There is one line at a time.
+//!   socket attached, the *line*, whose messages are records with their texts; the connection itself carries
+//!   nothing more. There is one line at a time.
 //! * [`Op::Open`]: a stream from another host to this one. The answer is a [`Reply`](crate::host::Reply),
 //!   with the memory of a ring if its error is 0; the connection is the signal line beside the ring, as after
 //!   a CONNECT with [`FLAG_RING`](crate::host::FLAG_RING).
