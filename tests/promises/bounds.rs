@@ -127,7 +127,7 @@ const ROWS: &[(&str, &[&str])] = &[
         "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
         &[
             "device: vsock::hostile::requests_that_wait_for_a_guest_are_bounded_and_one_client_leaves_places_for_others",
-            "host: sockets::mail::a_guest_that_opens_and_gives_up_faster_than_it_is_served_fills_nothing",
+            "host: sockets::inbox::a_guest_that_opens_and_gives_up_faster_than_it_is_served_fills_nothing",
         ],
     ),
     (
@@ -221,7 +221,7 @@ const SHARED: &[(&str, &str, &str)] = &[
         "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
     ),
     (
-        "host/src/sockets/mail.rs",
+        "host/src/sockets/inbox.rs",
         "WaitingCalls::new(MOST_REQUESTS)",
         "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
     ),

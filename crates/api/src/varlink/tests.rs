@@ -82,7 +82,7 @@ fn the_description_has_every_type_that_it_names() {
         "\ninterface io.vmlane.Control\n",
         "\nmethod Ping() -> (\n  pid: int,\n  daemon: string,\n  layout: int\n)\n",
         "\nmethod VmRemove(name: string, force: ?bool) -> (\n  name: string,\n  file: string,\n  warnings: []string\n)\n",
-        "\n# Ends a mirror that was added so. Needs \"admin\".\nmethod MirrorRemove(name: string) -> ()\n",
+        "\n# Removes a mirror that was added at run time. Needs \"admin\".\nmethod MirrorRemove(name: string) -> ()\n",
         "\nmethod MirrorAdd(mirror: MirrorRequest) -> ()\n",
         "\nmethod Ovn(reports: []OvnReport) -> (\n  entries: []OvnEntry\n)\n",
         "\nmethod Capture(capture: CaptureRequest) -> (\n  points: []CapturePoint\n)\n",
