@@ -93,6 +93,26 @@ mod tests {
         assert!(without.is_empty(), "no help:\n{}", without.join("\n"));
     }
 
+    /// The words are those that `make lint` finds in identifiers and in the log.
+    #[test]
+    fn help_is_in_the_words_of_the_field() {
+        let list = include_str!("../../../scripts/words.txt").lines();
+        let list = list.filter(|line| !line.starts_with(['#']) && !line.starts_with("allow "));
+        let words: Vec<&str> =
+            list.filter_map(|line| line.split_once(": ")).flat_map(|(words, _)| words.split(' ')).collect();
+        let mut root = Cli::command();
+        root.build();
+        let mut all = vec![("vmlane".to_owned(), root.clone())];
+        commands(&root, "vmlane", &mut all);
+        let mut found = Vec::new();
+        for (path, mut command) in all {
+            let text = command.render_long_help().to_string().to_lowercase();
+            let used = text.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| words.contains(word));
+            found.extend(used.map(|word| format!("{path}: {word}")));
+        }
+        assert!(words.len() > 40 && found.is_empty(), "{}", found.join("\n"));
+    }
+
     #[test]
     fn every_command_has_a_man_page() {
         let folder = tempfile::tempdir().unwrap();
