@@ -9,7 +9,7 @@ use vmlane_port::{Budget, PortFault, Resumed, Shutdown, Side, StreamEnd, StreamI
 use crate::trigger::Trigger;
 
 /// The workers as devices see them: each end that is joined is wrapped on its way. Whose it is, its
-/// [`Budget`] tells.
+/// [`Budget`] has.
 pub struct FaultyStreams {
     inner: Arc<dyn Streams>,
     owners: Mutex<Vec<Owner>>,

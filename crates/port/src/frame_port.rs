@@ -148,7 +148,7 @@ pub fn deliver_each(
 /// in any order and long after others were fetched; the port completes frames towards its guest in ring
 /// order. A port that is dropped takes its tokens with it.
 pub trait FramePort: WakeUp + Send + Any {
-    /// Lends the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A
+    /// Takes the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A
     /// frame that is not valid is counted, completed and skipped inside. Fewer than asked for: no more wait,
     /// or too many are in flight.
     fn fetch(&mut self, tokens: &mut [Token]) -> usize;
@@ -218,8 +218,8 @@ pub trait WakeUp {
 
     /// The same for one whose cheap poll finds [`Needs::Nothing`], to be checked side by side with those of
     /// many others: as long as none of these signs has changed, nor anything else happens to it, a cheap poll
-    /// would find the same. False: there are none. Told with a delay of some 100 ms is what they leave out,
-    /// such as an interrupt of the device's own that its guest lets through now.
+    /// would find the same. False: there are none. Noticed with a delay of some 100 ms is what they leave
+    /// out, such as an interrupt of the device's own that its guest lets through now.
     fn signs(&self, into: &mut Vec<Sign>) -> bool;
 
     /// A file that becomes readable when the guest announces a frame, until [`Self::disarm`].

@@ -60,8 +60,9 @@ pub fn deliver_flow(
     mut waits: impl FnMut(Token),
 ) {
     let to = To { slot: flow.receiver, tag: flow.tag, mirror: false };
-    if table.ports.get(to.slot).is_none_or(|port| port.end.is_none()) {
-        return;
+    let Some(port) = table.ports.get(to.slot) else { return };
+    if port.end.is_none() {
+        return flow.tokens().iter().for_each(|_| port.lose(DropReason::Gone));
     }
     let whole = flow.is_merged() && ready(table, to.slot, false);
     if whole && into_port(table, from, to, |receiver| egress.merged(flow, receiver)).is_ok() {

@@ -11,7 +11,7 @@
 //! | `fdb.rs` | stage 2: where it goes |
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
 //! | `fan.rs` | the receivers of a frame to several |
-//! | `coalesce.rs` | in front of stage 3: segments of a burst merged to super-frames |
+//! | `coalesce.rs`, `coalesce/history.rs` | in front of stage 3: segments of a burst merged to super-frames; whether that is worth while |
 //! | `deliver.rs`, `egress.rs`, `segment.rs` | stage 3: into its receiver's port, whole or in segments, checksums |
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
 //! | `announce.rs`, `announce/` | the network behind uplinks is notified of where addresses are |

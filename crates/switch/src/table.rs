@@ -66,8 +66,8 @@ pub struct Table {
     pub nothing: Spans,
     /// Ports whose ends want a flush.
     dirty: Vec<Slot>,
-    /// Ports that lost their ends by a panic and are not detached yet.
-    failed: Vec<Slot>,
+    /// Ports that lost their ends by a panic and are not detached yet, and which of their ends it was.
+    failed: Vec<(Slot, u32)>,
 }
 
 impl Table {
@@ -116,8 +116,9 @@ impl Table {
         let Some(port) = self.ports.get_mut(slot) else { return };
         error!(port = port.id.0, "serving a port panicked; the port is detached");
         port.fail_end();
+        let number = port.attached.number;
         self.report_fault(slot);
-        self.failed.push(slot);
+        self.failed.push((slot, number));
     }
 
     /// A panic in the code that serves a port of another worker: that one ends what is attached to it.
@@ -131,10 +132,15 @@ impl Table {
         }
     }
 
-    /// A port that failed and is to be detached.
+    /// A port that failed and is to be detached. One to which something else was attached since is not.
     #[inline]
     pub fn take_failed(&mut self) -> Option<Slot> {
-        self.failed.pop()
+        while let Some((slot, number)) = self.failed.pop() {
+            if self.ports.get(slot).is_some_and(|port| port.attached.number == number) {
+                return Some(slot);
+            }
+        }
+        None
     }
 
     /// Something happened to a port: it is polled from the next round on.

@@ -131,7 +131,7 @@ impl Link {
         })
     }
 
-    /// Did a longer frame of the same lender go just before, in this round? Then a short one may be the last
+    /// Did a longer frame of the same origin go just before, in this round? Then a short one may be the last
     /// segment of that one's flow: they are merged only if both lie in their sender's memory.
     #[inline]
     fn ends_described_ones(&self, origin: Origin) -> bool {

@@ -101,7 +101,7 @@ impl FramePort for RemotePort {
     )]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let in_flight = self.in_flight.get(token.0 as usize).and_then(Option::as_ref);
-        in_flight.expect("a frame that is lent").frame()
+        in_flight.expect("a frame in flight").frame()
     }
 
     fn finish(&mut self, tokens: &[Token]) {

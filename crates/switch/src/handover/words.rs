@@ -2,7 +2,7 @@
 //! many described ones come next.
 //!
 //! It has one writer and one reader, and is a row of words. An entry is a word with its kind and, of a
-//! frame, its lender, its offload if it has one, and its bytes. Entries follow each other without a gap, so
+//! frame, its origin, its offload if it has one, and its bytes. Entries follow each other without a gap, so
 //! that a frame of 60 bytes is ten words: little more than a cache line that one CPU writes and another one
 //! reads.
 //!

@@ -93,7 +93,7 @@ fn a_worker_stays_awake_for_an_interrupt_that_is_held_back_and_raises_it_before_
     assert!(!bench.0.undelivered());
 }
 
-/// What a port says without a turn is set by hand here, so that a turn is told from none by a frame that
+/// What a port says without a turn is set by hand here, so that a turn differs from none by a frame that
 /// moves.
 #[test]
 fn armed_ports_that_need_nothing_get_no_turn_until_the_clock_wants_one() {
@@ -209,4 +209,25 @@ fn what_the_worker_waits_for_decides_how_it_waits() {
     // A port whose interrupt is held back is not left alone for that.
     bench.0.soon = true;
     assert_eq!(bench.0.ports(), Ports::Due);
+}
+
+#[test]
+fn what_replaces_an_end_that_fails_as_it_goes_stays_attached() {
+    let mut bench = Bench::new();
+    let (sender, receiver) = (bench.guest(1), bench.guest(2));
+    receiver.set_room(Some(0));
+    let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 46]].concat();
+    sender.send(&frame, Offload::None, None);
+    bench.round();
+    assert_eq!(sender.outstanding(), 1, "the frame waits");
+    sender.set_trap(Trap::Finish);
+    let (next, end) = Wire::new(mac(1));
+    bench.request(Request::Of(PortId(1), Change::Attach(end)));
+    bench.round();
+    assert!(sender.dropped() && !next.dropped());
+    receiver.set_room(None);
+    next.send(&frame, Offload::None, None);
+    // Its owner pays for the change first.
+    (0..1000).for_each(|_| bench.round());
+    assert_eq!(receiver.received().len(), 1);
 }

@@ -365,7 +365,7 @@ fn members_come_and_go_and_a_port_keeps_its_way() {
         [0, 1, 2].map(|guest| world.way(guest, &frame(OUTSIDE, mac([1, 3, 4][guest]), 60, 0))).into();
     assert_eq!(ways, [0, 0, 1]);
     assert_eq!(world.way(3, &frame(OUTSIDE, mac(9), 60, 0)), 1);
-    // The first member goes, with what was heard behind it; a guest that gets its place in the table is no
+    // The first member goes, with what was seen behind it; a guest that gets its place in the table is no
     // uplink.
     world.uplinks[0].send(&frame(mac(1), OUTSIDE, 60, 0));
     world.run();

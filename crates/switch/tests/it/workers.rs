@@ -318,8 +318,8 @@ fn live(plans: &[PortPlan], steps: &[Step]) -> [(Vec<Got>, Vec<Counts>); 3] {
     })
 }
 
-/// A frame to nobody's address goes to the uplink, with another worker too, though that one learns meanwhile
-/// that its sender uses this address itself.
+/// A frame to an address that no one has goes to the uplink, with another worker too, though that one learns
+/// meanwhile that its sender uses this address itself.
 #[test]
 fn an_address_that_is_learned_meanwhile_changes_nothing_for_frames_before() {
     let plain = PortPlan {
@@ -537,7 +537,11 @@ fn short_frames_for_a_receiver_without_buffers_take_their_owners_part_of_the_pla
     (0..1000).for_each(|_| guests[0].send(&frame(mac(2), mac(1), 60, 0)));
     bench.run();
     let (waiting, in_flight) = (guests[1].stats.pending.get() as usize, guests[0].wire.outstanding());
-    assert_eq!((waiting, in_flight), (128 + 256, 256), "half of the places, and all that its card lends");
+    assert_eq!(
+        (waiting, in_flight),
+        (128 + 256, 256),
+        "half of the places, and all that its card has in flight"
+    );
     assert_eq!(guests[0].wire.queued(), 1000 - 128 - 256, "its sender is held up");
     (0..300).for_each(|_| guests[2].send(&frame(mac(4), mac(3), 60, 0)));
     bench.run();
