@@ -26,7 +26,7 @@ cargo clippy --release --locked --workspace --all-targets -- -D warnings
 echo '==> words of identifiers and of the log'
 cargo run --release --locked --quiet -p vmlane-runtests -- words
 
-if ! passed doc crates tests fuzz Cargo.toml Cargo.lock; then
+if ! passed doc crates tools tests fuzz Cargo.toml Cargo.lock; then
   echo '==> cargo doc'
   RUSTDOCFLAGS='-D warnings' cargo doc --release --locked --workspace --no-deps --quiet
   note doc

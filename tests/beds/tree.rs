@@ -6,6 +6,25 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the repository")
 }
 
+/// Where crates lie: what the product is made of, and its tools.
+const GROUPS: [&str; 2] = ["crates", "tools"];
+
+/// The folder of each crate, but of `tests` and `fuzz`.
+pub fn crates() -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = (GROUPS.iter())
+        .flat_map(|group| std::fs::read_dir(root().join(group)).expect("a folder of crates"))
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|folder| folder.join("Cargo.toml").exists())
+        .collect();
+    found.sort();
+    found
+}
+
+/// The folder of the crate of this name, where there is one.
+pub fn crate_folder(name: &str) -> Option<PathBuf> {
+    crates().into_iter().find(|folder| folder.ends_with(name))
+}
+
 /// The text of a file, by its path from the root.
 pub fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);

@@ -1,5 +1,5 @@
 //! `vmlane bench` compared with other tools in guests, interleaved in one run: with netperf and iperf3 on a
-//! guest's loopback and from guest to guest, with the tiny tool of `crates/bench/tests/tiny.c` over vsock.
+//! guest's loopback and from guest to guest, with the tiny tool of `tools/bench/tests/tiny.c` over vsock.
 //! Every tool must give a result; the ratios are printed but not checked, because they mean little on a
 //! machine that has other work.
 
@@ -196,7 +196,7 @@ fn over_vsock(from: &Guest, cid: u32, (size, read): (u32, u32)) -> Sample {
 
 fn a_tool_that_shares_no_code_measures_the_same_vsock() {
     let folder = tempfile::tempdir().unwrap();
-    let (program, source) = (folder.path().join("tiny"), tree::root().join("crates/bench/tests/tiny.c"));
+    let (program, source) = (folder.path().join("tiny"), tree::root().join("tools/bench/tests/tiny.c"));
     // The guests' system may be older than this one's.
     let built = Command::new("cc").args(["-O2", "-static"]).arg(source).arg("-o").arg(&program).status();
     assert!(built.expect("cc is there: building vmlane needs it").success());

@@ -2,7 +2,6 @@
 //! decision and not an accident of an `use`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use vmlane_tests::tree;
 
@@ -23,10 +22,11 @@ fn crates_that_read_foreign_bytes_are_linted_against_panics() {
     const LINTS: &str =
         "deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)";
     for (name, _) in ARROWS.iter().filter(|(name, _)| !MAY_PANIC.contains(name) && *name != "tests") {
-        let sources = tree::files(&tree::root().join("crates").join(name).join("src"), "rs");
+        let folder = tree::crate_folder(name).unwrap_or_else(|| panic!("there is no crate {name}"));
+        let sources = tree::files(&folder.join("src"), "rs");
         assert!(
             sources.iter().any(|path| tree::read(path).contains(LINTS)),
-            "crates/{name} reads foreign bytes: its lib.rs has to {LINTS}"
+            "{name} reads foreign bytes: its lib.rs has to {LINTS}"
         );
     }
 }
@@ -175,10 +175,9 @@ fn dependencies(manifest: &toml::Table) -> BTreeSet<String> {
 
 fn manifests() -> BTreeMap<String, BTreeSet<String>> {
     let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(tree::root().join("crates")).expect("the folder of the crates") {
-        let path = entry.expect("a folder").path().join("Cargo.toml");
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
-        let name = path.parent().and_then(Path::file_name).expect("a name").to_string_lossy().into_owned();
+    for folder in tree::crates() {
+        let text = tree::read(folder.join("Cargo.toml"));
+        let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
         let manifest = text.parse().unwrap_or_else(|error| panic!("{name}/Cargo.toml: {error}"));
         found.insert(name, dependencies(&manifest));
     }

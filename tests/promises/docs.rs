@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use vmlane_tests::tree::{files, read, root};
+use vmlane_tests::tree::{crate_folder, crates, files, read, root};
 
 use journeys::names_of_the_journeys_are_those_of_the_code;
 use promises::promises_and_their_tests_name_each_other;
@@ -91,11 +91,11 @@ fn the_crate_map_lists_every_crate_and_its_dependencies() {
         let name = cells[0].trim_matches('`').to_owned();
         assert!(cells.len() == 3, "row {name}: three cells");
         let documented: BTreeSet<String> = cells[2].split('`').skip(1).step_by(2).map(str::to_owned).collect();
-        let folder = if name == "tests" { root().join("tests") } else { root().join("crates").join(&name) };
-        if !folder.is_dir() {
+        let folder = if name == "tests" { Some(root().join("tests")) } else { crate_folder(&name) };
+        let Some(folder) = folder else {
             wrong.push(format!("crate {name} does not exist"));
             continue;
-        }
+        };
         let manifest: toml::Table = read(folder.join("Cargo.toml")).parse().expect("a manifest");
         let ours = manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().flatten();
         let real: BTreeSet<String> =
@@ -106,12 +106,8 @@ fn the_crate_map_lists_every_crate_and_its_dependencies() {
         assert!(listed.insert(name.clone()), "crate {name} is listed twice");
     }
     listed.remove("tests");
-    let real: BTreeSet<String> = fs::read_dir(root().join("crates"))
-        .expect("crates/")
-        .flatten()
-        .filter(|entry| entry.path().join("Cargo.toml").exists())
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
+    let name = |folder: &PathBuf| folder.file_name().expect("a name").to_string_lossy().into_owned();
+    let real: BTreeSet<String> = crates().iter().map(name).collect();
     wrong.extend(real.difference(&listed).map(|name| format!("crate {name} is missing")));
     assert!(wrong.is_empty(), "the table in ARCHITECTURE.md is not true:\n  {}", wrong.join("\n  "));
 }
@@ -184,7 +180,7 @@ fn tests_and_sources_that_pages_name_exist() {
                 && !word.contains(|c: char| c.is_whitespace() || "*<$".contains(c))
         };
         let there = |word: &str| {
-            let paths = ["", "crates"].map(|folder| root().join(folder).join(word));
+            let paths = ["", "crates", "tools"].map(|folder| root().join(folder).join(word));
             paths.into_iter().find(|path| path.exists())
         };
         for (at, word) in words.iter().enumerate() {

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 
 use vmlane_tests::tree::{files, read, root};
 
-/// Rust files of the workspace, each with its path from `crates/`, or from the root, on.
+/// Rust files of the workspace, each with its path from `crates/` or `tools/`, or from the root, on.
 fn sources() -> Vec<(String, String)> {
-    let (crates, tests) = (root().join("crates"), root().join("tests"));
+    let (crates, tools) = (root().join("crates"), root().join("tools"));
     let name = |path: &PathBuf| {
-        let path = path.strip_prefix(&crates).or_else(|_| path.strip_prefix(root())).expect("of the repository");
+        let from = [&crates, &tools].into_iter().find(|group| path.starts_with(group));
+        let path = path.strip_prefix(from.map_or(root(), PathBuf::as_path)).expect("of the repository");
         path.to_string_lossy().into_owned()
     };
-    let all = files(&crates, "rs").into_iter().chain(files(&tests, "rs"));
-    all.map(|path| (name(&path), read(&path))).collect()
+    let all = [&crates, &tools, &root().join("tests")].map(|folder| files(folder, "rs"));
+    all.iter().flatten().map(|path| (name(path), read(path))).collect()
 }
 
 /// What stands between backticks.

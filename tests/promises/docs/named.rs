@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use vmlane_tests::harness::Form;
-use vmlane_tests::tree::{files, root};
+use vmlane_tests::tree::{crate_folder, files};
 
 /// What only parts a crate's files, and is no module of a name.
 const PARTING: [&str; 7] = ["", "it", "lib", "main", "mod", "src", "tests"];
@@ -21,7 +21,7 @@ pub fn exists(name: &str) -> bool {
     let Some((of, path)) = name.split_once(": ") else {
         return own().any(|(own, _)| own == name);
     };
-    let folder = root().join("crates").join(of);
+    let Some(folder) = crate_folder(of) else { return false };
     let modules = |path: &str| -> Vec<String> {
         let parts = path.split(['/', ':']).filter(|part| !PARTING.contains(part));
         parts.map(str::to_owned).collect()
@@ -33,7 +33,7 @@ pub fn exists(name: &str) -> bool {
         modules(&of_the_crate.to_string_lossy()).ends_with(&wanted)
             && texts(file).iter().any(|text| is_run(text, &test))
     };
-    folder.is_dir() && files(&folder, "rs").iter().any(|file| is_there(file))
+    files(&folder, "rs").iter().any(|file| is_there(file))
 }
 
 /// Whether a function is there, and nothing above it marks it as ignored.

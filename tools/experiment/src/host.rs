@@ -154,7 +154,7 @@ pub fn commit(program: &Path) -> Option<String> {
 }
 
 fn commit_of_tree(program: &Path) -> Option<String> {
-    let tree = program.ancestors().find(|dir| dir.join("crates/lab").is_dir())?;
+    let tree = program.ancestors().find(|dir| dir.join("tools/lab").is_dir())?;
     let git = Command::new("git")
         .arg("-C")
         .arg(tree)

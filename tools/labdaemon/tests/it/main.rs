@@ -9,7 +9,7 @@ use vmlane_testkit::Daemon;
 mod confinement;
 mod faults;
 mod pci_over_virtio;
-#[path = "../../../cli/tests/it/common/vsock.rs"]
+#[path = "../../../../crates/cli/tests/it/common/vsock.rs"]
 #[allow(dead_code)] // what only tests of vmlane need
 mod vsock;
 

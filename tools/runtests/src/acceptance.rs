@@ -16,7 +16,7 @@ use crate::{Result, lanes, names, setting};
 
 /// A hash of all that decides what these tests do: sources, committed or not, and settings.
 const TREE: &str = r"
-built=(crates guest packaging scripts tests experiments fuzz .cargo Cargo.toml Cargo.lock Makefile)
+built=(crates tools guest packaging scripts tests experiments fuzz .cargo Cargo.toml Cargo.lock Makefile)
 {
   { git ls-files -z --cached --others --exclude-standard -- ${built[@]} 2>/dev/null ||
       find ${built[@]} -type f -print0 # Unpacked from an archive.
