@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vmlane_device::irq::Interrupts as _;
 use vmlane_device::pci::CONFIG_REGION;
 use vmlane_wire::pci::{command, offset};
+use vmlane_wire::vmxnet3::regs::PageReg;
 
 use crate::events::{eventfd, signals};
 use crate::nic::NicRegisters;
@@ -88,6 +89,14 @@ impl AttachedNic {
         let bits = command::BUS_MASTER | command::MEMORY;
         client.write(CONFIG_REGION as u32, offset::COMMAND as u64, &bits.to_le_bytes())?;
         Ok(AttachedNic { client: Mutex::new(client), ram, _vectors: vectors })
+    }
+}
+
+impl AttachedNic {
+    /// A trapped write to BAR 0, whose answer its vCPU would wait for. This returns at once.
+    pub fn post_page(&self, reg: PageReg, value: u32) {
+        let mut client = self.client.lock();
+        client.post(0, reg.offset(), &value.to_le_bytes()).expect("the server is there");
     }
 }
 

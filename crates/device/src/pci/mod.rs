@@ -25,8 +25,17 @@ pub struct Region {
     pub size: u64,
     pub readable: bool,
     pub writable: bool,
-    /// A file the VMM may map instead of trapping accesses (the whole region, offset 0).
-    pub mmap: Option<OwnedFd>,
+    /// What the VMM may map instead of trapping accesses.
+    pub mmap: Option<Mapping>,
+}
+
+/// The part of a region that a VMM may map: its first bytes.
+#[derive(Debug)]
+pub struct Mapping {
+    /// Where they lie, from its beginning on.
+    pub file: OwnedFd,
+    /// Bytes: whole pages, at most the region's.
+    pub len: u64,
 }
 
 /// How many vectors of each kind the function offers.

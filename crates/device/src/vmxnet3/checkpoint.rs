@@ -9,13 +9,13 @@ use std::sync::Arc;
 use vmlane_mem::Window;
 use vmlane_state::{Found, Journal, Reader, Unusable, Writer};
 use vmlane_wire::ethernet::Mac;
-use vmlane_wire::vmxnet3::regs::BAR0_SIZE;
+use vmlane_wire::vmxnet3::regs::{BAR0_SIZE, LARGE_BAR0_SIZE};
 use vmlane_wire::vmxnet3::shared::Coalesce;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::config::MAX_QUEUES;
 use super::nic::{Nic, Registers};
-use super::profile::Profile;
+use super::pci::config_space;
 use super::{port, rss};
 use crate::pci::Checkpoint;
 
@@ -39,9 +39,9 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Makes the files; they are mapped as a NIC's page and its positions.
-    pub fn new() -> io::Result<(Arc<Window>, Arc<Window>, Kept)> {
-        let (page, page_file) = Window::of_file("vmxnet3-bar0", BAR0_SIZE)?;
+    /// Makes the files; they are mapped as a NIC's BAR 0 of so many bytes and its positions.
+    pub fn new(bar0: u64) -> io::Result<(Arc<Window>, Arc<Window>, Kept)> {
+        let (page, page_file) = Window::of_file("vmxnet3-bar0", bar0)?;
         let (positions, positions_file) = Window::of_file("vmxnet3-rings", POSITIONS)?;
         let (registers, config) = (Vec::new(), Vec::new());
         let kept = Kept { page: page_file, positions: positions_file, registers, config };
@@ -55,12 +55,8 @@ impl Kept {
 
     /// Takes a previous daemon's files in place of those of `nic`.
     pub fn adopt(&mut self, nic: &mut Nic, files: &mut Found) {
-        if let Some(file) = files.take(PAGE).filter(|file| holds(file, BAR0_SIZE))
-            && let Ok(page) = Window::over_file(&file, BAR0_SIZE)
-        {
-            nic.page = Arc::new(page);
-            nic.vectors = Arc::new(nic.vectors.over(nic.page.clone()));
-            self.page = file;
+        if let Some(file) = files.take(PAGE) {
+            self.adopt_page(nic, file);
         }
         if let Some(file) = files.take(RINGS).filter(|file| holds(file, POSITIONS))
             && let Ok(positions) = Window::over_file(&file, POSITIONS)
@@ -70,6 +66,19 @@ impl Kept {
         } else {
             port::forget(&nic.positions);
         }
+    }
+
+    /// BAR 0 keeps the size that the VMM knows.
+    fn adopt_page(&mut self, nic: &mut Nic, file: OwnedFd) {
+        let size = [LARGE_BAR0_SIZE, BAR0_SIZE].into_iter().find(|&size| holds(&file, size));
+        let page = size.and_then(|size| Window::over_file(&file, size).ok());
+        let Some(page) = page else { return };
+        if let Ok(space) = config_space(&nic.config, page.len() as u64) {
+            nic.space = space;
+        }
+        nic.page = Arc::new(page);
+        nic.vectors = Arc::new(nic.vectors.over(nic.page.clone()));
+        self.page = file;
     }
 
     /// Stages what has changed since the last call.
@@ -98,7 +107,7 @@ pub fn restore(nic: &mut Nic, checkpoint: &Checkpoint<'_>) -> Result<(), Unusabl
     }
     // No record: the device had not been used yet.
     let Some(bytes) = checkpoint.record(REGISTERS) else { return Ok(()) };
-    let restored = registers(&mut Reader::new(bytes), nic.config.profile);
+    let restored = registers(&mut Reader::new(bytes), nic.config.profile.revision(), nic.offered());
     let (regs, active) = restored.ok_or(Unusable::Record { kind: REGISTERS })?;
     nic.regs = regs;
     nic.config.handle.set_identity(nic.regs.revision, nic.regs.mac);
@@ -109,8 +118,9 @@ pub fn restore(nic: &mut Nic, checkpoint: &Checkpoint<'_>) -> Result<(), Unusabl
     Ok(())
 }
 
-/// The registers of a previous daemon; whether it was active.
-fn registers(from: &mut Reader<'_>, profile: Profile) -> Option<(Registers, bool)> {
+/// The registers of a previous daemon; whether it was active. `newest`, `offered`: the newest revision, and
+/// the first capability word.
+fn registers(from: &mut Reader<'_>, newest: u8, offered: u32) -> Option<(Registers, bool)> {
     let revision = from.option()?.map(|revision| revision as u8);
     let (shared_low, shared, result) = (from.u32()?, from.u64()?, from.u32()?);
     let (mac_low, mac) = (from.u32()?, Mac(from.bytes()?.try_into().ok()?));
@@ -121,11 +131,11 @@ fn registers(from: &mut Reader<'_>, profile: Profile) -> Option<(Registers, bool
     };
     let active = from.flag()?;
     from.end()?;
-    let known = revision.is_none_or(|revision| (1..=profile.revision()).contains(&revision));
+    let known = revision.is_none_or(|revision| (1..=newest).contains(&revision));
     if !known || !mac.is_unicast() {
         return None;
     }
-    let granted = granted & profile.capabilities();
+    let granted = granted & offered;
     let rss_fields = rss_fields & rss::ALL_FIELDS;
     let regs =
         Registers { revision, shared_low, shared, result, mac_low, mac, granted, rss_fields, coalesce };

@@ -114,7 +114,7 @@ impl Nic {
             Command::GetMaxQueues => {
                 u32::from(self.config.max_queues) << 8 | u32::from(self.config.max_queues)
             }
-            Command::GetMaxCapabilities => profile.capabilities(),
+            Command::GetMaxCapabilities => self.offered(),
             Command::GetCapabilities => self.regs.granted,
             _ => DONE,
         }
@@ -178,6 +178,7 @@ impl Nic {
         stats::write_status(&table, &shared);
         self.vectors.arm(interrupts.count, interrupts.auto_mask);
         let running = Running { shared: shared.clone(), control: interrupts.control };
+        let doorbell = self.doorbell(revision, tx.len() as u8);
         self.config.handle.activated(running.clone(), mtu);
         let setup = Setup {
             revision,
@@ -188,11 +189,15 @@ impl Nic {
             tx,
             rx,
             shared,
+            doorbell: doorbell.clone(),
             positions: self.positions.clone(),
         };
         let stats = self.frames.stats(self.port);
         let port = match position {
-            Position::FirstDescriptor => NicPort::new(setup, stats),
+            Position::FirstDescriptor => {
+                doorbell.iter().for_each(|doorbell| doorbell.clear_mapped());
+                NicPort::new(setup, stats)
+            }
             Position::Checkpoint => match NicPort::restored(setup, stats) {
                 Some(port) => port,
                 None => {
@@ -203,7 +208,7 @@ impl Nic {
                 }
             },
         };
-        self.active = Some(Active { running, memory, table, config, level, revision });
+        self.active = Some(Active { running, memory, table, config, level, revision, doorbell });
         self.stats().activations.inc();
         tracing::debug!(mac = %self.config.mac, revision, mtu, view = ?self.config.handle.view(), "active");
         self.frames.attach(self.port, Box::new(port));

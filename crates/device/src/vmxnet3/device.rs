@@ -8,7 +8,7 @@ use std::time::Duration;
 use vmlane_mem::MemoryMap;
 use vmlane_port::{Frames, PortId};
 use vmlane_state::{Found, Journal, Unusable};
-use vmlane_wire::vmxnet3::regs::{Reg, capability};
+use vmlane_wire::vmxnet3::regs::{BAR0_SIZE, Reg, capability};
 use vmlane_wire::vmxnet3::shared::at;
 
 use super::checkpoint::{self, Kept};
@@ -16,10 +16,10 @@ use super::command::mac_words;
 use super::config::{CreateError, MAX_QUEUES, NicConfig};
 use super::nic::{Nic, Registers};
 use super::out_of_service;
-use super::pci::{bar_size, config_space, in_range, msix_vectors};
+use super::pci::{config_space, msix_vectors};
 use super::vectors::Vectors;
 use crate::irq::Interrupts;
-use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region, Survives};
+use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, Mapping, PciDevice, Region, Survives};
 
 /// A VMXNET3 NIC. One session drives it; what is behind [`Frames`] moves its frames.
 pub struct Vmxnet3Device {
@@ -42,8 +42,9 @@ impl Vmxnet3Device {
         if !(1..=MAX_QUEUES).contains(&config.max_queues) {
             return Err(CreateError::Queues(config.max_queues));
         }
-        let space = config_space(&config)?;
-        let (page, positions, kept) = Kept::new().map_err(CreateError::Page)?;
+        let bar0 = config.profile.bar0_size();
+        let space = config_space(&config, bar0)?;
+        let (page, positions, kept) = Kept::new(bar0).map_err(CreateError::Page)?;
         config.handle.set_identity(None, config.mac);
         let nic = Nic {
             frames,
@@ -74,7 +75,7 @@ impl Vmxnet3Device {
             Reg::InterruptCause => self.nic.vectors.acknowledge(),
             Reg::Events => self.nic.with_area(|area| area.load_u32(at::EVENTS)).unwrap_or(0),
             // The offer, whatever was granted: a driver that is loaded again reads it again.
-            Reg::Capability(0) => profile.capabilities(),
+            Reg::Capability(0) => self.nic.offered(),
             Reg::PassThrough(0) if profile.revision() >= 7 => capability::ERROR,
             Reg::Capability(_) | Reg::PassThrough(_) => 0,
         }
@@ -103,7 +104,7 @@ impl Vmxnet3Device {
             Reg::Events => {
                 self.nic.with_area(|area| area.clear_bits_u32(at::EVENTS, value));
             }
-            Reg::Capability(0) => self.nic.regs.granted = value & self.nic.config.profile.capabilities(),
+            Reg::Capability(0) => self.nic.regs.granted = value & self.nic.offered(),
             Reg::Capability(_) => {}
             Reg::PassThrough(_) | Reg::InterruptCause => self.nic.stats().register_holes.inc(),
         }
@@ -128,9 +129,11 @@ impl Vmxnet3Device {
 
 impl PciDevice for Vmxnet3Device {
     fn region(&self, index: usize) -> Region {
-        let size = if index == CONFIG_REGION { self.nic.space.size() } else { bar_size(index) };
+        let size = if index == CONFIG_REGION { self.nic.space.size() } else { self.nic.bar_size(index) };
         let mapped = index == 0 && !self.nic.config.trapped;
-        let mmap = if mapped { self.kept.page.try_clone().ok() } else { None };
+        let file = if mapped { self.kept.page.try_clone().ok() } else { None };
+        // The second page, where there is one, stays trapped.
+        let mmap = file.map(|file| Mapping { file, len: BAR0_SIZE });
         Region { size, readable: size > 0, writable: size > 0, mmap }
     }
 
@@ -142,7 +145,7 @@ impl PciDevice for Vmxnet3Device {
         if region == CONFIG_REGION {
             return self.nic.space.read(offset, data);
         }
-        in_range(region, offset, data.len())?;
+        self.nic.in_range(region, offset, data.len())?;
         data.fill(0);
         if self.nic.apply_quarantine() {
             out_of_service::read(&self.nic.regs, region, offset, data);
@@ -174,7 +177,7 @@ impl PciDevice for Vmxnet3Device {
             }
             return Ok(());
         }
-        in_range(region, offset, data.len())?;
+        self.nic.in_range(region, offset, data.len())?;
         if self.nic.apply_quarantine() {
             let revision = self.nic.revision();
             out_of_service::write(&mut self.nic.regs, revision, region, offset, data);

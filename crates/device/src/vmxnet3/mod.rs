@@ -6,6 +6,7 @@
 //! | `nic.rs` | the NIC: its state, resets, what ends an activation |
 //! | `command.rs` | its commands, each done when its write returns |
 //! | `vectors.rs` | interrupt masks and who may fire |
+//! | `doorbell.rs` | what wakes the worker, where a driver's doorbells are trapped |
 //! | `checkpoint.rs` | what the next daemon needs, and how it continues |
 //! | `out_of_service.rs` | a NIC that the operator has taken out of service |
 //! | `activate.rs` | the shared area checked once and for all |
@@ -34,6 +35,7 @@ mod checkpoint;
 mod command;
 mod config;
 mod device;
+mod doorbell;
 mod driver_config;
 mod handle;
 mod nic;
@@ -49,6 +51,7 @@ pub mod vectors;
 pub use activate::{RefusedActivation, RingName};
 pub use config::{CreateError, MAX_QUEUES, NicConfig};
 pub use device::Vmxnet3Device;
+pub use doorbell::Doorbell;
 pub use handle::{NicHandle, NicView};
 pub use profile::{Profile, UnknownProfile};
 pub use stats::NicStats;

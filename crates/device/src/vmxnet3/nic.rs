@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use vmlane_mem::{MemoryMap, Window};
 use vmlane_port::{Frames, PortId};
 use vmlane_wire::ethernet::Mac;
-use vmlane_wire::vmxnet3::regs::{BAR0_SIZE, PageReg, event};
+use vmlane_wire::vmxnet3::regs::{LARGE_BAR0_SIZE, PageReg, capability, event};
 use vmlane_wire::vmxnet3::shared::{Coalesce, DriverShared};
 
 use super::activate::{self, RefusedActivation};
 use super::config::NicConfig;
+use super::doorbell::Doorbell;
 use super::driver_config::{Context, DriverConfig};
 use super::handle::Running;
 use super::rss;
@@ -73,6 +74,8 @@ pub struct Active {
     pub level: usize,
     /// By which its fields were read.
     pub revision: u8,
+    /// None: its driver's doorbells reach no one.
+    pub doorbell: Option<Arc<Doorbell>>,
 }
 
 /// A NIC behind a port of the switch.
@@ -97,6 +100,20 @@ pub struct Nic {
 impl Nic {
     pub fn stats(&self) -> &NicStats {
         &self.config.handle.stats
+    }
+
+    /// The first capability word. A session that began with a small BAR 0 keeps it.
+    pub fn offered(&self) -> u32 {
+        let small = self.bar_size(0) < LARGE_BAR0_SIZE;
+        self.config.profile.capabilities() & if small { !capability::LARGE_BAR } else { !0 }
+    }
+
+    /// The doorbell of an activation by `revision` with so many transmit queues. None: its driver rings where
+    /// no one is notified.
+    pub fn doorbell(&self, revision: u8, queues: u8) -> Option<Arc<Doorbell>> {
+        let announces = revision >= 7 && self.regs.granted & capability::LARGE_BAR != 0;
+        // Without a file the worker polls, as for other drivers.
+        announces.then(|| Doorbell::new(self.page.clone(), queues).ok().map(Arc::new)).flatten()
     }
 
     /// The revision by which memory is read.
@@ -144,7 +161,7 @@ impl Nic {
         self.space.reset();
         self.reset_driver_state();
         // Doorbells: masks are the vectors'.
-        let doorbells = PageReg::TxProducer(0).offset() as usize..BAR0_SIZE as usize;
+        let doorbells = PageReg::TxProducer(0).offset() as usize..self.page.len();
         doorbells.step_by(4).for_each(|at| self.page.store_u32(at, 0));
         self.regs.result = 0;
         self.regs.mac_low = 0;
@@ -183,6 +200,8 @@ impl Nic {
             return;
         }
         self.regs.revision = Some(bit.trailing_zeros() as u8 + 1);
+        // Another driver may ring elsewhere.
+        self.regs.granted = 0;
         self.config.handle.set_identity(self.regs.revision, self.regs.mac);
     }
 
@@ -212,8 +231,12 @@ impl Nic {
         self.stats().trapped_writes.inc();
         self.page.store_u32(offset as usize, value);
         let Some(active) = &self.active else { return };
-        if matches!(reg, PageReg::Mask(_)) {
-            self.vectors.fire_pending(active.running.control_word());
+        match (reg, &active.doorbell) {
+            (PageReg::LargeTxProducer(_), Some(doorbell)) => return doorbell.ring(),
+            (PageReg::Mask(_), _) => {
+                self.vectors.fire_pending(active.running.control_word());
+            }
+            _ => {}
         }
         self.frames.kick(self.port);
     }

@@ -1,11 +1,11 @@
 //! The device as PCI sees it: configuration space, BARs, vectors.
 
 use vmlane_wire::vmxnet3::regs::{
-    BAR0_SIZE, BAR1_SIZE, BAR2_SIZE, CLASS, DEVICE_ID, EXTENDED_VECTORS, PBA_OFFSET, REVISION_ID, VECTORS,
-    VENDOR_ID,
+    BAR1_SIZE, BAR2_SIZE, CLASS, DEVICE_ID, EXTENDED_VECTORS, PBA_OFFSET, REVISION_ID, VECTORS, VENDOR_ID,
 };
 
 use super::config::NicConfig;
+use super::nic::Nic;
 use crate::pci::AccessError;
 use crate::pci::config::{Bar, ConfigError, ConfigSpace, Msix};
 
@@ -20,13 +20,14 @@ pub(super) fn msix_vectors(nic: &NicConfig) -> u16 {
     }
 }
 
-pub(super) fn config_space(nic: &NicConfig) -> Result<ConfigSpace, ConfigError> {
+/// With a BAR 0 of so many bytes.
+pub(super) fn config_space(nic: &NicConfig, bar0: u64) -> Result<ConfigSpace, ConfigError> {
     let builder = ConfigSpace::builder(VENDOR_ID, DEVICE_ID)
         .class(CLASS)
         .revision(REVISION_ID)
         .subsystem(VENDOR_ID, DEVICE_ID)
         .interrupt_pin(1)
-        .bar(0, Bar::Mem32 { size: BAR0_SIZE as u32 })
+        .bar(0, Bar::Mem32 { size: bar0 as u32 })
         .bar(1, Bar::Mem32 { size: BAR1_SIZE as u32 })
         .bar(2, Bar::Mem32 { size: BAR2_SIZE as u32 })
         .msi(0x84);
@@ -36,20 +37,22 @@ pub(super) fn config_space(nic: &NicConfig) -> Result<ConfigSpace, ConfigError> 
     }
 }
 
-/// Bytes of a BAR.
-pub(super) fn bar_size(region: usize) -> u64 {
-    match region {
-        0 => BAR0_SIZE,
-        1 => BAR1_SIZE,
-        2 => BAR2_SIZE,
-        _ => 0,
+impl Nic {
+    /// Bytes of a BAR. BAR 0 is as large as when the session began.
+    pub(super) fn bar_size(&self, region: usize) -> u64 {
+        match region {
+            0 => self.page.len() as u64,
+            1 => BAR1_SIZE,
+            2 => BAR2_SIZE,
+            _ => 0,
+        }
     }
-}
 
-pub(super) fn in_range(region: usize, offset: u64, len: usize) -> Result<(), AccessError> {
-    let end = offset.checked_add(len as u64);
-    if end.is_some_and(|end| end <= bar_size(region)) {
-        return Ok(());
+    pub(super) fn in_range(&self, region: usize, offset: u64, len: usize) -> Result<(), AccessError> {
+        let end = offset.checked_add(len as u64);
+        if end.is_some_and(|end| end <= self.bar_size(region)) {
+            return Ok(());
+        }
+        Err(AccessError::OutOfRange { region: region as u32, offset, len })
     }
-    Err(AccessError::OutOfRange { region: region as u32, offset, len })
 }

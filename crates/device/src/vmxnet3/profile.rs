@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use vmlane_wire::vmxnet3::regs::{capability, feature, interrupt_type};
+use vmlane_wire::vmxnet3::regs::{BAR0_SIZE, LARGE_BAR0_SIZE, capability, feature, interrupt_type};
 
 use super::setup::{Features, Moderation};
 
@@ -17,7 +17,7 @@ pub enum Profile {
     /// What Enhanced VMXNET2 could do, for comparison: revision 1, one interrupt, no RSS, no
     /// aggregates, 1 Gbit/s, short rings.
     Vmxnet2Class,
-    /// Revision 7 on top: capability words, tunnel offloads.
+    /// Revision 7 on top: capability words, tunnel offloads, doorbells that announce what an idle NIC sends.
     Full,
 }
 
@@ -96,6 +96,13 @@ impl Profile {
             | capability::VXLAN_TSO
             | capability::GENEVE_OUTER_CHECKSUM
             | capability::VXLAN_OUTER_CHECKSUM
+            | capability::LARGE_BAR
+    }
+
+    /// Bytes of BAR 0 in a session that begins.
+    pub fn bar0_size(self) -> u64 {
+        let large = self.capabilities() & capability::LARGE_BAR != 0;
+        if large { LARGE_BAR0_SIZE } else { BAR0_SIZE }
     }
 
     /// `uptFeatures` within the profile.

@@ -8,6 +8,8 @@ use vmlane_mem::{MemoryMap, Window};
 use vmlane_port::Filter;
 use vmlane_stats::Counter;
 
+use super::doorbell::Doorbell;
+
 /// A ring of 16-byte descriptors, wholly inside the guest's memory.
 #[derive(Debug)]
 pub struct Ring {
@@ -56,6 +58,8 @@ pub struct Setup {
     pub tx: Vec<TxSetup>,
     pub rx: Vec<RxSetup>,
     pub shared: Arc<Shared>,
+    /// Where its driver announces what it sends; None: nowhere.
+    pub doorbell: Option<Arc<Doorbell>>,
     /// Outlives the daemon: where in the rings the device is.
     pub positions: Arc<Window>,
 }

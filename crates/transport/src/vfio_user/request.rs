@@ -12,8 +12,8 @@ use vmlane_device::pci::{AccessError, PciDevice, REGIONS};
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
 use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{
-    Command, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Kind, RegionAccess, RegionInfo, SetIrqs, Version,
-    irq_index, split,
+    Command, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Kind, RegionAccess, RegionInfo, SetIrqs, SparseMmap,
+    Version, irq_index, split,
 };
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -240,17 +240,26 @@ impl<'d> Requests<'d> {
         ] {
             flags |= if set { flag } else { 0 };
         }
-        // No list of areas: without one the client maps the whole region from the descriptor.
+        // Without a list of areas the client maps the whole region from the descriptor.
+        let sparse = region.mmap.as_ref().filter(|mapping| mapping.len < region.size);
+        let sparse = sparse.map(|mapping| SparseMmap::first(mapping.len));
+        let (mut argsz, mut cap_offset) = (size_of::<RegionInfo>() as u32, 0);
+        if sparse.is_some() {
+            (flags, cap_offset) = (flags | RegionInfo::CAPS, argsz);
+            argsz += size_of::<SparseMmap>() as u32;
+        }
         reply.put(&RegionInfo {
-            argsz: U32::new(size_of::<RegionInfo>() as u32),
+            argsz: U32::new(argsz),
             flags: U32::new(flags),
             index: request.index,
-            cap_offset: U32::ZERO,
+            cap_offset: U32::new(cap_offset),
             size: region.size.into(),
             offset: 0.into(),
         });
-        if let Some(fd) = region.mmap {
-            reply.attach(fd);
+        // A client that asked with less room asks again.
+        sparse.filter(|_| request.argsz.get() >= argsz).iter().for_each(|sparse| reply.put(sparse));
+        if let Some(mapping) = region.mmap {
+            reply.attach(mapping.file);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use vmlane_guestsim::{eventfd, signals};
 use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
 use vmlane_wire::vfio_user::{SetIrqs, irq_index};
 
-use crate::common::{Journal, PEEK, POKE, RAISE, REGISTERS, Seen, Toy};
+use crate::common::{Journal, PARTLY_MAPPED, PEEK, POKE, RAISE, REGISTERS, Seen, Toy};
 
 const CONFIG: u32 = 7;
 
@@ -46,6 +46,9 @@ fn it_finds_the_regions_and_vectors_that_the_device_has() {
     assert_eq!(sizes, [0x1000, 16, REGISTERS, 0, 256]);
     assert!(region(0).file_offset.is_some(), "the page that may be mapped");
     assert!([1, 2, 3, CONFIG].iter().all(|&index| region(index).file_offset.is_none()));
+    assert!(region(0).sparse_areas.is_empty(), "all of it");
+    let areas = region(PARTLY_MAPPED as u32).sparse_areas.iter().map(|area| (area.offset, area.size));
+    assert_eq!(areas.collect::<Vec<_>>(), [(0, 0x1000)]);
     let msix = client.get_irq_info(irq_index::MSIX).expect("an answer");
     assert_eq!((msix.index, msix.count), (irq_index::MSIX, 3));
     assert_eq!(client.get_irq_info(irq_index::INTX).expect("an answer").count, 1);

@@ -7,7 +7,7 @@ use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_guestsim::{eventfd, signals};
 use vmlane_wire::vfio_user::{IrqInfo, RegionInfo, SetIrqs, irq_index};
 
-use crate::common::{Fixture, PEEK, POKE, RAISE, Seen};
+use crate::common::{Fixture, PARTLY_MAPPED, PEEK, POKE, RAISE, Seen};
 
 const EINVAL: Option<u32> = Some(22);
 const EEXIST: Option<u32> = Some(17);
@@ -30,6 +30,9 @@ fn a_vmm_learns_what_the_device_is() {
     assert_eq!(rustix::fs::fstat(fd.expect("a mappable region brings its file")).unwrap().st_size, 0x1000);
     let (bar1, fd) = f.vmm.region_info(1).unwrap();
     assert_eq!((bar1.flags.get(), fd.is_none()), (RegionInfo::READ, true));
+    let (partly, fd) = f.vmm.region_info(PARTLY_MAPPED as u32).unwrap();
+    assert_eq!((partly.size.get(), partly.flags.get(), fd.is_some()), (0x2000, 7 | RegionInfo::CAPS, true));
+    assert_eq!((partly.argsz.get(), partly.cap_offset.get()), (64, 32), "what did not fit, and where it is");
     let (absent, _) = f.vmm.region_info(4).unwrap();
     assert_eq!((absent.size.get(), absent.flags.get(), absent.argsz.get()), (0, 0, 32));
     assert_eq!(f.vmm.region_info(8).unwrap_err().errno(), EINVAL);

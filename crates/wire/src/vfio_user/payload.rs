@@ -84,6 +84,39 @@ impl RegionInfo {
     pub const READ: u32 = 1;
     pub const WRITE: u32 = 2;
     pub const MMAP: u32 = 4;
+    /// A list of capabilities follows, if `argsz` of the request has room for it.
+    pub const CAPS: u32 = 8;
+}
+
+/// The capability of a region of which one area can be mapped, and nothing else of it (VFIO's *sparse mmap*).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SparseMmap {
+    pub id: U16,
+    pub version: U16,
+    /// Offset of the next capability; 0: this is the last one.
+    pub next: U32,
+    /// Areas that follow.
+    pub areas: U32,
+    pub reserved: U32,
+    pub offset: U64,
+    pub size: U64,
+}
+const _: () = assert!(size_of::<SparseMmap>() == 32);
+
+impl SparseMmap {
+    /// The first `size` bytes can be mapped; the last capability.
+    pub fn first(size: u64) -> SparseMmap {
+        SparseMmap {
+            id: U16::new(1),
+            version: U16::new(1),
+            next: U32::ZERO,
+            areas: U32::new(1),
+            reserved: U32::ZERO,
+            offset: U64::ZERO,
+            size: U64::new(size),
+        }
+    }
 }
 
 /// Request and reply of `DEVICE_GET_IRQ_INFO`.

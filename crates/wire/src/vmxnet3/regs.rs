@@ -11,6 +11,8 @@ pub const CLASS: u32 = 0x02_0000;
 
 /// Bytes of BAR 0 (masks and doorbells), BAR 1 (registers), BAR 2 (MSI-X).
 pub const BAR0_SIZE: u64 = 0x1000;
+/// Of BAR 0 with a second page, where drivers ring that were granted [`capability::LARGE_BAR`].
+pub const LARGE_BAR0_SIZE: u64 = 0x2000;
 pub const BAR1_SIZE: u64 = 0x1000;
 pub const BAR2_SIZE: u64 = 0x2000;
 /// Offset of MSI-X pending bits in BAR 2.
@@ -33,6 +35,10 @@ pub enum PageReg {
     RxProducer(u8),
     /// And of its second.
     RxProducer2(u8),
+    /// The same three in the second page of a large BAR 0.
+    LargeTxProducer(u8),
+    LargeRxProducer(u8),
+    LargeRxProducer2(u8),
 }
 
 impl PageReg {
@@ -47,6 +53,9 @@ impl PageReg {
             0x600..0x800 => Some(PageReg::TxProducer(queue(0x600))),
             0x800..0xa00 => Some(PageReg::RxProducer(queue(0x800))),
             0xa00..0xc00 => Some(PageReg::RxProducer2(queue(0xa00))),
+            0x1000..0x1200 => Some(PageReg::LargeTxProducer(queue(0x1000))),
+            0x1400..0x1600 => Some(PageReg::LargeRxProducer(queue(0x1400))),
+            0x1800..0x1a00 => Some(PageReg::LargeRxProducer2(queue(0x1800))),
             _ => None,
         }
     }
@@ -57,6 +66,9 @@ impl PageReg {
             PageReg::TxProducer(queue) => 0x600 + STRIDE * queue as u64,
             PageReg::RxProducer(queue) => 0x800 + STRIDE * queue as u64,
             PageReg::RxProducer2(queue) => 0xa00 + STRIDE * queue as u64,
+            PageReg::LargeTxProducer(queue) => 0x1000 + STRIDE * queue as u64,
+            PageReg::LargeRxProducer(queue) => 0x1400 + STRIDE * queue as u64,
+            PageReg::LargeRxProducer2(queue) => 0x1800 + STRIDE * queue as u64,
         }
     }
 }
@@ -169,6 +181,9 @@ pub mod capability {
     pub const VXLAN_TSO: u32 = 1 << 5;
     pub const GENEVE_OUTER_CHECKSUM: u32 = 1 << 6;
     pub const VXLAN_OUTER_CHECKSUM: u32 = 1 << 7;
+    /// Doorbells lie in a second page of BAR 0. Linux rings there once it is granted, but for what XDP
+    /// programs transmit.
+    pub const LARGE_BAR: u32 = 1 << 16;
     /// In a pass-through word: there is no pass-through.
     pub const ERROR: u32 = 1 << 31;
 }
@@ -263,12 +278,14 @@ mod tests {
         assert_eq!(at(0x80), Some((Reg::Capability(7), 0x80)));
         assert_eq!(at(0xb0), Some((Reg::PassThrough(5), 0xb0)));
         assert_eq!((at(0x24), at(0xb8), at(u64::MAX)), (None, None, None));
-        for offset in (0..0x1000).step_by(4) {
+        for offset in (0..0x2000).step_by(4) {
             assert!(PageReg::at(offset).is_none_or(|reg| reg.offset() == offset), "{offset:#x}");
         }
         assert_eq!(PageReg::at(0x200), Some(PageReg::Mask(64)));
         assert_eq!(PageReg::at(0x208), None);
         assert_eq!(PageReg::at(0xbf8), Some(PageReg::RxProducer2(63)));
+        assert_eq!(PageReg::at(0x1008), Some(PageReg::LargeTxProducer(1)));
+        assert_eq!(PageReg::at(0x1a00), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A driver that makes its NIC active through registers, in Linux's order.
 
 use vmlane_mem::Window;
-use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, feature, rx_mode};
+use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, capability, feature, rx_mode};
 use vmlane_wire::vmxnet3::shared::{
     DriverShared, EXTENDED_SIZE, ExtendedInterruptBlock, MAGIC, QUEUE_SIZE, RssBlock, RxQueueDesc,
     TxQueueDesc, at,
@@ -69,6 +69,8 @@ pub struct NicDriver {
     pub table: u64,
     pub rss_at: u64,
     pub spare: u64,
+    /// Doorbells are in the second page of BAR 0.
+    large_bar: bool,
     area_window: Window,
     table_window: Window,
 }
@@ -79,7 +81,8 @@ impl NicDriver {
         machine.write(Reg::Revision, 1 << (spec.revision - 1));
         assert_eq!(machine.read(Reg::UptRevision) & 1, 1);
         machine.write(Reg::UptRevision, 1);
-        NicDriver::allocate(machine, spec)
+        let large_bar = spec.revision >= 7 && wish_large_bar(machine);
+        NicDriver { large_bar, ..NicDriver::allocate(machine, spec) }
     }
 
     /// The same without telling the device.
@@ -101,6 +104,7 @@ impl NicDriver {
             rss: rss_block(spec.rx_queues),
             area_window: window(ram, area, EXTENDED_SIZE),
             table_window: window(ram, table, table_len),
+            large_bar: false,
             spec,
             tx,
             rx,
@@ -191,6 +195,22 @@ impl NicDriver {
         self.set_control(0);
     }
 
+    /// The doorbell that is to be rung for what a transmit queue has posted. None: the device asks for none.
+    /// Linux compares a count of frames, which is 1 for a frame that is sent alone.
+    pub fn doorbell(&self, queue: u8) -> Option<PageReg> {
+        let rings = self.queue_word(queue.into(), at::TX_THRESHOLD) <= 1;
+        let doorbell =
+            if self.large_bar { PageReg::LargeTxProducer(queue) } else { PageReg::TxProducer(queue) };
+        rings.then_some(doorbell)
+    }
+
+    /// Rings it. False: the device asks for none.
+    pub fn announce(&self, machine: &dyn NicRegisters, queue: u8) -> bool {
+        let doorbell = self.doorbell(queue);
+        doorbell.iter().for_each(|doorbell| machine.write_page(*doorbell, 1));
+        doorbell.is_some()
+    }
+
     /// Interrupt indices in use.
     pub fn vectors(&self) -> u8 {
         self.extended.map_or(self.shared.interrupts.count, |extended| extended.count)
@@ -233,6 +253,15 @@ impl NicDriver {
     pub fn set_arguments(&self, machine: &dyn NicRegisters, arguments: &[u8]) {
         machine.ram().write(self.area + at::COMMAND_INFO as u64, arguments);
     }
+}
+
+/// Asks for doorbells in a second page, as Linux does where they are offered.
+fn wish_large_bar(machine: &dyn NicRegisters) -> bool {
+    let offered = machine.read(Reg::Capability(0)) & capability::LARGE_BAR;
+    if offered != 0 {
+        machine.write(Reg::Capability(0), offered);
+    }
+    machine.command(Command::GetCapabilities) & capability::LARGE_BAR != 0
 }
 
 fn tx_desc(ring: &TxRing) -> TxQueueDesc {

@@ -13,7 +13,7 @@ use super::frames::{InlineFrames, PORT};
 use crate::lines::Lines;
 use crate::ram::Ram;
 use vmlane_device::irq::IrqMode;
-use vmlane_device::pci::{CONFIG_REGION, Checkpoint, PciDevice, Survives};
+use vmlane_device::pci::{CONFIG_REGION, Checkpoint, Mapping, PciDevice, Survives};
 use vmlane_device::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
 
 /// A VM that is switched on; no driver is loaded yet.
@@ -37,6 +37,13 @@ pub struct Remains {
     lines: Arc<Lines>,
     config: NicConfig,
     map: MemoryMap,
+}
+
+impl Remains {
+    /// The next daemon's configuration has another profile.
+    pub fn set_profile(&mut self, profile: Profile) {
+        self.config.profile = profile;
+    }
 }
 
 impl NicMachine {
@@ -157,10 +164,10 @@ impl NicMachine {
 
     /// BAR 0 as a VMM maps it, if it may.
     pub fn page(&self) -> Option<Window> {
-        let file = self.device.lock().region(0).mmap?;
-        let request = vmlane_mem::MapRequest { guest: 0, len: 4096, offset: 0, fd: file, writable: true };
+        let Mapping { file, len } = self.device.lock().region(0).mmap?;
+        let request = vmlane_mem::MapRequest { guest: 0, len, offset: 0, fd: file, writable: true };
         let map = MemoryMap::default().map(request).expect("a page");
-        Some(map.window(0, 4096, true).expect("the page"))
+        Some(map.window(0, len as usize, true).expect("the page"))
     }
 
     /// A command and its result.

@@ -120,6 +120,7 @@ impl Rings {
             revision: spec.revision,
             mtu: spec.mtu,
             max_rx_sg: spec.max_rx_sg,
+            doorbell: None,
             positions: Arc::new(Window::of_file("rings", 4096).expect("memory").0),
             rx_depth: spec.rx_depth,
             tx: (tx.iter().enumerate())

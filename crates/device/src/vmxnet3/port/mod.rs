@@ -26,7 +26,7 @@ mod rss;
 mod rx;
 mod tx;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -46,6 +46,7 @@ pub use self::offload::TxRules;
 use self::rss::{Hash, Toeplitz};
 use self::rx::{RxQueue, RxRules, Scratch};
 use self::tx::{Stopped, TxQueue};
+use super::doorbell::Doorbell;
 use super::setup::{Live, RxSetup, Setup, Shared, TxSetup};
 use super::stats::QUEUE_LOST;
 
@@ -91,6 +92,8 @@ pub struct NicPort {
     positions: Arc<Window>,
     scratch: Scratch,
     shared: Arc<Shared>,
+    /// Where the driver announces what it sends.
+    doorbell: Option<Arc<Doorbell>>,
     stats: Arc<PortStats>,
 }
 
@@ -128,7 +131,7 @@ impl NicPort {
     }
 
     fn unstored(setup: Setup, stats: Arc<PortStats>) -> NicPort {
-        let Setup { revision, memory, mtu, max_rx_sg, tx, rx, shared, rx_depth, positions } = setup;
+        let Setup { revision, memory, mtu, max_rx_sg, tx, rx, shared, rx_depth, doorbell, positions } = setup;
         let extended = revision >= 6 && (tx.len() > 8 || rx.len() > 16);
         let queues = rx.len() as u16;
         let live = shared.live.lock().clone();
@@ -180,6 +183,7 @@ impl NicPort {
             tx,
             rx,
             shared,
+            doorbell,
             stats,
         };
         port.adopt(live);
@@ -398,11 +402,17 @@ impl WakeUp for NicPort {
 
     fn disarm(&mut self) {
         self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, u32::MAX));
+        self.doorbell.iter().for_each(|doorbell| doorbell.silence());
     }
 
     fn needs(&self) -> Needs {
         let turn = self.tx.iter().any(TxQueue::waits) || self.shared.vectors.any_pending();
-        if turn { Needs::Turn } else { Needs::Nothing }
+        let announces = || self.doorbell.as_ref().is_some_and(|doorbell| !doorbell.is_bypassed());
+        match turn {
+            true => Needs::Turn,
+            false if announces() => Needs::Announces,
+            false => Needs::Nothing,
+        }
     }
 
     fn signs(&self, into: &mut Vec<Sign>) -> bool {
@@ -411,7 +421,7 @@ impl WakeUp for NicPort {
     }
 
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.doorbell.as_deref().map(AsFd::as_fd)
     }
 
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {

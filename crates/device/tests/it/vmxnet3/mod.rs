@@ -3,6 +3,7 @@
 mod activate;
 mod commands;
 mod cves;
+mod doorbell;
 mod hostile;
 mod lro;
 mod model;

@@ -410,15 +410,17 @@ fn capability_words_grant_what_is_offered() {
     let machine = NicMachine::with_profile(Profile::Full);
     machine.write(Reg::Revision, 1 << 6);
     let offered = machine.read(Reg::Capability(0));
-    assert_eq!(offered, 0b1111_1101);
+    assert_eq!(offered, 1 << 16 | 0b1111_1101);
     assert_eq!(machine.command(Command::GetMaxCapabilities), offered);
     assert_eq!(machine.read(Reg::PassThrough(0)), 1 << 31, "no pass-through");
     assert_eq!(machine.command(Command::GetCapabilities), 0);
     machine.write(Reg::Capability(0), u32::MAX);
     assert_eq!(machine.command(Command::GetCapabilities), offered);
-    machine.write(Reg::Capability(0), 1 << 5 | 1 << 16);
-    assert_eq!(machine.command(Command::GetCapabilities), 1 << 5, "no large BAR");
+    machine.write(Reg::Capability(0), 1 << 5 | 1 << 17);
+    assert_eq!(machine.command(Command::GetCapabilities), 1 << 5, "receive completions come in order");
     assert_eq!(machine.read(Reg::Capability(0)), offered, "the offer is read, whatever was granted");
+    machine.write(Reg::Revision, 1 << 6);
+    assert_eq!(machine.command(Command::GetCapabilities), 0, "another driver has wished for nothing yet");
     for word in 1..8 {
         machine.write(Reg::Capability(word), u32::MAX);
         assert_eq!(machine.read(Reg::Capability(word)), 0);

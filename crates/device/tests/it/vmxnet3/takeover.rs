@@ -5,10 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use proptest::prelude::*;
+use vmlane_device::pci::{CONFIG_REGION, PciDevice};
+use vmlane_device::vmxnet3::Profile;
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive, try_deliver};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Remains, TxRequest};
-use vmlane_port::Filter;
+use vmlane_port::{Filter, Needs};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, event, rx_mode};
 use vmlane_wire::vmxnet3::shared::{BlockRef, Coalesce, at};
@@ -18,6 +20,15 @@ use super::linux;
 
 fn replaced(machine: NicMachine) -> NicMachine {
     let (machine, resumed) = NicMachine::take_over(machine.die());
+    resumed.expect("to be gone on with");
+    machine
+}
+
+/// The same where the next daemon's configuration has another profile.
+fn replaced_by(profile: Profile, machine: NicMachine) -> NicMachine {
+    let mut remains = machine.die();
+    remains.set_profile(profile);
+    let (machine, resumed) = NicMachine::take_over(remains);
     resumed.expect("to be gone on with");
     machine
 }
@@ -234,6 +245,30 @@ fn masks_and_pending_interrupts_outlive_the_daemon() {
     let machine = replaced(machine);
     machine.frames.with(|end| end.tick(Instant::now()));
     assert!(machine.lines.take(0), "once more: it may not have arrived");
+}
+
+/// A daemon of a version that knew no second page had a NIC of the same profile: its VMM maps all of BAR 0,
+/// and its driver rings there.
+#[test]
+fn a_bar_keeps_the_size_that_the_vmm_knows() {
+    for (before, size, granted) in [(Profile::Vmxnet3, 0x1000, 0), (Profile::Full, 0x2000, 1 << 16)] {
+        let machine = NicMachine::with_profile(before);
+        let mut driver = NicDriver::probe(&machine, DriverSpec::linux(before.revision()));
+        driver.open(&machine);
+        let machine = replaced_by(Profile::Full, machine);
+        assert_eq!(machine.device.lock().region(0).size, size);
+        machine.write32(CONFIG_REGION, 0x10, u32::MAX);
+        assert_eq!(u64::from(!machine.read32(CONFIG_REGION, 0x10)) + 1, size);
+        assert_eq!(machine.read(Reg::Capability(0)) & 1 << 16, granted);
+        assert_eq!(machine.page().map(|page| page.len()), Some(0x1000), "the masks' page");
+        assert!(send(&mut driver, 1) && deliver(&machine, &numbered(2)));
+        assert_eq!(fetch(&machine, 1, true), [1]);
+        assert_eq!(receive(&mut driver).map(|got| number(&got.bytes)), Some(2));
+        machine.frames.with(|end| end.tick(Instant::now()));
+        let armed = machine.frames.with(|end| (end.arm(), end.needs())).expect("something is attached");
+        let needs = if granted == 0 { Needs::Nothing } else { Needs::Announces };
+        assert_eq!(armed, (false, needs));
+    }
 }
 
 #[test]

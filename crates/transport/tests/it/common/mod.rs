@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::config::{Bar, ConfigSpace, Msix};
-use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region, Survives};
+use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, Mapping, PciDevice, Region, Survives};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_mem::MemoryMap;
 use vmlane_transport::{IrqSet, Session, SessionEnd, SessionHandle, SessionStats};
@@ -19,6 +19,8 @@ pub const PEEK: u64 = 0x08; // write: a guest address; read: the word found ther
 pub const POKE: u64 = 0x10; // write: stores 0x5a5a5a5a at that guest address
 pub const PANIC: u64 = 0x20; // any access panics
 pub const REGISTERS: u64 = 0x2000;
+/// The region whose first page may be mapped, and the second one not.
+pub const PARTLY_MAPPED: usize = 5;
 
 /// What the device has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +80,10 @@ impl Toy {
         }
     }
 
+    fn mapping(&self) -> Option<Mapping> {
+        self.page.try_clone().ok().map(|file| Mapping { file, len: 0x1000 })
+    }
+
     fn note(&self, seen: Seen) {
         self.journal.seen.lock().push(seen);
     }
@@ -87,9 +93,10 @@ impl PciDevice for Toy {
     fn region(&self, index: usize) -> Region {
         let trapped = |size| Region { size, readable: true, writable: true, mmap: None };
         match index {
-            0 => Region { mmap: self.page.try_clone().ok(), ..trapped(0x1000) },
+            0 => Region { mmap: self.mapping(), ..trapped(0x1000) },
             1 => Region { size: 16, readable: true, writable: false, mmap: None },
             2 => trapped(REGISTERS),
+            PARTLY_MAPPED => Region { mmap: self.mapping(), ..trapped(0x2000) },
             CONFIG_REGION => trapped(self.config.size()),
             _ => Region::default(),
         }
