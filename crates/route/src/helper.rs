@@ -156,17 +156,21 @@ impl Helper {
         for rounds in 0.. {
             self.poll(events, Duration::ZERO)?;
             let now = Instant::now();
-            self.policy.resumed(now);
+            let idle = now.saturating_duration_since(start);
             if !events.is_empty() {
+                self.policy.found(now, idle);
                 break;
             }
-            let (idle, ports) = (now.saturating_duration_since(start), Ports::Armed(Some(TICK)));
+            self.policy.resumed(now);
+            let ports = Ports::Armed(Some(TICK));
             let inputs = Inputs { now, idle, rounds, moved: 0, ports };
             match self.policy.decide(&inputs) {
                 decision @ (Decision::Spin | Decision::Yield) => self.policy.pause(decision, now),
                 Decision::Nap(_) | Decision::Sleep(_) => {
                     self.poll(events, TICK)?;
-                    self.policy.slept(now.elapsed(), !events.is_empty());
+                    if !events.is_empty() {
+                        self.policy.found(Instant::now(), start.elapsed());
+                    }
                     break;
                 }
             }

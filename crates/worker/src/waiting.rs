@@ -10,12 +10,13 @@
 //!
 //! | what | for whom | from | numbers |
 //! | --- | --- | --- | --- |
-//! | how long after the last work to spin and yield (`window.rs`) | all | how soon after that window something came | at most `spin_us`, at least an eighth of it; doubled when something came within `spin_us` of a sleep's or a nap's begin; halved after sleeps of 16 `spin_us`, and when what naps found came after 2 `spin_us` |
+//! | how long after the last work to spin and yield (`gaps.rs`) | all | how long the last gaps were | of `spin_us`, its half, ... its 64th the window with which those gaps would have cost least, where a sleep costs as much as 100 us of spinning; chosen after every 16 gaps, of which earlier ones count half as much each time |
 //! | when to yield in place of spinning | all | rounds that found nothing | after 32 |
-//! | whether others want the core (*contended*) (`window.rs`) | all | how late the core came back from a yield | 50 us, or 300 us where fewer than 4 KiB had moved at once; then for 50 ms: no yielding, and ports are polled for 5 us after their last work |
+//! | whether others want the core (*contended*) (`window.rs`) | all | for how long the core was with others after yields, of those of 50 us and more (300 us where fewer than 4 KiB had moved at once) | a quarter of 8 ms; then for 50 ms: no yielding, and ports are polled for 5 us after their last work |
 //! | long naps (`long_naps.rs`) | switch, virtio-vsock | contended; bytes since the last wait; which length moved more | 150 us after 4 KiB; 8 naps of a length are judged together, unless they took 50 ms; then 10 times as many of the better one |
 //! | naps while rings fill (`ring_naps.rs`) | streams | contended; all streams that are polled moved 4 KiB one way and none the other; how full the last naps found their rings | 50 to 400 us, at first 100; by 7/8 where 7/8 full, by 5/4 where less than half |
-//! | naps, then sleeps, while some port announces nothing (`policy.rs`) | switch | time since the last work | naps of 50 us (or long ones), at least 1/16 of that time, for 20 ms; then sleeps, doubled from 50 us, at least 1/16 of that time; at most 5 ms, or 100 ms if all ports announce what they have |
+//! | how long to sleep with all ports armed (`policy.rs`) | switch | time since the last work; whether all ports announce what they have | first 50 us, at least 1/16 of that time. If all announce: 8 times as long each time, at most 100 ms. Else doubled, at most 500 us for 1.5 s, then 5 ms |
+//! | naps in place of these sleeps (`policy.rs`) | switch | contended; time since the last work | 50 us (or long ones), at least 1/16 of that time, at most 500 us; for 20 ms |
 //! | which ports are polled (`watch.rs`) | switch, beyond 16 ports; virtio-vsock | time since the port's last work | 1 ms; then event fds are polled every 50 us (switch) or 20 us (virtio-vsock) while others are busy, and 64 words of guest memory with them |
 //! | the same | streams | time since the stream's last byte | the window above; event fds every 20 us, or 4 us for each that was signalled; ends that announce nothing every 1 ms; all every 100 ms |
 //!
@@ -25,11 +26,12 @@
 //! | file | what |
 //! | --- | --- |
 //! | `policy.rs` | the decision |
-//! | `window.rs`, `long_naps.rs`, `ring_naps.rs` | what it has learned: windows, contention, lengths of naps |
+//! | `gaps.rs`, `window.rs`, `long_naps.rs`, `ring_naps.rs` | what it has learned: windows, contention, lengths of naps |
 //! | `watch.rs` | how a port that is not polled is found when it has something to do |
 //! | `parking.rs`, `event_fd.rs` | sleeping and being notified, without losing a notification |
 
 mod event_fd;
+mod gaps;
 mod long_naps;
 mod parking;
 mod policy;

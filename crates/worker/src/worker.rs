@@ -58,6 +58,8 @@ pub struct Worker<E: Engine> {
     napped: bool,
     /// Rounds in a row that found nothing.
     idle_rounds: u32,
+    /// Since when nothing has moved, if what comes next ends a gap.
+    idle_since: Option<Instant>,
     faults: FaultStreak,
     /// Dropped last: only then has the worker let go of everything.
     requests: Closes<E>,
@@ -96,6 +98,7 @@ impl<E: Engine> Worker<E> {
             waited: Duration::ZERO,
             napped: false,
             idle_rounds: 0,
+            idle_since: None,
             faults: FaultStreak::default(),
             requests: Closes(requests),
         }
@@ -161,9 +164,11 @@ impl<E: Engine> Worker<E> {
         }
         self.until_clock -= 1;
         if self.engine.round(self.now) {
+            if let Some(since) = self.idle_since.take() {
+                self.policy.found(self.now, self.now.saturating_duration_since(since));
+            }
             if std::mem::take(&mut self.napped) {
-                let idle = self.now.saturating_duration_since(self.busy);
-                self.policy.napped(self.now, idle, self.engine.moved_bytes());
+                self.policy.napped(self.now, self.engine.moved_bytes());
                 // What was learned holds from the next round on.
                 self.until_clock = 0;
             }
@@ -173,6 +178,7 @@ impl<E: Engine> Worker<E> {
         } else {
             if self.moved {
                 self.busy = self.now;
+                self.idle_since = Some(self.now);
                 self.policy.became_idle(self.engine.moved_bytes());
             }
             self.moved = false;
@@ -217,6 +223,10 @@ impl<E: Engine> Worker<E> {
         self.busy = self.now;
         self.policy.notified();
         self.engine.notified();
+        if !commands.is_empty() {
+            // What moves now is not what was waited for.
+            self.idle_since = None;
+        }
         for command in commands.drain(..) {
             let now = self.now;
             if contained(|| self.engine.run_command(command, now)).is_none() {
@@ -289,9 +299,7 @@ impl<E: Engine> Worker<E> {
             self.engine.count(Event::Sleep);
             let began = Instant::now();
             woken = self.block(limit);
-            let length = began.elapsed();
-            self.waited += length;
-            self.policy.slept(length, limit.is_none_or(|limit| length < limit));
+            self.waited += began.elapsed();
         }
         self.idle_rounds = 0;
         self.woken(woken);

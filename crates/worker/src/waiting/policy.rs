@@ -10,14 +10,20 @@ use super::window::Window;
 const SPINS: u32 = 32;
 /// The shortest nap, and the first of the sleeps that become longer.
 const NAP: Duration = Duration::from_micros(50);
-/// So long after the last work, ports that announce nothing are polled after naps; then sleeps become longer.
+/// So long after the last work, a contended worker naps before its ports are armed.
 const NAPS_FOR: Duration = Duration::from_millis(20);
 /// After a pause, what no one announces waits no longer than this part of it, beside the shortest nap: so a
 /// single frame costs some seventy naps at most.
 const PART: u32 = 16;
-/// The longest sleep while a port announces nothing, and while all announce what they have.
+/// So long after the last work, the first frame of a port that announces nothing is not to be late by much.
+const RECENT: Duration = Duration::from_millis(1500);
+/// The longest sleep while a port announces nothing, then and later, and while all announce what they have.
+const LONGEST_RECENT: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(5);
 const LONGEST_ANNOUNCED: Duration = Duration::from_millis(100);
+/// By how much sleeps grow while all ports announce what they have. The first one is short for drivers that
+/// have no fence between their descriptor and the load that finds the worker asleep.
+const GROWS_ANNOUNCED: u32 = 8;
 
 /// What the ports of an idle engine can do by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +129,13 @@ impl Policy {
         self.ring_naps.found_nothing();
     }
 
+    /// It has polled again and something moved, `idle` after what had moved before.
+    #[inline]
+    pub fn found(&mut self, now: Instant, idle: Duration) {
+        self.window.resumed(now);
+        self.window.found(idle);
+    }
+
     /// Is a long nap worth it after `moved` bytes, once it neither spins nor yields?
     pub fn naps_long(&self, moved: u64) -> bool {
         self.long_naps.next(moved).is_some()
@@ -145,9 +158,12 @@ impl Policy {
             }
             Ports::Polled | Ports::Due => Decision::Nap(nap()),
             Ports::Filling(_) => Decision::Nap(self.ring_naps.length()),
-            Ports::Mixed { .. } if idle < NAPS_FOR => Decision::Nap(nap().max(idle / PART)),
+            // Guests that wait for the core are not to announce what they send meanwhile.
+            Ports::Mixed { .. } if idle < NAPS_FOR && self.window.is_contended(now) => {
+                Decision::Nap(nap().max(idle / PART).min(LONGEST_RECENT))
+            }
             Ports::Mixed { announced } => {
-                Decision::Sleep(Some(self.backoff.max(idle / PART).min(longest(announced))))
+                Decision::Sleep(Some(self.backoff.max(idle / PART).min(longest(announced, idle))))
             }
             Ports::Armable(limit) => self.long_naps.next(moved).map_or(Decision::Sleep(limit), Decision::Nap),
             Ports::Armed(limit) => Decision::Sleep(limit),
@@ -176,25 +192,24 @@ impl Policy {
     pub fn sleeps(&mut self, inputs: &Inputs) {
         self.long_naps.waits(inputs.now, inputs.moved);
         if let Ports::Mixed { announced } = inputs.ports {
-            self.backoff = (self.backoff * 2).min(longest(announced));
+            let grows = if announced { GROWS_ANNOUNCED } else { 2 };
+            self.backoff = (self.backoff * grows).min(longest(announced, inputs.idle));
         }
     }
 
-    /// The first thing that moved after naps, `idle` after what had moved before.
-    pub fn napped(&mut self, now: Instant, idle: Duration, moved: u64) {
-        self.window.napped(idle);
+    /// The first thing that moved after naps; `moved` bytes in all.
+    pub fn napped(&mut self, now: Instant, moved: u64) {
         self.ring_naps.found(now, moved);
-    }
-
-    /// It slept for `length`; `notified`: not until its limit was over.
-    pub fn slept(&mut self, length: Duration, notified: bool) {
-        self.window.slept(length, notified);
     }
 }
 
-/// The longest sleep while what comes is announced by all ports, or not by all.
-fn longest(announced: bool) -> Duration {
-    if announced { LONGEST_ANNOUNCED } else { LONGEST }
+/// The longest sleep while what comes is announced by all ports, or not by all, and nothing has for `idle`.
+fn longest(announced: bool, idle: Duration) -> Duration {
+    match announced {
+        true => LONGEST_ANNOUNCED,
+        false if idle < RECENT => LONGEST_RECENT,
+        false => LONGEST,
+    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,21 @@
-//! How long a worker spins and yields before it naps or sleeps: longer when that was worth it, shorter when
-//! not, and hardly at all while others want its core.
+//! How long a worker spins and yields before it naps or sleeps: as long as that costs less than a sleep
+//! would, and hardly at all while others want its core.
 
 use std::time::{Duration, Instant};
 
-/// The window shrinks to this part of its limit at most.
-const LEAST: u32 = 8;
-/// A sleep of so many windows at full length would not have been saved by polling a little longer.
-const LONG: u32 = 16;
-/// A core that comes back so late from a yield is wanted by others: it is contended. They would have it for a
-/// whole slice after each round; who sleeps is scheduled as soon as it is notified. So for a while the worker
-/// sleeps as soon as it is idle.
+use super::gaps::Gaps;
+
+/// A core that comes back so late from a yield was with others.
 const LATE: Duration = Duration::from_micros(50);
 /// The same where little had moved: the core may be gone for as long as a guest takes for an answer, which is
 /// then found at once. Who has the core for longer has not waited for the worker.
 const LATE_AFTER_FEW: Duration = Duration::from_micros(300);
 /// Bytes that are more than a question or an answer.
 pub const MUCH: u64 = 4 << 10;
+/// A core that was with others for a quarter of this time is *contended*: they would have it for a whole
+/// slice after each round, while who sleeps is scheduled as soon as it is notified. So for a while the worker
+/// sleeps as soon as it is idle. A program that runs now and then, for less than that, changes nothing.
+const JUDGED: Duration = Duration::from_millis(8);
 const CONTENDED: Duration = Duration::from_millis(50);
 /// The window of ports while the core is contended: what comes back at once is still caught.
 const CONTENDED_WINDOW: Duration = Duration::from_micros(5);
@@ -23,10 +23,11 @@ const CONTENDED_WINDOW: Duration = Duration::from_micros(5);
 /// The window in which a worker spins and yields; never longer than configured.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    longest: Duration,
-    length: Duration,
+    gaps: Gaps,
     /// The last round that was followed by a yield.
     yielded: Option<Instant>,
+    /// For how long the core was with others since then.
+    lost: Option<(Instant, Duration)>,
     /// Others want the core until then.
     contended_until: Option<Instant>,
     /// Bytes that had moved when it was last idle, and what of them moved since it was idle before.
@@ -37,7 +38,8 @@ pub struct Window {
 impl Window {
     /// Begins with the longest window.
     pub fn new(longest: Duration) -> Window {
-        Window { longest, length: longest, yielded: None, contended_until: None, moved: 0, at_once: MUCH }
+        let (yielded, lost, contended_until) = (None, None, None);
+        Window { gaps: Gaps::new(longest), yielded, lost, contended_until, moved: 0, at_once: MUCH }
     }
 
     #[inline]
@@ -48,7 +50,8 @@ impl Window {
     /// How long a port is polled after the last thing that moved.
     #[inline]
     pub fn of_ports(&self, contended: bool) -> Duration {
-        if contended { CONTENDED_WINDOW.min(self.length) } else { self.length }
+        let window = self.gaps.window();
+        if contended { CONTENDED_WINDOW.min(window) } else { window }
     }
 
     /// The worker has moved `moved` bytes in all, and nothing moves any more. A thread that never calls this
@@ -58,14 +61,25 @@ impl Window {
         self.at_once = moved.saturating_sub(std::mem::replace(&mut self.moved, moved));
     }
 
-    /// The worker has polled again: did its core come back late?
+    /// The worker polls again: did its core come back late?
     #[inline]
     pub fn resumed(&mut self, now: Instant) {
+        let Some(yielded) = self.yielded.take() else { return };
         let late = if self.at_once < MUCH { LATE_AFTER_FEW } else { LATE };
-        if let Some(yielded) = self.yielded.take()
-            && now.saturating_duration_since(yielded) > late
-        {
-            self.contended_until = Some(now + CONTENDED);
+        let away = now.saturating_duration_since(yielded);
+        if away > late {
+            self.lose(yielded, now, away);
+        }
+    }
+
+    #[cold]
+    fn lose(&mut self, from: Instant, now: Instant, away: Duration) {
+        let recent = self.lost.filter(|(since, _)| now.saturating_duration_since(*since) < JUDGED);
+        let (since, before) = recent.unwrap_or((from, Duration::ZERO));
+        let lost = before + away;
+        self.lost = Some((since, lost));
+        if lost >= JUDGED / 4 {
+            (self.contended_until, self.lost) = (Some(now + CONTENDED), None);
         }
     }
 
@@ -77,7 +91,7 @@ impl Window {
     /// Has a worker been idle for less than the window?
     #[inline]
     pub fn is_within(&self, idle: Duration) -> bool {
-        idle < self.length
+        idle < self.gaps.window()
     }
 
     /// The core is offered to others now.
@@ -85,23 +99,10 @@ impl Window {
         self.yielded = Some(now);
     }
 
-    /// Something moved after naps, `idle` after what had moved before.
-    pub fn napped(&mut self, idle: Duration) {
-        self.adapt(idle < self.longest, idle >= self.longest * 2);
-    }
-
-    /// The worker slept for `length`; `notified`: not until its limit was over.
-    pub fn slept(&mut self, length: Duration, notified: bool) {
-        self.adapt(notified && length < self.longest, length >= self.longest * LONG);
-    }
-
-    fn adapt(&mut self, grows: bool, shrinks: bool) {
-        self.yielded = None;
-        if grows {
-            self.length = (self.length * 2).min(self.longest);
-        } else if shrinks {
-            self.length = (self.length / 2).max(self.longest / LEAST);
-        }
+    /// Something moved, `idle` after what had moved before.
+    #[inline]
+    pub fn found(&mut self, idle: Duration) {
+        self.gaps.add(idle);
     }
 }
 
@@ -115,44 +116,22 @@ mod tests {
         window.of_ports(window.is_contended(now))
     }
 
-    #[test]
-    fn the_window_shrinks_while_nothing_comes_and_grows_when_polling_would_have_helped() {
-        let mut window = Window::new(MOST);
-        assert_eq!(window.length, MOST);
-        for _ in 0..100 {
-            window.slept(Duration::from_millis(100), false);
-        }
-        assert_eq!(window.length, MOST / 8);
-        window.slept(Duration::from_millis(100), true);
-        assert_eq!(window.length, MOST / 8, "a longer window would not have caught it");
-        for times in [4, 2, 1, 1] {
-            window.slept(Duration::from_micros(100), true);
-            assert_eq!(window.length, MOST / times);
-        }
-        window.slept(Duration::from_millis(2), true);
-        assert_eq!(window.length, MOST, "neither worth it nor in vain");
+    /// A window whose core comes back after each of these times, one after the other.
+    fn with(window: &mut Window, start: Instant, away: &[Duration]) -> Instant {
+        away.iter().fold(start, |now, away| {
+            window.yields(now);
+            window.resumed(now + *away);
+            now + *away
+        })
     }
 
     #[test]
-    fn where_something_comes_now_and_then_the_window_shrinks_too() {
-        let mut window = Window::new(MOST);
-        (0..9).for_each(|_| window.napped(2 * MOST));
-        assert_eq!(window.length, MOST / 8);
-        window.napped(MOST);
-        assert_eq!(window.length, MOST / 8, "neither worth it nor in vain");
-        (0..2).for_each(|_| window.napped(MOST / 5));
-        assert_eq!(window.length, MOST / 2);
-    }
-
-    #[test]
-    fn a_core_that_others_want_is_left_to_them_for_a_while() {
+    fn a_core_that_others_have_for_long_is_left_to_them_for_a_while() {
         let mut window = Window::new(MOST);
         let start = Instant::now();
         assert!(window.is_open(start, Duration::ZERO, true));
-        window.yields(start);
-        let late = start + 2 * LATE;
-        window.resumed(late);
-        assert!(!window.is_open(late, 2 * LATE, true), "its core came back late");
+        let late = with(&mut window, start, &[JUDGED / 4]);
+        assert!(!window.is_open(late, LATE, true), "others have it");
         assert_eq!(of_ports(&window, late), CONTENDED_WINDOW);
         assert_eq!(of_ports(&window, late + CONTENDED), MOST);
         assert!(window.is_open(late, Duration::ZERO, false), "a few rounds are free");
@@ -160,16 +139,30 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_runs_now_and_then_changes_nothing() {
+        let (slice, between) = (Duration::from_millis(1), Duration::from_millis(19));
+        let (mut window, mut now) = (Window::new(MOST), Instant::now());
+        for _ in 0..100 {
+            now = with(&mut window, now, &[slice]) + between;
+            assert!(!window.is_contended(now));
+        }
+        let often = [2 * LATE; 19];
+        now = with(&mut window, now, &often);
+        assert!(!window.is_contended(now), "not for long enough yet");
+        now = with(&mut window, now, &[2 * LATE; 40]);
+        assert!(window.is_contended(now));
+    }
+
+    #[test]
     fn between_questions_and_answers_a_core_may_be_gone_for_longer() {
         let start = Instant::now();
-        // Whether a core that comes back after so long is taken for contended, where so many bytes had moved
-        // by each idle round.
+        // Whether a core that comes back after so long, again and again, is taken for contended, where so many
+        // bytes had moved by each idle round.
         let is_contended = |moved: &[u64], after: Duration| {
             let mut window = Window::new(MOST);
             moved.iter().for_each(|moved| window.became_idle(*moved));
-            window.yields(start);
-            window.resumed(start + after);
-            of_ports(&window, start + after) == CONTENDED_WINDOW
+            let now = with(&mut window, start, &[after; 40]);
+            of_ports(&window, now) == CONTENDED_WINDOW
         };
         assert!(is_contended(&[], 2 * LATE));
         assert!(is_contended(&[100, MUCH + 100], 2 * LATE));

@@ -26,7 +26,7 @@ fn decide_after(policy: &Policy, ports: Ports, idle: Duration, moved: u64) -> De
 /// One whose core comes back late.
 fn contended(spin: Duration) -> Policy {
     let (mut policy, now) = (Policy::new(spin), Instant::now());
-    policy.window.yields(now - ms(1));
+    policy.window.yields(now - ms(2));
     policy.resumed(now);
     assert!(policy.clock(now).contended);
     policy
@@ -80,30 +80,54 @@ fn without_a_window_each_kind_of_ports_has_its_wait() {
 fn the_longer_nothing_came_that_may_not_be_announced_the_longer_it_waits() {
     let mut policy = Policy::new(Duration::ZERO);
     let (some, all) = (Ports::Mixed { announced: false }, Ports::Mixed { announced: true });
-    assert_eq!(decide(&policy, some, Duration::ZERO), Decision::Nap(NAP));
-    assert_eq!(decide(&policy, some, ms(8)), Decision::Nap(ms(8) / PART));
-    assert_eq!(decide(&policy, some, NAPS_FOR), Decision::Sleep(Some(NAPS_FOR / PART)));
-    assert_eq!(decide(&policy, some, ms(9000)), Decision::Sleep(Some(LONGEST)));
+    for (idle, limit) in [
+        (Duration::ZERO, NAP),
+        (ms(4), ms(4) / PART),
+        (ms(20), LONGEST_RECENT),
+        (ms(1001), LONGEST_RECENT),
+        (ms(9000), LONGEST),
+    ] {
+        assert_eq!(decide(&policy, some, idle), Decision::Sleep(Some(limit)), "{idle:?}");
+    }
     assert_eq!(decide(&policy, all, ms(9000)), Decision::Sleep(Some(LONGEST_ANNOUNCED)));
-    let inputs = Inputs { now: Instant::now(), idle: NAPS_FOR, rounds: 0, moved: 0, ports: all };
-    (0..6).for_each(|_| policy.sleeps(&inputs));
-    assert_eq!(policy.decide(&inputs), Decision::Sleep(Some(NAP * 64)), "doubled by each sleep");
-    (0..9).for_each(|_| policy.sleeps(&inputs));
-    assert_eq!(policy.decide(&inputs), Decision::Sleep(Some(LONGEST_ANNOUNCED)));
+    let inputs = |ports| Inputs { now: Instant::now(), idle: us(100), rounds: 0, moved: 0, ports };
+    let mut sleep = |ports| {
+        policy.sleeps(&inputs(ports));
+        policy.decide(&inputs(ports))
+    };
+    let some = [100, 200, 400, 500].map(|length| Decision::Sleep(Some(us(length))));
+    assert_eq!([some.len(); 4].map(|_| sleep(Ports::Mixed { announced: false })), some);
     policy.notified();
-    assert_eq!(policy.decide(&inputs), Decision::Sleep(Some(NAPS_FOR / PART)), "from the beginning");
+    let mut sleep = |ports| {
+        policy.sleeps(&inputs(ports));
+        policy.decide(&inputs(ports))
+    };
+    let [first, second, .., last] = [(); 9].map(|()| sleep(all));
+    assert_eq!((first, second), (Decision::Sleep(Some(NAP * 8)), Decision::Sleep(Some(NAP * 64))));
+    assert_eq!(last, Decision::Sleep(Some(LONGEST_ANNOUNCED)));
+    policy.notified();
+    assert_eq!(policy.decide(&inputs(all)), Decision::Sleep(Some(NAP)), "from the beginning");
+}
+
+#[test]
+fn a_contended_worker_naps_before_it_arms_its_ports() {
+    let (policy, all) = (contended(Duration::ZERO), Ports::Mixed { announced: true });
+    assert_eq!(decide(&policy, all, Duration::ZERO), Decision::Nap(NAP));
+    assert_eq!(decide(&policy, all, ms(4)), Decision::Nap(ms(4) / PART));
+    assert!(matches!(decide(&policy, all, NAPS_FOR), Decision::Sleep(_)));
 }
 
 #[test]
 fn after_much_has_moved_a_contended_worker_naps_for_longer() {
     let long = Decision::Nap(us(150));
-    for (ports, short) in [
-        (Ports::Due, Decision::Nap(NAP)),
-        (Ports::Mixed { announced: true }, Decision::Nap(NAP)),
-        (Ports::Armable(None), Decision::Sleep(None)),
+    let sleep = Decision::Sleep(Some(NAP));
+    for (ports, short, alone) in [
+        (Ports::Due, Decision::Nap(NAP), Decision::Nap(NAP)),
+        (Ports::Mixed { announced: true }, Decision::Nap(NAP), sleep),
+        (Ports::Armable(None), Decision::Sleep(None), Decision::Sleep(None)),
     ] {
         let free = Policy::new(Duration::ZERO);
-        assert_eq!(decide_after(&free, ports, us(1), MUCH), short, "the core is its own");
+        assert_eq!(decide_after(&free, ports, us(1), MUCH), alone, "the core is its own");
         let mut policy = contended(Duration::ZERO);
         assert_eq!(decide_after(&policy, ports, us(1), MUCH), long);
         policy.naps(&Inputs { now: Instant::now(), idle: us(1), rounds: 0, moved: MUCH, ports });
@@ -122,7 +146,7 @@ fn what_naps_found_in_rings_makes_the_next_ones_longer_or_shorter() {
         let ports = Ports::Filling(1000);
         policy.naps(&Inputs { now, idle: us(1), rounds: 0, moved, ports });
         now += ms(1);
-        policy.napped(now, us(1), moved + brought);
+        policy.napped(now, moved + brought);
         policy.clock(now).nap
     };
     assert!(nap(&mut policy, 0, 1000) < us(100), "they were full");
