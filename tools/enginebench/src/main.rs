@@ -8,6 +8,7 @@ mod dpdk;
 mod folders;
 mod frames;
 mod host;
+mod idle;
 mod pair;
 mod process;
 mod report;
@@ -74,6 +75,9 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     frames::register(&mut registry);
     host::register(&mut registry);
     vsock::register(&mut registry, &options.only);
+    if let Err(error) = idle::register(&mut registry) {
+        eprintln!("left out: the rows of NICs that are idle: {error:#}");
+    }
     dpdk::register(&mut registry, &options.only);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
     print!("{}", report.table());

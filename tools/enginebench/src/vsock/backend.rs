@@ -88,13 +88,14 @@ impl Backend {
     /// Two guests, attached.
     pub fn guests(&mut self) -> anyhow::Result<[Guest; 2]> {
         let sockets = self.sockets.clone();
-        traffic::attach(&sockets, || match self.child.try_wait()? {
-            None => Ok(()),
-            Some(status) => {
-                let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
-                bail!("the back end ended ({status}): {}", log.lines().last().unwrap_or("no output"))
-            }
-        })
+        traffic::attach(&sockets, || self.check())
+    }
+
+    /// Fails if it has ended, with what it wrote last.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        let Some(status) = self.child.try_wait()? else { return Ok(()) };
+        let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+        bail!("the back end ended ({status}): {}", log.lines().last().unwrap_or("no output"))
     }
 }
 

@@ -19,9 +19,9 @@ use crate::report::{GBITS, Only, ROUND_TRIPS, Registry, Sample};
 use anyhow::Context as _;
 use vmlane_lab::setup::{Progress, vhost_device_vsock};
 
-pub use backend::vmlane;
+pub use backend::{Backend, vmlane};
+pub use nics::{Nic, mac};
 
-use backend::Backend;
 use guest::Guest;
 
 /// vhost-device-vsock cuts no packet to its receiver's buffers. This is the longest write that its siblings

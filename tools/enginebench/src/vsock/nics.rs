@@ -64,7 +64,8 @@ impl Nic {
         Ok(Nic { rx, tx, kick, buffers, frame, ram, _rx_events: rx_events, _front: front })
     }
 
-    fn send(&mut self, number: u32) -> anyhow::Result<()> {
+    /// Sends frame `number`.
+    pub fn send(&mut self, number: u32) -> anyhow::Result<()> {
         while self.tx.take().is_some() {}
         self.ram.write(self.frame + (HEADER + 14) as u64, &number.to_be_bytes());
         self.tx.post(&[out(self.frame, HEADER + FRAME)]);
@@ -75,7 +76,8 @@ impl Nic {
         Ok(())
     }
 
-    fn receive(&mut self, number: u32) -> anyhow::Result<()> {
+    /// Waits for frame `number`.
+    pub fn receive(&mut self, number: u32) -> anyhow::Result<()> {
         let start = Instant::now();
         let (id, len) = loop {
             match self.rx.take() {
