@@ -18,8 +18,8 @@ const CHOSEN_EVERY: u32 = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps {
     longest: Duration,
-    /// Index of the window that is in force.
-    chosen: usize,
+    /// The one that is in force.
+    window: Duration,
     /// Gaps that were no longer than a window, but than the next one; then those that were longer than all.
     /// Halved whenever a window is chosen.
     counts: [f32; WINDOWS],
@@ -30,13 +30,13 @@ pub struct Gaps {
 impl Gaps {
     /// Begins with the longest window.
     pub fn new(longest: Duration) -> Gaps {
-        Gaps { longest, chosen: 0, counts: [0.0; WINDOWS], longer: 0.0, until_chosen: CHOSEN_EVERY }
+        Gaps { longest, window: longest, counts: [0.0; WINDOWS], longer: 0.0, until_chosen: CHOSEN_EVERY }
     }
 
     /// The window that is in force.
     #[inline]
     pub fn window(&self) -> Duration {
-        self.length(self.chosen)
+        self.window
     }
 
     fn length(&self, index: usize) -> Duration {
@@ -46,7 +46,8 @@ impl Gaps {
     /// Something moved, so long after what had moved before.
     #[inline]
     pub fn add(&mut self, gap: Duration) {
-        let within = (0..WINDOWS).rev().find(|&index| gap <= self.length(index));
+        let times = self.longest.as_nanos() as u64 / (gap.as_nanos() as u64).max(1);
+        let within = times.checked_ilog2().map(|index| (index as usize).min(WINDOWS - 1));
         match within.and_then(|index| self.counts.get_mut(index)) {
             Some(count) => *count += 1.0,
             None => self.longer += 1.0,
@@ -62,7 +63,7 @@ impl Gaps {
         let costs = (0..WINDOWS).map(|index| self.cost(index));
         // Of equal ones the longest.
         let best = costs.enumerate().reduce(|best, next| if next.1 < best.1 { next } else { best });
-        self.chosen = best.map_or(0, |(index, _)| index);
+        self.window = self.length(best.map_or(0, |(index, _)| index));
         self.counts.iter_mut().for_each(|count| *count /= 2.0);
         self.longer /= 2.0;
     }
