@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use vmlane_port::role::Role;
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
-use vmlane_worker::{Calls, Heartbeat, Parking, Ride, Riding, RoundRobin};
+use vmlane_worker::{Calls, CpuSet, Heartbeat, Parking, Ride, Riding, RoundRobin};
 
 use crate::engine::StreamEngine;
 use crate::requests::{Command, Requests, Signals};
@@ -36,9 +36,14 @@ pub struct Workers {
 impl Workers {
     /// Starts the threads.
     pub fn start(settings: Settings) -> std::io::Result<Workers> {
+        Workers::start_on(settings, &[])
+    }
+
+    /// The same, each on the CPUs `on`, by its number; one that is not in the list runs where the caller may.
+    pub fn start_on(settings: Settings, on: &[CpuSet]) -> std::io::Result<Workers> {
         let (mut workers, unstarted) = Workers::unstarted(settings)?;
         for (number, worker) in unstarted.into_iter().enumerate() {
-            workers.threads.push(worker.spawn(format!("worker-{number}"))?);
+            workers.threads.push(worker.spawn(format!("worker-{number}"), on.get(number))?);
         }
         Ok(workers)
     }

@@ -12,7 +12,7 @@ use vmlane_port::role::Role;
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
-use vmlane_worker::{Calls, Heartbeat, Parking};
+use vmlane_worker::{Calls, CpuSet, Heartbeat, Parking};
 
 use crate::core::Place;
 use crate::fdb::{LearnedAddresses, MOST_LEARNED};
@@ -95,11 +95,16 @@ pub struct Switch {
 impl Switch {
     /// Starts the workers' threads. Fails if the host has no thread or file to spare.
     pub fn start(settings: Settings) -> io::Result<Switch> {
+        Switch::start_on(settings, &[])
+    }
+
+    /// The same, each on the CPUs `on`, by its number; one that is not in the list runs where the caller may.
+    pub fn start_on(settings: Settings, on: &[CpuSet]) -> io::Result<Switch> {
         let (mut switch, workers) = Switch::make(settings)?;
         let alone = workers.len() == 1;
         for (number, (worker, handle)) in workers.into_iter().zip(&mut switch.workers).enumerate() {
             let name = if alone { "switch".into() } else { format!("switch-{number}") };
-            handle.thread = Some(worker.spawn(name)?);
+            handle.thread = Some(worker.spawn(name, on.get(number))?);
         }
         Ok(switch)
     }

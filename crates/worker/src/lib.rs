@@ -52,6 +52,8 @@ mod waiting;
 #[cfg(not(test))]
 mod worker;
 
+pub use rustix::thread::CpuSet;
+
 pub use command_queue::{Answer, Calls, CommandQueue, Refused, Shared};
 pub use contain::{FaultStreak, contained};
 pub use doorbells::{Doorbell, Doorbells};

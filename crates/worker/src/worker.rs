@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tracing::error;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tracing::{error, warn};
 use vmlane_port::role::{self, Role};
 
 use crate::command_queue::CommandQueue;
@@ -104,20 +105,24 @@ impl<E: Engine> Worker<E> {
         }
     }
 
-    /// Starts its thread.
-    pub fn spawn(self, name: String) -> std::io::Result<JoinHandle<()>>
+    /// Starts its thread, on the CPUs `on` only, or wherever the calling thread may run.
+    pub fn spawn(self, name: String, on: Option<&CpuSet>) -> std::io::Result<JoinHandle<()>>
     where
         E: Send + 'static,
         E::Command: Send,
         E::Shared: Send,
     {
-        std::thread::Builder::new().name(name).spawn(move || self.run())
+        let on = on.copied();
+        std::thread::Builder::new().name(name).spawn(move || self.run(on))
     }
 
-    fn run(mut self) {
+    fn run(mut self, on: Option<CpuSet>) {
         self.heartbeat.adopt();
         // It works with less, but naps are longer then than they are meant to be.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
+        if let Some(error) = on.and_then(|on| sched_setaffinity(None, &on).err()) {
+            warn!(%error, "a worker runs where it may, and not on the CPUs that were chosen for it");
+        }
         role::enter(self.settings.role);
         loop {
             self.heartbeat.set_busy(true);

@@ -1,15 +1,16 @@
 //! The runtime with threads: what is deferred is delivered before sleeping, callers are answered, panics
 //! are contained.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vmlane_port::role::Role;
 use vmlane_testkit::wait_until;
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Ports, Refused, Rounds, Settings, Worker,
+    Answer, Calls, CommandQueue, CpuSet, Engine, Event, Heartbeat, Parking, Ports, Refused, Rounds, Settings,
+    Worker,
 };
 
 /// What the test and its engine share.
@@ -30,11 +31,14 @@ struct Port {
     /// Panics at the next call.
     fails: AtomicBool,
     rounds: AtomicU64,
+    /// Where the thread ran when it was asked.
+    affinity: Mutex<Option<CpuSet>>,
 }
 
 enum Command {
     Nothing(#[expect(dead_code, reason = "held until the command is done")] Answer),
     Panic(#[expect(dead_code, reason = "the same")] Answer),
+    Affinity(#[expect(dead_code, reason = "the same")] Answer),
     /// The thread ends with a panic when it drops its engine.
     DieAtTheEnd,
 }
@@ -52,6 +56,9 @@ impl Engine for Loopback {
     fn run_command(&mut self, command: Command, _: Instant) {
         match command {
             Command::Nothing(_) => {}
+            Command::Affinity(_) => {
+                *self.port.affinity.lock().unwrap() = rustix::thread::sched_getaffinity(None).ok();
+            }
             Command::Panic(_) => std::panic::resume_unwind(Box::new("a command fails")),
             Command::DieAtTheEnd => self.dies = true,
         }
@@ -120,13 +127,17 @@ struct Bench {
 
 impl Bench {
     fn start(spin: Duration) -> Bench {
+        Bench::start_on(spin, None)
+    }
+
+    fn start_on(spin: Duration, on: Option<&CpuSet>) -> Bench {
         let port = Arc::new(Port::default());
         let requests = requests();
         let heartbeat = Arc::new(Heartbeat::default());
         let settings = Settings { role: Role::Worker, spin, poll: false };
         let engine = Loopback { port: port.clone(), dies: false };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
-        let thread = Some(worker.spawn("loopback".into()).expect("a thread"));
+        let thread = Some(worker.spawn("loopback".into(), on).expect("a thread"));
         Bench { port, requests, heartbeat, thread }
     }
 
@@ -263,5 +274,22 @@ impl Bench {
         wait_until("some rounds, or sleep", || {
             self.port.rounds.load(SeqCst) > rounds + 1 || !self.heartbeat.read().busy
         });
+    }
+}
+
+#[test]
+fn a_thread_runs_on_the_cpus_that_it_was_given_and_elsewhere_if_it_may_not() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let last = (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).unwrap();
+    let missing = (0..CpuSet::MAX_CPU).rev().find(|&cpu| !allowed.is_set(cpu)).unwrap();
+    let only = |cpu| {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        set
+    };
+    for (on, expected) in [(None, allowed), (Some(only(last)), only(last)), (Some(only(missing)), allowed)] {
+        let bench = Bench::start_on(Duration::ZERO, on.as_ref());
+        bench.ask(Command::Affinity).unwrap();
+        assert_eq!(bench.port.affinity.lock().unwrap().take(), Some(expected));
     }
 }

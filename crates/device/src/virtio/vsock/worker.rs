@@ -13,8 +13,8 @@ use vmlane_port::role::Role;
 use vmlane_port::wrap::{Fault, StreamTap};
 use vmlane_vsock::{Endpoint, Router, VmTable};
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Polling, Ports, Ride, Rounds, WakeFds,
-    Woken, Worker, contained,
+    Answer, Calls, CommandQueue, CpuSet, Engine, Event, Heartbeat, Parking, Polling, Ports, Ride, Rounds,
+    WakeFds, Woken, Worker, contained,
 };
 
 use crate::virtio::recall;
@@ -116,7 +116,7 @@ impl VsockWorker {
     /// Starts a worker that is alone and follows none, for VMs in `vms`. With a `relay`, VMCI guests and the
     /// host are reached: by the router, and with the engine of streams that rides.
     pub fn start(settings: Settings, vms: &VmTable, relay: Option<Relay>) -> std::io::Result<VsockWorker> {
-        let worker = VsockWorker::start_one_of(0, 1, settings, vms, relay)?;
+        let worker = VsockWorker::start_one_of((0, 1, None), settings, vms, relay)?;
         worker.begin();
         Ok(worker)
     }
@@ -126,11 +126,10 @@ impl VsockWorker {
         self.post(Request::Begin);
     }
 
-    /// Starts the worker `number` of `count`, which share what a process may have of connections' memory.
-    /// Until [`Self::begin`] all VMs may still come.
+    /// Starts the worker `number` of `count`, which share what a process may have of connections' memory, on
+    /// the CPUs `on`. Until [`Self::begin`] all VMs may still come.
     pub(super) fn start_one_of(
-        number: usize,
-        count: usize,
+        (number, count, on): (usize, usize, Option<&CpuSet>),
         settings: Settings,
         vms: &VmTable,
         relay: Option<Relay>,
@@ -152,7 +151,7 @@ impl VsockWorker {
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
         let name = if count == 1 { "vsock".to_owned() } else { format!("vsock-{number}") };
-        let thread = Some(worker.spawn(name.clone())?);
+        let thread = Some(worker.spawn(name.clone(), on)?);
         Ok(VsockWorker {
             requests,
             inboxes,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vmlane_port::wrap::StreamTap;
 use vmlane_vsock::{Cid, Vm, VmTable};
-use vmlane_worker::Heartbeat;
+use vmlane_worker::{CpuSet, Heartbeat};
 
 use super::stats::{GuestStats, VsockStats};
 use super::views::{ConnectionView, GuestView};
@@ -27,10 +27,22 @@ pub struct VsockWorkers {
 impl VsockWorkers {
     /// Starts a thread for each of `relays`, one at least. They have the same router.
     pub fn start(settings: Settings, relays: Vec<Relay>, vms: &VmTable) -> std::io::Result<VsockWorkers> {
+        VsockWorkers::start_on(settings, relays, vms, &[])
+    }
+
+    /// The same, each on the CPUs `on`, by its number; one that is not in the list runs where the caller may.
+    pub fn start_on(
+        settings: Settings,
+        relays: Vec<Relay>,
+        vms: &VmTable,
+        on: &[CpuSet],
+    ) -> std::io::Result<VsockWorkers> {
         let count = relays.len().max(1);
         let mut relays = relays.into_iter();
-        let start =
-            |number, relay| VsockWorker::start_one_of(number, count, settings, vms, relay).map(Arc::new);
+        let start = |number, relay| {
+            let place = (number, count, on.get(number));
+            VsockWorker::start_one_of(place, settings, vms, relay).map(Arc::new)
+        };
         let first = start(0, relays.next())?;
         let others = relays.enumerate().map(|(at, relay)| start(at + 1, Some(relay)));
         let others = others.collect::<std::io::Result<_>>()?;
