@@ -64,8 +64,12 @@ pub enum Relayed {
     InFlight,
 }
 
-/// Connections of all guests of all workers together: each may keep `CREDIT` (`credit.rs`) bytes.
+/// Connections of all guests of all workers together, if there are no more than four: each may keep `CREDIT`
+/// (`credit.rs`) bytes.
 pub const MAX_LINKS: usize = 2048;
+/// Of one worker's, even if there are many workers: all VMs of a host may be in one group, which one of them
+/// serves.
+pub(super) const FEWEST_LINKS: usize = 512;
 /// Events and requests that one guest is notified of before the next one has its turn.
 const MAX_EVENTS: usize = 64;
 /// What a connect costs.

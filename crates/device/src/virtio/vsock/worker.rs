@@ -19,7 +19,7 @@ use vmlane_worker::{
 
 use crate::virtio::recall;
 
-use super::bridge::{Bridge, GuestEndpoint, Inboxes, MAX_LINKS};
+use super::bridge::{Bridge, FEWEST_LINKS, GuestEndpoint, Inboxes, MAX_LINKS};
 use super::kept::{Kept, Transaction};
 use super::port::Port;
 use super::route::{Moved, Routes};
@@ -140,7 +140,7 @@ impl VsockWorker {
         };
         let requests = Arc::new(Requests::new(parking.clone()));
         let inboxes = Inboxes::new(parking);
-        let most = MAX_LINKS / count;
+        let most = (MAX_LINKS / count).max(FEWEST_LINKS);
         let bridge = relay.map(|(router, ride)| Bridge::new(router, inboxes.clone(), Some(ride), most));
         let stats = Arc::new(VsockStats::default());
         let questions = Arc::new(Questions::default());
