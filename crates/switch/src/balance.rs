@@ -24,7 +24,7 @@ use crate::switch::{Entry, Switch};
 const MUCH: f64 = 0.5;
 /// What is found must make the cost smaller by this part of it.
 const GAIN: f64 = 0.1;
-/// What a port costs whose frames go to another worker, as a part of what it costs else.
+/// What a port costs whose frames go to another worker near its own, as a part of what it costs else.
 const APART: f64 = 0.75;
 /// Polls in a row that must find something before anything goes.
 const POLLS: u32 = 3;
@@ -65,9 +65,16 @@ pub struct Balancer {
     /// Polls in a row that found something.
     found: u32,
     stays: HashMap<PortId, Instant>,
+    distances: Vec<Vec<f64>>,
 }
 
 impl Balancer {
+    /// What a frame costs that goes from one worker to another: from each to each, as a multiple of what it
+    /// costs between workers that share a cache. Those that are not in the list do.
+    pub fn over(distances: Vec<Vec<f64>>) -> Balancer {
+        Balancer { distances, ..Balancer::default() }
+    }
+
     /// To be called about once a second. What is to be moved now, with [`Switch::move_port`].
     pub fn poll(&mut self, switch: &Switch, now: Instant) -> Option<Relief> {
         let worked: Vec<u64> = switch.heartbeats().map(|heartbeat| heartbeat.read().worked).collect();
@@ -85,8 +92,10 @@ impl Balancer {
             port.work = port.work.saturating_sub(totals_then.get(&port.id).copied().unwrap_or(port.work));
             port.may_move &= !self.stays.contains_key(&port.id);
         }
-        let moves =
-            if loads.iter().any(|load| *load >= MUCH) { better(loads.len(), ports) } else { Vec::new() };
+        let moves = match loads.iter().any(|load| *load >= MUCH) {
+            true => better(loads.len(), &self.distances, ports),
+            false => Vec::new(),
+        };
         self.found = if moves.is_empty() { 0 } else { self.found + 1 };
         if self.found < POLLS {
             return None;
@@ -118,8 +127,8 @@ fn work_of(stats: &PortStats) -> u64 {
 
 /// Which ports go to which workers, of `workers`, so that the cost becomes clearly smaller; none if it
 /// cannot.
-fn better(workers: usize, ports: Vec<PortLoad>) -> Vec<(PortId, usize)> {
-    let mut placing = Placing::new(workers, ports);
+fn better(workers: usize, distances: &[Vec<f64>], ports: Vec<PortLoad>) -> Vec<(PortId, usize)> {
+    let mut placing = Placing::new(workers, distances, ports);
     let (before, first) = (placing.cost(), placing.places());
     // Where all have as much to do, no single step makes a great difference: what counts is where they lead
     // to.
@@ -133,8 +142,9 @@ fn better(workers: usize, ports: Vec<PortLoad>) -> Vec<(PortId, usize)> {
 }
 
 /// Ports and the workers that have them, as it is or as it could be.
-struct Placing {
+struct Placing<'d> {
     workers: usize,
+    distances: &'d [Vec<f64>],
     /// Those that may go, the one with the most work first.
     ports: Vec<PortLoad>,
     /// For each, where the one is that its frames go to.
@@ -149,8 +159,8 @@ struct Placing {
 /// Ports, by their places in the list, and the workers that get them.
 type Changes = Vec<(usize, usize)>;
 
-impl Placing {
-    fn new(workers: usize, mut ports: Vec<PortLoad>) -> Placing {
+impl Placing<'_> {
+    fn new(workers: usize, distances: &[Vec<f64>], mut ports: Vec<PortLoad>) -> Placing<'_> {
         ports.retain(|port| port.work > 0 && port.worker < workers);
         ports.sort_by_key(|port| (std::cmp::Reverse(port.work), port.id));
         let mut others = vec![0.0; workers];
@@ -163,7 +173,7 @@ impl Placing {
         let is_hub = |at| peers.iter().filter(|peer| **peer == Some(at)).count() > 1;
         let hubs: Vec<bool> = (0..ports.len()).map(is_hub).collect();
         peers.iter_mut().zip(&hubs).filter(|(_, hub)| **hub).for_each(|(peer, _)| *peer = None);
-        Placing { workers, ports, peers, hubs, others }
+        Placing { workers, distances, ports, peers, hubs, others }
     }
 
     fn places(&self) -> Vec<usize> {
@@ -187,12 +197,17 @@ impl Placing {
                 continue;
             }
             // Both ends of its frames pay. The other one does so for itself, unless it has many such peers.
-            charge(port.worker, work * APART);
+            let apart = work * APART * self.distance(port.worker, peer.worker);
+            charge(port.worker, apart);
             if hub {
-                charge(peer.worker, work * APART);
+                charge(peer.worker, apart);
             }
         }
         loads.iter().copied().fold(0.0, f64::max) + loads.iter().sum::<f64>() / self.workers.max(1) as f64
+    }
+
+    fn distance(&self, from: usize, to: usize) -> f64 {
+        self.distances.get(from).and_then(|row| row.get(to)).copied().unwrap_or(1.0)
     }
 
     /// The one step that makes the cost smallest: one port or all that send to each other to another worker,
@@ -283,7 +298,7 @@ mod tests {
 
     /// The workers of all ports afterwards.
     fn placed(workers: usize, ports: &[PortLoad]) -> Vec<usize> {
-        let moves: HashMap<_, _> = better(workers, ports.to_vec()).into_iter().collect();
+        let moves: HashMap<_, _> = better(workers, &[], ports.to_vec()).into_iter().collect();
         ports.iter().map(|port| moves.get(&port.id).copied().unwrap_or(port.worker)).collect()
     }
 
@@ -348,7 +363,7 @@ mod tests {
             &[(0, 200, 1), (0, 40, 0), (0, 40, 0), (0, 40, 0), (0, 40, 0), (0, 40, 0)],
         ];
         for list in well {
-            assert_eq!(better(2, ports(list)), [], "{list:?}");
+            assert_eq!(better(2, &[], ports(list)), [], "{list:?}");
         }
     }
 
@@ -356,8 +371,26 @@ mod tests {
     fn what_may_not_move_stays() {
         let mut list = ports(&[(0, 50, 1), (1, 50, 0)]);
         list[0].may_move = false;
-        assert_eq!(better(2, list.clone()), [(PortId(2), 0)]);
+        assert_eq!(better(2, &[], list.clone()), [(PortId(2), 0)]);
         list[1].may_move = false;
-        assert_eq!(better(2, list), []);
+        assert_eq!(better(2, &[], list), []);
+    }
+
+    #[test]
+    fn of_two_workers_the_near_one_is_taken_and_a_far_one_only_where_it_pays() {
+        // The second port sends to the first, which stays.
+        let mut list = ports(&[(0, 300, NOWHERE), (0, 100, 0), (1, 50, NOWHERE), (2, 50, NOWHERE)]);
+        for fixed in [0, 2, 3] {
+            list[fixed].may_move = false;
+        }
+        let moves = |[one, other]: [f64; 2]| {
+            let rows = [vec![1.0, one, other], vec![one, 1.0, 1.0], vec![other, 1.0, 1.0]];
+            better(3, &rows, list.clone())
+        };
+        for (distances, moved) in
+            [([1.0, 1.0], Some(1)), ([2.0, 1.0], Some(2)), ([1.0, 2.0], Some(1)), ([4.0, 4.0], None)]
+        {
+            assert_eq!(moves(distances), Vec::from_iter(moved.map(|to| (PortId(2), to))), "{distances:?}");
+        }
     }
 }
