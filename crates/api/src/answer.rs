@@ -93,7 +93,11 @@ pub struct Status {
     pub uptime_seconds: f64,
     pub config: String,
     pub runtime_dir: String,
+    /// Of each kind: for streams, for frames, for virtio-vsock.
     pub workers: u16,
+    /// Why so many, and where they run: `auto: 2 caches of 8 cores, CPUs 5-7,13-15`, `configured`.
+    #[serde(default)]
+    pub placement: String,
     /// `adaptive` or `poll`.
     pub mode: String,
     pub spin_us: u64,

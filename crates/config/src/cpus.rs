@@ -42,6 +42,11 @@ impl CpuList {
         CpuList(cpus.collect())
     }
 
+    /// Is it one of them?
+    pub fn has(&self, cpu: usize) -> bool {
+        self.0.contains(&cpu)
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = usize> {
         self.0.iter().copied()
     }

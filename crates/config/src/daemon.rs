@@ -3,6 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use toml::Spanned;
+
 use crate::cpus::{BadList, CpuList};
 use crate::notes::Notes;
 use crate::raw::RawDaemon;
@@ -21,7 +23,7 @@ const HUGE_PAGES: RangeInclusive<u64> = 0..=1 << 46;
 /// The table `[daemon]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
-    pub workers: u16,
+    pub workers: Workers,
     /// Where the workers run; None: anywhere.
     pub cpus: Option<CpuList>,
     /// NICs go to other workers where that helps.
@@ -51,7 +53,7 @@ pub struct DaemonConfig {
 impl Default for DaemonConfig {
     fn default() -> Self {
         DaemonConfig {
-            workers: 1,
+            workers: Workers::Auto,
             cpus: None,
             balance: true,
             mode: Mode::Adaptive,
@@ -67,6 +69,14 @@ impl Default for DaemonConfig {
             log_format: LogFormat::default(),
         }
     }
+}
+
+/// How many workers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workers {
+    /// As many as the host's caches and cores suggest ([`crate::Placement`]).
+    Auto,
+    Count(u16),
 }
 
 /// The format of the log's lines.
@@ -140,6 +150,8 @@ pub fn judge(raw: &RawDaemon, notes: &mut Notes<'_>) -> DaemonConfig {
     if let Some(user) = &raw.user {
         notes.mark(format!("{TABLE}: user"), user.span());
     }
+    let workers = raw.workers.as_ref().and_then(|count| Some(Spanned::new(count.span(), count.get_ref().0?)));
+    let workers = notes.number(TABLE, "workers", &workers, WORKERS);
     let hold = notes.number(TABLE, "hold", &raw.hold, HOLD_S).map(Duration::from_secs);
     let faults = notes.number(TABLE, "fault_limit", &raw.fault_limit, FAULTS);
     let window = notes.number(TABLE, "fault_window_s", &raw.fault_window_s, FAULT_WINDOW_S);
@@ -147,7 +159,7 @@ pub fn judge(raw: &RawDaemon, notes: &mut Notes<'_>) -> DaemonConfig {
     let log_format =
         notes.word(TABLE, "log_format", &raw.log_format, LogFormat::of_name, "\"text\" or \"json\"");
     DaemonConfig {
-        workers: notes.number(TABLE, "workers", &raw.workers, WORKERS).unwrap_or(default.workers),
+        workers: workers.map_or(default.workers, Workers::Count),
         cpus,
         balance: raw.balance.unwrap_or(default.balance),
         mode: mode.unwrap_or(default.mode),

@@ -14,6 +14,7 @@
 //! | `notes.rs`, `error.rs` | mistakes |
 //! | `config.rs` | the whole, and the order of the checks |
 //! | `daemon.rs`, `cpus.rs` | `[daemon]` |
+//! | `topology.rs` | how many workers there are, and where they run |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `forward.rs`, `nic.rs`, `limits.rs`, `owner.rs`, `role.rs` | `[[vm]]`, each by itself |
 //! | `unique.rs`, `targets.rs`, `fits.rs`, `memory.rs` | what VMs have of their own, where forwards lead, what goes together |
 //! | `port_group.rs`, `traffic.rs`, `vlan.rs`, `uplink.rs`, `team.rs`, `mirror.rs`, `ovn.rs` | the switch |
@@ -59,6 +60,7 @@ mod targets;
 mod team;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod traffic;
 pub mod trusted;
 mod unique;
@@ -69,7 +71,7 @@ mod vsock;
 
 pub use config::Config;
 pub use cpus::CpuList;
-pub use daemon::{DaemonConfig, FaultLimit, LogFormat, Mode};
+pub use daemon::{DaemonConfig, FaultLimit, LogFormat, Mode, Workers};
 pub use error::{ConfigError, Problem};
 pub use forward::ForwardConfig;
 pub use hybrid::HybridConfig;
@@ -85,6 +87,7 @@ pub use route::{PeerConfig, RouteConfig};
 pub use rules::ControlRule;
 pub use sources::Sources;
 pub use team::TeamConfig;
+pub use topology::{Placement, WorkerKind};
 pub use uplink::{Listens, MOST_QUEUES, UplinkConfig, UplinkKind};
 pub use vlan::Vlan;
 pub use vm::{VmConfig, VmPlace};

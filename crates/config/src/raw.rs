@@ -146,7 +146,7 @@ tables! {
     }
 
     pub struct RawDaemon {
-        pub workers: Option<Spanned<i64>>,
+        pub workers: Option<Spanned<Count>>,
         pub cpus: Option<Spanned<String>>,
         pub balance: Option<bool>,
         pub mode: Option<Spanned<String>>,
@@ -206,6 +206,23 @@ pub fn schema() -> serde_json::Value {
         keys.insert("title".into(), "Configuration of vmlane".into());
     }
     schema
+}
+
+/// A number; None: `"auto"`. Other texts do not fit its [`Shape`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Count(pub Option<i64>);
+
+impl Shaped for Count {
+    fn shape() -> Shape {
+        Shape::Count
+    }
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Count, D::Error> {
+        let value = toml::Value::deserialize(deserializer)?;
+        Ok(Count(value.as_integer()))
+    }
 }
 
 /// A number, or a text such as `"64M"`.

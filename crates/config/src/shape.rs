@@ -16,6 +16,9 @@ const MOST_PLACES: usize = 3;
 /// Letters of a value that a message repeats.
 const MOST_WRITTEN: usize = 60;
 
+/// What stands for a number that the daemon finds.
+const AUTO: &str = "auto";
+
 /// A kind of value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -24,6 +27,8 @@ pub enum Shape {
     Switch,
     /// A number, or a text such as `"64M"`.
     Size,
+    /// A number, or the text [`AUTO`].
+    Count,
     /// Several kinds, which the checks of the key distinguish.
     Any,
     List(Box<Shape>),
@@ -164,6 +169,7 @@ impl Shape {
             Shape::Number => json!({ "type": "integer" }),
             Shape::Switch => json!({ "type": "boolean" }),
             Shape::Size => json!({ "type": ["integer", "string"] }),
+            Shape::Count => json!({ "anyOf": [{ "type": "integer" }, { "const": AUTO }] }),
             Shape::Any => json!({ "type": ["integer", "string", "array"] }),
             Shape::List(element) => json!({ "type": "array", "items": element.schema() }),
             Shape::Table(keys) => {
@@ -204,13 +210,14 @@ impl Finder<'_> {
     fn value(&mut self, table: &str, key: &str, shape: &Shape, value: &Spanned<DeValue<'_>>) {
         let place = within(table, key);
         match (shape, value.get_ref()) {
-            (Shape::Number | Shape::Size, DeValue::Integer(number)) => {
+            (Shape::Number | Shape::Size | Shape::Count, DeValue::Integer(number)) => {
                 if i64::from_str_radix(number.as_str(), number.radix()).is_err() {
                     let written = self.written(&value.span());
                     let text = format!("{place} = {written}: the number is too large; use a smaller one");
                     self.report(&value.span(), text);
                 }
             }
+            (Shape::Count, DeValue::String(word)) if word == AUTO => {}
             (Shape::Text | Shape::Size, DeValue::String(_))
             | (Shape::Switch, DeValue::Boolean(_))
             | (Shape::Any, _) => {}
@@ -311,8 +318,9 @@ fn misfit(place: &str, key: &str, shape: &Shape, value: &DeValue<'_>, written: &
             format!("write it in quotes: {key} = \"{written}\"")
         }
         (Shape::Text | Shape::Any, _) => format!("write a text in quotes: {key} = \"...\""),
-        (Shape::Number, _) => match unquoted.and_then(|text| text.parse::<i64>().ok()) {
+        (Shape::Number | Shape::Count, _) => match unquoted.and_then(|text| text.parse::<i64>().ok()) {
             Some(number) => format!("write the number without quotes: {key} = {number}"),
+            None if *shape == Shape::Count => format!("write a whole number, without quotes, or \"{AUTO}\""),
             None => "write a whole number, without quotes".to_owned(),
         },
         (Shape::Switch, _) => "write true or false, without quotes".to_owned(),
@@ -506,6 +514,8 @@ mod tests {
     #[test]
     fn the_schema_has_every_table_and_takes_no_other_key() {
         let schema = Config::schema();
+        let workers = &schema["properties"]["daemon"]["properties"]["workers"];
+        assert_eq!(workers["anyOf"], serde_json::json!([{ "type": "integer" }, { "const": "auto" }]));
         let vm = &schema["properties"]["vm"];
         assert_eq!(
             (&vm["type"], &vm["items"]["properties"]["cid"]["type"]),

@@ -8,7 +8,7 @@ use vmlane_wire::ethernet::Mac;
 
 use crate::limits::SHARED_OUT;
 use crate::memory::{address_space, host_memory};
-use crate::{Config, DaemonConfig, ForwardConfig, Limits, Mode, Vlan, VmConfig, Vsock};
+use crate::{Config, DaemonConfig, ForwardConfig, Limits, Mode, Vlan, VmConfig, Vsock, Workers};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("t.toml"), text).map_err(|error| error.to_string())
@@ -45,7 +45,10 @@ fn the_example_of_the_contract_is_understood() {
         "#,
     )
     .unwrap();
-    assert_eq!(config.daemon, DaemonConfig { workers: 2, mode: Mode::Poll, ..DaemonConfig::default() });
+    assert_eq!(
+        config.daemon,
+        DaemonConfig { workers: Workers::Count(2), mode: Mode::Poll, ..DaemonConfig::default() }
+    );
     let [web, db] = &config.vms[..] else { panic!("{config:?}") };
     assert_eq!((web.name.as_str(), web.group.as_str(), web.cid), ("web", "tenant-1", 3));
     assert_eq!(web.forwards, [ForwardConfig { port: 5000, to_vm: Some("db".into()), to_port: 6000 }]);
@@ -87,7 +90,9 @@ fn everything_has_a_default_but_name_and_cid() {
     assert_eq!(empty.port_groups.len(), 1, "the default one");
     let config = parse(TWO).unwrap();
     assert_eq!(config.vms[0].group, "default");
-    assert_eq!((config.daemon.workers, config.daemon.mode, config.daemon.spin_us), (1, Mode::Adaptive, 500));
+    let DaemonConfig { workers, mode, spin_us, .. } = config.daemon;
+    assert_eq!((workers, mode, spin_us), (Workers::Auto, Mode::Adaptive, 500));
+    assert_eq!(parse("[daemon]\nworkers = \"auto\"").unwrap().daemon.workers, Workers::Auto);
     assert_eq!(config.names(), "web, db");
 }
 
@@ -95,7 +100,12 @@ fn everything_has_a_default_but_name_and_cid() {
 const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[daemon]\nworkres = 1", 2, &["daemon: workres = 1: there is no such key; did you mean workers?"]),
     ("[deamon]\nworkers = 1", 1, &["[deamon]: there is no such table; did you mean [daemon]?"]),
-    ("[daemon]\nworkers = \"two\"", 2, &["daemon: workers = \"two\": write a whole number, without quotes"]),
+    (
+        "[daemon]\nworkers = \"two\"",
+        2,
+        &["daemon: workers = \"two\": write a whole number, without quotes, or \"auto\""],
+    ),
+    ("[daemon]\nworkers = \"2\"", 2, &["write the number without quotes: workers = 2"]),
     ("[daemon]\nworkers = 0", 2, &["daemon: workers = 0", "from 1 to 256"]),
     ("[daemon]\nmode = \"fast\"", 2, &["mode = \"fast\"", "\"adaptive\" or \"poll\""]),
     ("[daemon]\nspin_us = -1", 2, &["spin_us = -1", "from 0 to 1000000"]),

@@ -19,9 +19,9 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use vmlane_access::acl::AclError;
 use vmlane_api::{Done, Failure, Reloaded};
-use vmlane_config::Config;
 use vmlane_config::files::Files;
 use vmlane_config::paths::Paths;
+use vmlane_config::{Config, Placement};
 use vmlane_state::{Found, Store};
 
 use crate::access::Policy;
@@ -77,6 +77,8 @@ pub struct Builder {
     pub files: Files,
     /// The configuration that is in `files`.
     pub config: Config,
+    /// Of the workers.
+    pub placement: Placement,
     pub uplinks: Uplinks,
     pub store: Arc<dyn Store>,
     pub found: Found,
@@ -86,9 +88,9 @@ pub struct Builder {
 impl Builder {
     /// Builds part after part, and serves the VMs of the configuration.
     pub fn start(self, events: Sender<Event>) -> Result<Daemon, AssemblyError> {
-        let Builder { paths, files, config, uplinks, store, mut found, extras } = self;
+        let Builder { paths, files, config, placement, uplinks, store, mut found, extras } = self;
         let started = Instant::now();
-        let (host, checkpoint) = Host::start(paths, &config, (store, &mut found), extras)?;
+        let (host, checkpoint) = Host::start(paths, (&config, placement), (store, &mut found), extras)?;
         let (health, policy) = (Health::of(&host), Mutex::new(policy(&config)));
         let served = Mutex::new(Served::new(&host, (files, config), uplinks, found)?);
         let captures = Captures::default();

@@ -36,11 +36,16 @@ impl Placed {
             let allowed = CpuList::of((0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu)));
             return Err(PlaceError::Missing { wanted: list.clone(), missing, allowed });
         }
-        let mut set = CpuSet::new();
-        list.iter().for_each(|cpu| set.set(cpu));
-        sched_setaffinity(None, &set).map_err(failed)?;
+        sched_setaffinity(None, &set_of(list)).map_err(failed)?;
         Ok(Placed(Some(before)))
     }
+}
+
+/// The same CPUs as the kernel takes them.
+pub fn set_of(list: &CpuList) -> CpuSet {
+    let mut set = CpuSet::new();
+    list.iter().for_each(|cpu| set.set(cpu));
+    set
 }
 
 impl Drop for Placed {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmlane_config::paths::Paths;
-use vmlane_config::{Config, Mode, PeerConfig, RouteConfig};
+use vmlane_config::{Config, Mode, PeerConfig, Placement, RouteConfig, WorkerKind};
 use vmlane_device::virtio::vsock::{VsockWorkers, hold_logs, recover_all};
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets, RoutePeer, Routes};
@@ -22,7 +22,7 @@ use vmlane_stream::{Settings, Workers};
 use vmlane_switch::Switch;
 use vmlane_vsock::{HostRules, Router};
 
-use crate::cpus::{PlaceError, Placed};
+use crate::cpus::{PlaceError, Placed, set_of};
 use crate::extras::Extras;
 
 /// Why it cannot be started.
@@ -43,6 +43,7 @@ pub struct Host {
     pub switch: Arc<Switch>,
     pub vsock_workers: Arc<VsockWorkers>,
     pub workers: Arc<Workers>,
+    pub placement: Placement,
     pub sockets: HostSockets,
     pub paths: Paths,
     pub store: Arc<dyn Store>,
@@ -54,16 +55,19 @@ impl Host {
     /// daemon's hypervisor left in `store`.
     pub fn start(
         paths: Paths,
-        config: &Config,
+        (config, placement): (&Config, Placement),
         (store, found): (Arc<dyn Store>, &mut Found),
         mut extras: Extras,
     ) -> Result<(Host, HypervisorCheckpoint), HostError> {
         let placed = Placed::on(config.daemon.cpus.as_ref())?;
         let poll = config.daemon.mode == Mode::Poll;
         let spin = Duration::from_micros(config.daemon.spin_us);
-        let settings = Settings { workers: config.daemon.workers, spin, poll, ..Settings::default() };
-        let mut workers = Workers::start(settings).map_err(HostError::Workers)?;
-        let of_each = usize::from(config.daemon.workers).min(vmlane_switch::MOST_WORKERS);
+        let on = |kind| placement.cpus(kind).map(set_of).collect::<Vec<_>>();
+        tracing::info!("workers: {placement}");
+        let settings = Settings { workers: placement.workers, spin, poll, ..Settings::default() };
+        let workers = Workers::start_on(settings, &on(WorkerKind::Streams));
+        let mut workers = workers.map_err(HostError::Workers)?;
+        let of_each = usize::from(placement.workers).min(vmlane_switch::MOST_WORKERS);
         let rides = (0..of_each).map(|_| workers.ride()).collect::<io::Result<Vec<_>>>();
         let (workers, rides) = (Arc::new(workers), rides.map_err(HostError::Workers)?);
         if let Err(error) = vmlane_state::share_secret(&*store, found) {
@@ -86,10 +90,11 @@ impl Host {
             coalesce: config.daemon.coalesce,
             ..vmlane_switch::Settings::default()
         };
-        let switch = Arc::new(Switch::start(settings).map_err(HostError::Workers)?);
+        let switch =
+            Arc::new(Switch::start_on(settings, &on(WorkerKind::Frames)).map_err(HostError::Workers)?);
         let settings = vmlane_device::virtio::vsock::Settings { spin, poll };
         let relays = rides.into_iter().map(|ride| (router.clone(), ride)).collect();
-        let vsock_workers = VsockWorkers::start(settings, relays, router.vms());
+        let vsock_workers = VsockWorkers::start_on(settings, relays, router.vms(), &on(WorkerKind::Vsock));
         let vsock_workers = Arc::new(vsock_workers.map_err(HostError::Workers)?);
         if let Err(error) = hold_logs(&store, vsock_workers.logs(), workers_before) {
             tracing::error!(%error, "virtio-vsock devices do not outlive this daemon");
@@ -99,7 +104,18 @@ impl Host {
         let path = paths.host();
         let sockets = HostSockets::start(router.clone(), &path, 0o600, host_rules(config), Bounds::default());
         let sockets = sockets.map_err(|cause| HostError::Socket { path, cause })?;
-        let host = Host { router, hypervisor, switch, vsock_workers, workers, sockets, paths, store, extras };
+        let host = Host {
+            router,
+            hypervisor,
+            switch,
+            vsock_workers,
+            workers,
+            placement,
+            sockets,
+            paths,
+            store,
+            extras,
+        };
         host.set_routes(config)?;
         Ok((host, checkpoint))
     }

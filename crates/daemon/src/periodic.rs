@@ -80,7 +80,7 @@ pub fn balance(daemon: Arc<Daemon>) -> io::Result<Option<PeriodicThread>> {
     if !daemon.served.lock().config.daemon.balance || daemon.host.switch.heartbeats().len() < 2 {
         return Ok(None);
     }
-    let mut balancer = Balancer::default();
+    let mut balancer = Balancer::over(daemon.host.placement.distances().to_vec());
     PeriodicThread::start("balance", BALANCE, move || {
         relieve(&daemon.host.switch, &mut balancer, Instant::now());
     })

@@ -14,7 +14,7 @@ use vmlane_api::{Client, ClientError, call};
 use vmlane_config::added::{self, AddedVms};
 use vmlane_config::files::Files;
 use vmlane_config::paths::Paths;
-use vmlane_config::{Config, ConfigError, LogFormat, Sources, sources};
+use vmlane_config::{Config, ConfigError, LogFormat, Placement, Sources, sources};
 use vmlane_confine::{ConfineError, Directories};
 use vmlane_keeper::{Held, Origin};
 use vmlane_mem::HugePages;
@@ -119,6 +119,8 @@ pub fn run(options: Options, extras: Extras) -> Result<(), RunError> {
         0 => None,
         limit => Some(HugePages::open(limit).map_err(host("huge_pages: /proc/self/pagemap".into()))?),
     };
+    // Likewise what describes the host's CPUs.
+    let placement = Placement::of(&config.daemon);
     let reached = vmlane_keeper::reach(&vmlane_keeper::socket(paths.runtime()));
     // Before there is any other thread: what is given up here, is given up for all of them.
     give_rights_up(options.confine, &paths, &claim, (&files, &config), &mut uplinks)?;
@@ -134,7 +136,7 @@ pub fn run(options: Options, extras: Extras) -> Result<(), RunError> {
     let (events, inbox) = channel();
     // Before anything is served: a signal during the start must not leave sockets behind.
     forward_signals(events.clone()).map_err(host("signal handlers".into()))?;
-    let builder = Builder { paths: paths.clone(), files, config, uplinks, store, found, extras };
+    let builder = Builder { paths: paths.clone(), files, config, placement, uplinks, store, found, extras };
     let daemon = Arc::new(builder.start(events)?);
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())

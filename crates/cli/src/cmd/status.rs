@@ -93,17 +93,23 @@ fn plain(status: &Status) -> String {
     let (ovn, peers) = (ovn(status), peers(&status.peers));
     let uplinks = if uplinks.len() > 1 { format!("\n{}", table(&uplinks)) } else { String::new() };
     format!(
-        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{ovn}{uplinks}{teams}{peers}{troubles}",
+        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}{}), configuration {}\nconfined: {}\n{}{nics}{ovn}{uplinks}{teams}{peers}{troubles}",
         status.daemon,
         status.pid,
         status.uptime_seconds,
         status.workers,
         if status.workers == 1 { "" } else { "s" },
         status.mode,
+        placement(status),
         status.config,
         status.confined,
         table(&rows)
     )
+}
+
+/// Why there are so many workers.
+fn placement(status: &Status) -> String {
+    if status.placement.is_empty() { String::new() } else { format!("; {}", status.placement) }
 }
 
 /// What an operator should check.

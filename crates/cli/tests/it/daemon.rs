@@ -30,7 +30,7 @@ fn status_shows_vms_and_whether_they_are_attached_and_ready() {
     let daemon = daemon(TWO);
     contains_all(
         &daemon.must(&["status"]),
-        &["vmlane 0.1.0", "1 worker (adaptive)", "web", "db", "vmci.sock"],
+        &["vmlane 0.1.0", "worker", "(adaptive; auto: ", "web", "db", "vmci.sock"],
     );
     let socket = daemon.vm("web")["sockets"][0].as_str().unwrap().to_owned();
     assert_eq!(Path::new(&socket), daemon.socket("web", "vmci.sock"));
@@ -62,6 +62,24 @@ fn connect_takes_a_name_and_reports_what_prevents_it() {
     connect("web").fails(1, &["VM \"web\" did not answer in time", "-w"]);
     connect("2").fails(1, &["CID 2 is this host"]);
     daemon.ask(&["listen", "--from", "wbe", "80"]).fails(1, &["there is no VM \"wbe\""]);
+}
+
+#[test]
+fn the_number_of_workers_is_reported_with_its_reason() {
+    for (config, number, reason) in [
+        (TWO, None, "auto: "),
+        ("[daemon]\nworkers = 2\n", Some(2), "configured"),
+        ("[daemon]\nworkers = \"auto\"\n", None, "auto: "),
+    ] {
+        let daemon = daemon(config);
+        let status = daemon.json(&["status"]);
+        let placement = status["placement"].as_str().unwrap();
+        assert!(placement.starts_with(reason), "{status}");
+        assert!(number.is_none_or(|number| status["workers"] == number), "{status}");
+        assert!(daemon.must(&["status"]).contains(&format!("; {placement}), configuration")));
+        let line = format!("workers: {} ({placement})", status["workers"]);
+        assert!(daemon.log().contains(&line), "{line}: {}", daemon.log());
+    }
 }
 
 #[test]

@@ -14,6 +14,8 @@ use crate::common::openmetrics::{Families, parse, value};
 use crate::common::{VMLANE, daemon, place};
 
 const CONFIG: &str = "\
+[daemon]
+workers = 1
 [[vm]]
 name = \"web\"
 cid = 3

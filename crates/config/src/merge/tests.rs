@@ -7,7 +7,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use crate::sources::{MOST_BYTES, MOST_FILES, Source, SourceKind, Sources};
-use crate::{Config, ConfigError, VmPlace};
+use crate::{Config, ConfigError, VmPlace, Workers};
 
 const WEB: &str = "[[vm]]\nname = \"web\"\ncid = 3\n";
 const DB: &str = "[[vm]]\nname = \"db\"\ncid = 4\n";
@@ -35,7 +35,7 @@ fn lists_of_several_files_add_up_in_their_order() {
     ]);
     let config = Config::check(&sources).unwrap();
     assert_eq!(config.names(), "web, db");
-    assert_eq!((config.daemon.workers, config.vms[1].limits.connections), (2, 9));
+    assert_eq!((config.daemon.workers, config.vms[1].limits.connections), (Workers::Count(2), 9));
     assert_eq!(config.vms[1].nics[0].port_group, "prod");
     let place = |path: &str, line| VmPlace { path: path.into(), line, added: false };
     assert_eq!(config.places["web"], place("main", 3));

@@ -48,9 +48,9 @@ fn daemon(base: &Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>)
     let names = Arc::new(Names::default());
     let uplinks = Uplinks::prepare(&[]).unwrap();
     let (paths, store, found) = (Paths::new(base).unwrap(), names.clone(), Found::default());
-    let daemon =
-        Builder { paths, files, config, uplinks, store, found, extras: Extras::default() }.start(channel().0);
-    (daemon.unwrap(), names)
+    let (placement, extras) = (Placement::of(&config.daemon), Extras::default());
+    let builder = Builder { paths, files, config, placement, uplinks, store, found, extras };
+    (builder.start(channel().0).unwrap(), names)
 }
 
 fn add_vm(daemon: &Daemon, text: &str) -> Result<vmlane_api::VmAdded, Failure> {

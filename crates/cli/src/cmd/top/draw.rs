@@ -33,12 +33,16 @@ const HELP: [&str; 11] = [
 
 /// Draws everything into a frame of any size.
 pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
-    let parts = Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)]);
-    let [top, middle, bottom] = parts.areas(frame.area());
     let above = match app.samples() {
+        Some((before, now)) if app.view == View::Workers => {
+            vec![summary(before, now), workers(before, now), placement(now)]
+        }
         Some((before, now)) => vec![summary(before, now), workers(before, now)],
         None => vec![Line::from("vmlane: no answer yet")],
     };
+    let lines = Constraint::Length(above.len().max(2) as u16);
+    let parts = Layout::vertical([lines, Constraint::Min(0), Constraint::Length(1)]);
+    let [top, middle, bottom] = parts.areas(frame.area());
     frame.render_widget(Paragraph::new(above), top);
     let room = usize::from(middle.height.saturating_sub(1));
     if let Some((table, all)) = app.visible(room) {
@@ -105,6 +109,11 @@ fn workers(before: &Sample, now: &Sample) -> Line<'static> {
         spans.push(Span::styled(format!("  {} {:.0} %", worker.name, load * 100.0), style));
     }
     Line::from(spans)
+}
+
+/// How many there are of each kind, and why.
+fn placement(now: &Sample) -> Line<'static> {
+    Line::from(format!("workers: {} ({})", now.status.workers, now.status.placement))
 }
 
 /// The columns that there is room for, from the left, each as wide as its widest cell.

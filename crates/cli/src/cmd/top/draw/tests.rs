@@ -38,6 +38,15 @@ fn the_overview_has_the_daemon_its_workers_and_its_vms() {
 }
 
 #[test]
+fn the_view_of_workers_has_the_reason_for_their_number() {
+    let mut app = app();
+    app.key(KeyCode::Char('w'));
+    let lines = lines(&mut app, 160, 9);
+    assert_eq!(lines[2], "workers: 1 (auto: 1 cache of 2 cores, not pinned)");
+    assert!(lines[3].starts_with("WORKER") && lines[4].starts_with("switch"), "{lines:?}");
+}
+
+#[test]
 fn numbers_end_under_the_end_of_their_heading() {
     let lines = lines(&mut app(), 160, 9);
     // A heading has room for the mark of the column that is sorted by.

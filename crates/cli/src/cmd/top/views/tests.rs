@@ -18,7 +18,7 @@ pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
     };
     let status = json!({
         "daemon": "0.1.0", "pid": 1, "uptime_seconds": uptime_seconds, "config": "", "runtime_dir": "", "workers": 1,
-        "mode": "adaptive", "spin_us": 500, "fault_injection": false,
+        "placement": "auto: 1 cache of 2 cores, not pinned", "mode": "adaptive", "spin_us": 500, "fault_injection": false,
         "vms": [vm("web", 3, true, vec![nic(false)]), vm("db", 4, false, vec![nic(true)]), vm("mail", 5, false, vec![])],
         "watched": [{"name": "worker-0", "busy_seconds": uptime_seconds / 4.0, "spin_seconds": uptime_seconds / 10.0,
                      "nap_seconds": uptime_seconds / 5.0},
