@@ -43,6 +43,7 @@ modules! {
     nics,
     ovn,
     package,
+    placement,
     quickstart,
     refusals,
     site,
