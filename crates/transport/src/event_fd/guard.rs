@@ -3,19 +3,21 @@
 //! A thread notes in a slot of its own when it begins a write and when the write is over. One thread examines
 //! all slots from time to time, and sends a signal to a thread that is still in the write that it was in the
 //! last time. Its handler does nothing, but the write fails with EINTR. (If the thread was not waiting, or
-//! not any more, nothing happens.)
+//! not any more, nothing happens.) Where there has been no write for a second, it sleeps until the next one.
 #![allow(unsafe_code)] // a signal handler, and a signal for a thread
 
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
+use std::thread::Thread;
 use std::time::Duration;
 
 /// Threads that can be guarded at once.
 const SLOTS: usize = 1024;
-/// Between two checks, while there are writes and while there are none.
+/// Between two checks.
 const OFTEN: Duration = Duration::from_millis(10);
-const SELDOM: Duration = Duration::from_millis(25);
+/// Checks in a row that found no write, after which the thread sleeps until there is one.
+const QUIET: u32 = 100;
 /// Ignored unless there is a handler.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
@@ -27,31 +29,45 @@ struct Slot {
 }
 
 static TABLE: [Slot; SLOTS] = [const { Slot { thread: AtomicI32::new(0), turn: AtomicU32::new(0) } }; SLOTS];
-static RUNNING: OnceLock<bool> = OnceLock::new();
+static RUNNING: OnceLock<Option<Thread>> = OnceLock::new();
+/// The thread that examines the slots does not sleep.
+static WATCHES: AtomicBool = AtomicBool::new(true);
 
 /// Starts the thread that watches, once in a process.
 pub fn start() {
     RUNNING.get_or_init(|| {
-        let spawn = |(): ()| std::thread::Builder::new().name("event-guard".into()).spawn(watch).is_ok();
-        install().is_ok_and(spawn)
+        install().ok()?;
+        let spawned = std::thread::Builder::new().name("event-guard".into()).spawn(watch);
+        spawned.ok().map(|handle| handle.thread().clone())
     });
 }
 
 /// Makes a write. Should it wait, it fails with EINTR soon. None: it cannot be guarded, and was not made.
 #[inline]
 pub fn guarded<T>(write: impl FnOnce() -> T) -> Option<T> {
-    if RUNNING.get() != Some(&true) {
-        return None;
-    }
+    let watcher = RUNNING.get()?.as_ref()?;
     OWN.try_with(|own| {
         let turn = &own.as_ref()?.0.turn;
         let before = turn.load(Ordering::Relaxed);
         turn.store(before.wrapping_add(1), Ordering::Relaxed);
+        // One of two comes first: this store, which the last check before the sleep finds, or the sleep, which
+        // this load finds.
+        fence(Ordering::SeqCst);
+        if !WATCHES.load(Ordering::Relaxed) {
+            wake(watcher);
+        }
         let result = write();
         turn.store(before.wrapping_add(2), Ordering::Relaxed);
         Some(result)
     })
     .ok()?
+}
+
+#[cold]
+fn wake(watcher: &Thread) {
+    if !WATCHES.swap(true, Ordering::AcqRel) {
+        watcher.unpark();
+    }
 }
 
 thread_local! {
@@ -95,17 +111,36 @@ fn install() -> std::io::Result<()> {
 
 fn watch() {
     let mut seen = [0; SLOTS];
+    let mut quiet = 0;
     loop {
-        let mut active = false;
-        for (slot, seen) in TABLE.iter().zip(&mut seen) {
-            let (thread, turn) = (slot.thread.load(Ordering::Acquire), slot.turn.load(Ordering::Relaxed));
-            let same = std::mem::replace(seen, turn) == turn;
-            if thread != 0 && same && turn % 2 == 1 {
-                // SAFETY: a signal for a thread of this process, or for none: it has a handler.
-                unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
-            }
-            active |= !same || turn % 2 == 1;
+        quiet = if check(&mut seen) { 0 } else { quiet + 1 };
+        if quiet < QUIET {
+            std::thread::sleep(OFTEN);
+            continue;
         }
-        std::thread::sleep(if active { OFTEN } else { SELDOM });
+        WATCHES.store(false, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if check(&mut seen) {
+            WATCHES.store(true, Ordering::Relaxed);
+        }
+        while !WATCHES.load(Ordering::Acquire) {
+            std::thread::park();
+        }
+        quiet = 0;
     }
+}
+
+/// Interrupts the writes that were under way in the last check. True if there was a write since.
+fn check(seen: &mut [u32; SLOTS]) -> bool {
+    let mut active = false;
+    for (slot, seen) in TABLE.iter().zip(seen) {
+        let (thread, turn) = (slot.thread.load(Ordering::Acquire), slot.turn.load(Ordering::Relaxed));
+        let same = std::mem::replace(seen, turn) == turn;
+        if thread != 0 && same && turn % 2 == 1 {
+            // SAFETY: a signal for a thread of this process, or for none: it has a handler.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
+        }
+        active |= !same || turn % 2 == 1;
+    }
+    active
 }
