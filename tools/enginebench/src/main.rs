@@ -4,6 +4,7 @@
 
 mod baseline;
 mod compare;
+mod data_in;
 mod dpdk;
 mod folders;
 mod frames;
@@ -13,6 +14,7 @@ mod pair;
 mod process;
 mod report;
 mod rows;
+mod vfio;
 mod vsock;
 
 use std::path::PathBuf;
@@ -72,6 +74,8 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut registry = Registry::default();
     baseline::register(&mut registry);
     rows::register(&mut registry)?;
+    data_in::register(&mut registry);
+    vfio::register(&mut registry, &options.only);
     frames::register(&mut registry);
     host::register(&mut registry);
     vsock::register(&mut registry, &options.only);

@@ -10,7 +10,7 @@ use vmlane_guestsim::nic::{DriverSpec, NicDriver, TxRequest};
 
 use crate::vsock::{Backend, Nic, mac};
 
-/// As long as a daemon may take to begin, and a frame to arrive.
+/// As long as a frame may take to arrive.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const FRAME: usize = 64;
 
@@ -78,14 +78,7 @@ impl Pair {
         let config = format!("[daemon]\nmode = \"{mode}\"\n{}{}", vm(3), vm(4));
         let sockets = [3, 4].map(|cid| dir.join(format!("run/vm/v{cid}/nic0.sock")));
         let mut backend = Backend::of(program, &dir, &config, sockets.clone())?;
-        let start = Instant::now();
-        while !sockets.iter().all(|socket| socket.exists()) {
-            backend.check()?;
-            if start.elapsed() > TIMEOUT {
-                bail!("the daemon has no sockets after {TIMEOUT:?}");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        sockets.iter().try_for_each(|socket| backend.await_socket(socket))?;
         let [a, b] = &sockets;
         let ends = match model {
             Model::Virtio => Ends::Virtio(Box::new([Nic::attach(a, 3, 4)?, Nic::attach(b, 4, 3)?])),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
@@ -88,11 +89,20 @@ impl Backend {
     /// Two guests, attached.
     pub fn guests(&mut self) -> anyhow::Result<[Guest; 2]> {
         let sockets = self.sockets.clone();
-        traffic::attach(&sockets, || self.check())
+        traffic::attach(&sockets, || self.is_alive())
     }
 
-    /// Fails if it has ended, with what it wrote last.
-    pub fn check(&mut self) -> anyhow::Result<()> {
+    /// Waits until `socket` is there, for a VMM that attaches by itself.
+    pub fn await_socket(&mut self, socket: &Path) -> anyhow::Result<()> {
+        while !socket.exists() {
+            self.is_alive()?;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// An error: it has ended, and why.
+    fn is_alive(&mut self) -> anyhow::Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
         bail!("the back end ended ({status}): {}", log.lines().last().unwrap_or("no output"))

@@ -131,6 +131,11 @@ pub fn ensure(kernels: &[String], release: Option<&str>, progress: &Progress<'_>
     })
 }
 
+/// A QEMU that has vfio-user devices, alone.
+pub fn qemu(progress: &Progress<'_>) -> Result<Qemu> {
+    qemu::ensure(&Cache::open()?, None, progress)
+}
+
 /// Whether a kernel is a program of this host.
 pub fn is_uml(version: &str) -> bool {
     UML_KERNELS.contains(&version)
