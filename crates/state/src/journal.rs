@@ -20,6 +20,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -59,6 +60,7 @@ pub struct Journal {
     half: usize,
     sums: Sums,
     inner: Mutex<Inner>,
+    commits: AtomicU64,
 }
 
 #[derive(Default)]
@@ -98,7 +100,7 @@ impl Journal {
         let sums = Sums::new(secret()?, salt);
         window.store_u64(at::COMMITTED, word(sums, false, 0));
         window.store_u64(at::MAGIC, MAGIC);
-        Ok(Journal { window, file, half, sums, inner: Mutex::default() })
+        Ok(Journal { window, file, half, sums, inner: Mutex::default(), commits: AtomicU64::new(0) })
     }
 
     /// One that a previous daemon left, and its records. Nothing in it is believed. Its halves may be smaller
@@ -171,7 +173,8 @@ impl Journal {
         };
         let mut records = inner.live.iter().map(record).collect::<Result<Records, Unusable>>()?;
         records.sort_by_key(|(key, _)| *key);
-        Ok((Journal { window, file, half, sums, inner: Mutex::new(inner) }, records, damaged))
+        let (inner, commits) = (Mutex::new(inner), AtomicU64::new(0));
+        Ok((Journal { window, file, half, sums, inner, commits }, records, damaged))
     }
 
     /// Scribbles on live records of a file, while it may be written to: for tests of what damage does.
@@ -225,6 +228,13 @@ impl Journal {
         inner.staged = staged;
         inner.staged.clear();
         inner.staged.shrink_to(TIDY);
+        self.commits.fetch_add(1, Ordering::Release);
+    }
+
+    /// How many [`Journal::commit`]s made something valid so far: what was staged when there were `n` is
+    /// valid once there are more.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Acquire)
     }
 
     /// Makes one record valid, whatever is staged.

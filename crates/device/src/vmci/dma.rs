@@ -86,9 +86,7 @@ pub fn deliver(
     }
     let total: usize = ranges.iter().map(|(_, size)| size).sum();
     if let Some((inbox, hypervisor)) = source {
-        // What is not recorded yet does not leave: its sender's request might be done again.
-        let _recorded = hypervisor.inner.lock();
-        while inbox.pop_into(batch, total - batch.len()) {}
+        inbox.pop_all(batch, total, || hypervisor.await_commit());
     }
     if total - batch.len() >= DATAGRAM_HEADER {
         batch.extend_from_slice(&TERMINATOR);

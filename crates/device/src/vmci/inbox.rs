@@ -51,6 +51,8 @@ struct Inner {
     accounts: Accounts,
     /// Number of the other items.
     own: usize,
+    /// How many commits the log has once all items are recorded.
+    recorded_by: u64,
 }
 
 impl Inner {
@@ -119,9 +121,8 @@ impl Inbox {
             return false;
         }
         let number = inner.number();
-        if let Some(log) = &self.log {
-            log.stage(record::item(self.cid, number), &record::waiting(Some((account, from)), &bytes));
-        }
+        let record = || record::waiting(Some((account, from)), &bytes);
+        self.stage(&mut inner, number, record);
         inner.items.push_back((number, Item::Datagram { account, from, bytes }));
         inner.queued += 1;
         drop(inner);
@@ -133,10 +134,15 @@ impl Inbox {
     pub fn push_own(&self, bytes: Box<[u8]>) {
         let mut inner = self.inner.lock();
         let number = inner.number();
-        if let Some(log) = &self.log {
-            log.stage(record::item(self.cid, number), &record::waiting(None, &bytes));
-        }
+        self.stage(&mut inner, number, || record::waiting(None, &bytes));
         self.add_own(inner, (number, Item::Own(bytes)));
+    }
+
+    fn stage(&self, inner: &mut Inner, number: u64, record: impl FnOnce() -> Vec<u8>) {
+        if let Some(log) = &self.log {
+            log.stage(record::item(self.cid, number), &record());
+            inner.recorded_by = log.commits() + 1;
+        }
     }
 
     /// The same, committed at once and together with `also`.
@@ -267,12 +273,31 @@ impl Inbox {
         self.inner.lock().own
     }
 
+    /// Appends what waits, as many whole datagrams as fit into `room`. What is not recorded yet does not
+    /// leave, for its sender's request might be done again: `commits` returns once it is. What comes
+    /// meanwhile stays.
+    pub fn pop_all(&self, out: &mut Vec<u8>, room: usize, commits: impl FnOnce()) {
+        let inner = self.inner.lock();
+        let last = inner.queued;
+        let recorded = self.log.as_ref().is_none_or(|log| log.commits() >= inner.recorded_by);
+        drop(inner);
+        if !recorded {
+            commits();
+        }
+        while self.pop_up_to(last, out, room - out.len()) {}
+    }
+
     /// Appends the next datagram, padded with zeros to 8 bytes, if it fits into `room`. Returns
     /// false if nothing waits or the next one does not fit.
     pub fn pop_into(&self, out: &mut Vec<u8>, room: usize) -> bool {
+        self.pop_up_to(u64::MAX, out, room)
+    }
+
+    /// The same of the first `last` items that were ever put in.
+    fn pop_up_to(&self, last: u64, out: &mut Vec<u8>, room: usize) -> bool {
         let mut inner = self.inner.lock();
         let start = out.len();
-        loop {
+        while inner.dequeued < last {
             let Some((_, item)) = inner.items.front() else { return false };
             let len = match item {
                 Item::Datagram { bytes, .. } | Item::Own(bytes) => bytes.len(),
@@ -304,6 +329,7 @@ impl Inbox {
             self.stats.datagrams_received.inc();
             return true;
         }
+        false
     }
 
     /// Forgets everything that waits.
@@ -319,5 +345,44 @@ impl Inbox {
         *inner = Inner { next, queued, dequeued: queued, ..Inner::default() };
         drop(inner);
         self.announced.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::irq::NoInterrupts;
+
+    const LEN: usize = 32;
+
+    fn inbox(log: Option<Arc<Journal>>) -> Inbox {
+        let signals = Signals::new(Arc::new(NoInterrupts), Arc::default());
+        Inbox::new(1 << 16, signals, Arc::default(), (3, log, 1))
+    }
+
+    fn push(inbox: &Inbox) {
+        assert!(inbox.push(Account::Ordinary, 4, vec![1; LEN].into()));
+    }
+
+    #[test]
+    fn what_is_not_recorded_is_waited_for_and_what_comes_meanwhile_stays() {
+        // Is there a log, is it committed before the fetch; is it waited for then?
+        for (logged, committed, waits) in [(false, false, false), (true, true, false), (true, false, true)] {
+            let log = logged.then(|| Arc::new(Journal::create("inbox", 1, 1 << 16).unwrap()));
+            let commit = || log.iter().for_each(|log| log.commit());
+            let inbox = inbox(log.clone());
+            push(&inbox);
+            if committed {
+                commit();
+            }
+            let (mut out, mut waited) = (Vec::new(), false);
+            inbox.pop_all(&mut out, 1 << 16, || {
+                waited = true;
+                commit();
+                push(&inbox);
+            });
+            assert_eq!((waited, out.len()), (waits, LEN), "logged: {logged}, committed: {committed}");
+            assert_eq!(inbox.queued() - inbox.dequeued(), u64::from(waits));
+        }
     }
 }

@@ -158,10 +158,12 @@ impl Hypervisor {
         if to.1 <= 1 || to.1 == u32::MAX {
             return Err(DatagramError::Port);
         }
-        let reached = self.inner.lock().contexts.reach(from.0, to.0).cloned();
-        let inbox = reached.map_err(|_| DatagramError::Unreachable)?;
+        let mut inner = self.inner.lock();
+        let inbox = inner.contexts.reach(from.0, to.0).map_err(|_| DatagramError::Unreachable)?;
         let bytes = datagram(Handle::new(to.0, to.1), Handle::new(from.0, from.1), payload);
-        if inbox.push(Account::Ordinary, from.0, bytes.into()) { Ok(()) } else { Err(DatagramError::Full) }
+        let sent = inbox.push(Account::Ordinary, from.0, bytes.into());
+        self.commit(&mut inner);
+        if sent { Ok(()) } else { Err(DatagramError::Full) }
     }
 
     /// Makes the calls that had to wait for the lock.

@@ -91,7 +91,12 @@ impl Hypervisor {
         inner.dirty = dirty;
     }
 
-    /// The same, and that `caller`'s request is done with `result`.
+    /// Returns once all changes that were under way are written.
+    pub(in crate::vmci) fn await_commit(&self) {
+        drop(self.inner.lock());
+    }
+
+    /// The same as [`Hypervisor::commit`], and that `caller`'s request is done with `result`.
     pub(in crate::vmci) fn commit_result(&self, inner: &mut Inner, caller: Caller<'_>, result: i32) {
         if let Some(log) = self.log.as_ref().filter(|_| caller.request != 0) {
             let mut out = Writer::new();
