@@ -5,12 +5,13 @@
 //! other VMs raise them: see `event_fd.rs`.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use vmlane_device::irq::{Interrupts, IrqMode};
 
+use crate::bell::Bell;
 use crate::event_fd::{EventFd, NotEventFd, Owner};
 use crate::stats::SessionStats;
 
@@ -96,12 +97,19 @@ pub struct IrqSet {
     mode: AtomicU32,
     stats: Arc<SessionStats>,
     owner: Arc<Owner>,
+    /// Rings at vector 0, for a session that expects an access then.
+    bell: OnceLock<Option<Bell>>,
 }
 
 impl IrqSet {
     pub fn new(stats: Arc<SessionStats>) -> IrqSet {
         let mode = AtomicU32::new(pack(IrqMode::Off));
-        IrqSet { lines: RwLock::default(), mode, stats, owner: Owner::new() }
+        IrqSet { lines: RwLock::default(), mode, stats, owner: Owner::new(), bell: OnceLock::new() }
+    }
+
+    /// Rings at vector 0 from now on. None: there are no more descriptors.
+    pub(crate) fn bell(&self) -> Option<&Bell> {
+        self.bell.get_or_init(|| Bell::new().ok()).as_ref()
     }
 
     /// Counters of the device.
@@ -190,6 +198,17 @@ impl IrqSet {
         self.mode.store(pack(lines.mode()), Ordering::Release);
     }
 
+    fn raise_line(&self, vector: u16) -> bool {
+        let lines = self.lines.read();
+        if lines.msix.on {
+            self.signal(&lines.msix, usize::from(vector))
+        } else if lines.msi.on {
+            self.signal(&lines.msi, usize::from(vector))
+        } else {
+            lines.intx.on && (lines.intx_masked || self.signal(&lines.intx, 0))
+        }
+    }
+
     fn signal(&self, group: &Group, vector: usize) -> bool {
         let Some(Some(fd)) = group.fds.get(vector) else { return false };
         fd.raise();
@@ -204,14 +223,13 @@ impl Interrupts for IrqSet {
     }
 
     fn raise(&self, vector: u16) -> bool {
-        let lines = self.lines.read();
-        if lines.msix.on {
-            self.signal(&lines.msix, usize::from(vector))
-        } else if lines.msi.on {
-            self.signal(&lines.msi, usize::from(vector))
-        } else {
-            lines.intx.on && (lines.intx_masked || self.signal(&lines.intx, 0))
+        let raised = self.raise_line(vector);
+        if vector == 0
+            && let Some(Some(bell)) = self.bell.get()
+        {
+            bell.ring();
         }
+        raised
     }
 }
 

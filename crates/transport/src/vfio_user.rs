@@ -16,6 +16,7 @@ mod refuse;
 mod reply;
 mod request;
 mod set_irqs;
+mod waiter;
 
 use std::any::Any;
 use std::io;
@@ -23,7 +24,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use vmlane_device::pci::{CONFIG_REGION, Checkpoint, PciDevice};
@@ -47,6 +47,7 @@ use inbox::{Inbox, Message, Received};
 use reply::Reply;
 use request::Requests;
 use vmlane_port::LogLimit;
+use waiter::Waiter;
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +126,7 @@ impl<'d> Session<'d> {
             keep,
             inbox: Inbox::new(),
             reply: Reply::new(),
-            waiter: Waiter::default(),
+            waiter: Waiter::new(),
             log: LogLimit::default(),
             scratch: vec![0; MAX_MESSAGE].into(),
             held: 0,
@@ -264,8 +265,11 @@ impl<'d> Session<'d> {
             most = sight.bytes.max(1);
         }
         let (message_file, inbox) = (&mut self.message_file, &mut self.inbox);
+        let expected = self.requests.expected;
+        let bell = if expected.after_vector_0.is_zero() { None } else { self.requests.irqs.bell() };
+        let sleep = || bell.map_or(Ok(false), |bell| bell.sleep(stream));
         let received =
-            self.waiter.wait(self.requests.spin, |wait| inbox.receive(message_file, stream, wait, most));
+            self.waiter.wait(expected, sleep, |wait| inbox.receive(message_file, stream, wait, most));
         if let Ok(Received::Bytes) = received
             && !wary
             && let Some((number, fds)) = self.inbox.last_fds(&self.message_file)
@@ -396,7 +400,7 @@ fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, number: u64, message
     let work = || {
         requests.device.begin(number);
         let outcome = requests.handle(message, reply);
-        requests.spin = requests.device.spin_hint();
+        requests.expected = requests.device.expected();
         outcome
     };
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -409,35 +413,4 @@ fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, number: u64, message
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
-}
-
-/// Decides between sleeping and spinning: it spins only if the last wait was short, so a burst pays
-/// for one sleep at its beginning and one vain spin at its end.
-#[derive(Default)]
-struct Waiter {
-    burst: bool,
-}
-
-impl Waiter {
-    fn wait(
-        &mut self,
-        spin: Duration,
-        mut receive: impl FnMut(bool) -> Result<Received, Errno>,
-    ) -> Result<Received, Errno> {
-        if spin.is_zero() {
-            return receive(true);
-        }
-        let begun = Instant::now();
-        if self.burst {
-            while begun.elapsed() < spin {
-                match receive(false)? {
-                    Received::Nothing => std::hint::spin_loop(),
-                    received => return Ok(received),
-                }
-            }
-        }
-        let received = receive(true);
-        self.burst = begun.elapsed() < spin;
-        received
-    }
 }

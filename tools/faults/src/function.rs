@@ -1,9 +1,8 @@
 //! A PCI function that fails on request, whatever device it is.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region, Survives};
+use vmlane_device::pci::{AccessError, CONFIG_REGION, Expected, IrqCounts, PciDevice, Region, Survives};
 use vmlane_mem::MemoryMap;
 
 use crate::trigger::Trigger;
@@ -67,8 +66,8 @@ impl PciDevice for FaultyDevice {
         self.inner.begin(number);
     }
 
-    fn spin_hint(&self) -> Duration {
-        self.inner.spin_hint()
+    fn expected(&self) -> Expected {
+        self.inner.expected()
     }
 
     fn survival(&mut self) -> Option<&mut dyn Survives> {

@@ -53,6 +53,19 @@ pub enum AccessError {
     OutOfRange { region: u32, offset: u64, len: usize },
 }
 
+/// What the session's thread polls for in place of sleeping: a driver waits for each answer, and to wake the
+/// thread costs it more than the work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expected {
+    /// The next access comes within this time, as a rule; zero: nothing is known of it.
+    pub within: Duration,
+    /// It comes in any case. Otherwise it is polled for only if the one before came in time.
+    pub certain: bool,
+    /// The driver's handler of vector 0 makes an access, and this is how long it takes to do so; zero: it
+    /// need not make one.
+    pub after_vector_0: Duration,
+}
+
 /// What a previous daemon left of a device.
 pub struct Checkpoint<'a> {
     pub records: &'a Records,
@@ -100,9 +113,8 @@ pub trait PciDevice: Send {
     /// with the number it had.
     fn begin(&mut self, number: u64);
 
-    /// How long the session may busy-wait for the next access after one: a driver in the middle of a
-    /// burst of port I/O waits for each answer, and sleeping costs it more than the work.
-    fn spin_hint(&self) -> Duration;
+    /// Which access comes next. Asked for after each one.
+    fn expected(&self) -> Expected;
 
     /// Of a function that the next daemon can continue.
     fn survival(&mut self) -> Option<&mut dyn Survives>;

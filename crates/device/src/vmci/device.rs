@@ -14,7 +14,7 @@ use vmlane_wire::vmci::{
 
 use crate::irq::Interrupts;
 use crate::pci::config::{Bar, ConfigSpace, Msix};
-use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region, Survives};
+use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, Expected, IrqCounts, PciDevice, Region, Survives};
 
 use super::caller::{Caller, PageFormat};
 use super::dma;
@@ -32,8 +32,10 @@ const VECTORS: u16 = 3;
 /// A driver reads RESULT_LOW twice after a send at most. Later reads belong to a send that the
 /// driver refused by itself, and must not find the success of an earlier one.
 const RESULT_READS: u8 = 2;
-/// How long the next access of a byte-port burst is busy-waited for.
-const PORT_SPIN: Duration = Duration::from_micros(150);
+/// How long the next access of a datagram's is polled for: another byte's, its result's, the next one's.
+const SOON: Duration = Duration::from_micros(150);
+/// The same of a driver that is to fetch: vector 0 goes through its VMM and its kernel first.
+const FETCH: Duration = Duration::from_micros(200);
 
 /// Register state: plain data, valid after every access.
 #[derive(Clone, Debug)]
@@ -67,7 +69,7 @@ pub struct VmciDevice {
     outgoing: Vec<u8>,
     /// The batch being delivered.
     batch: Vec<u8>,
-    /// The last access was to a byte port.
+    /// The last access sent or fetched a datagram, or a byte of one, or asked for the result.
     bursting: bool,
     /// Number of the request at hand.
     request: u64,
@@ -153,7 +155,10 @@ impl VmciDevice {
             Reg::Imr => self.inbox.signals.mask(),
             // Always the whole offer: a driver that is loaded again reads it again.
             Reg::Caps => CAPS,
-            Reg::ResultLow => self.result() as u32,
+            Reg::ResultLow => {
+                self.bursting = true;
+                self.result() as u32
+            }
             Reg::ResultHigh => (i64::from(self.regs.result) >> 32) as u32,
             Reg::GuestPageShift => self.regs.page_shift,
             Reg::Control
@@ -256,6 +261,7 @@ impl VmciDevice {
     }
 
     fn dma_send(&mut self, addr: u64) {
+        self.bursting = true;
         let memory = self.memory.clone();
         let mut outgoing = std::mem::take(&mut self.outgoing);
         let result = if dma::fetch(&memory, addr, &mut outgoing).is_err() {
@@ -280,6 +286,7 @@ impl VmciDevice {
     }
 
     fn dma_receive(&mut self, addr: u64, posted: bool) {
+        self.bursting = true;
         self.inbox.fetching();
         let allowed = self.may_use_dma();
         let source = allowed.then_some((&*self.inbox, &*self.hypervisor));
@@ -484,8 +491,13 @@ impl PciDevice for VmciDevice {
         self.inbox.forget_consumed();
     }
 
-    fn spin_hint(&self) -> Duration {
-        if self.bursting { PORT_SPIN } else { Duration::ZERO }
+    fn expected(&self) -> Expected {
+        let within = if self.bursting { SOON } else { Duration::ZERO };
+        // Older drivers, which read the result once, use ports.
+        let by_dma = self.acknowledged(CAPS_DMA_DATAGRAM);
+        let certain = self.bursting && by_dma && self.regs.result_reads > 0;
+        let after_vector_0 = if by_dma { FETCH } else { Duration::ZERO };
+        Expected { within, certain, after_vector_0 }
     }
 
     fn survival(&mut self) -> Option<&mut dyn Survives> {

@@ -3,7 +3,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use vmlane_mem::MemoryMap;
 use vmlane_port::{Frames, PortId};
@@ -19,7 +18,7 @@ use super::out_of_service;
 use super::pci::{config_space, msix_vectors};
 use super::vectors::Vectors;
 use crate::irq::Interrupts;
-use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, Mapping, PciDevice, Region, Survives};
+use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, Expected, IrqCounts, Mapping, PciDevice, Region, Survives};
 
 /// A VMXNET3 NIC. One session drives it; what is behind [`Frames`] moves its frames.
 pub struct Vmxnet3Device {
@@ -222,8 +221,8 @@ impl PciDevice for Vmxnet3Device {
 
     fn begin(&mut self, _: u64) {}
 
-    fn spin_hint(&self) -> Duration {
-        Duration::ZERO
+    fn expected(&self) -> Expected {
+        Expected::default()
     }
 
     fn survival(&mut self) -> Option<&mut dyn Survives> {

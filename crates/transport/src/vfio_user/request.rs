@@ -6,9 +6,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use vmlane_device::pci::{AccessError, PciDevice, REGIONS};
+use vmlane_device::pci::{AccessError, Expected, PciDevice, REGIONS};
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
 use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{
@@ -44,7 +43,7 @@ pub struct Requests<'d> {
     pub map: MemoryMap,
     pub stats: Arc<SessionStats>,
     /// The device's wish after the last request.
-    pub spin: Duration,
+    pub expected: Expected,
     /// Where descriptors are held for the next daemon.
     pub scope: Scope,
     watch: Arc<MemoryWatch>,
@@ -66,7 +65,7 @@ impl<'d> Requests<'d> {
             irqs,
             map: MemoryMap::default(),
             stats,
-            spin: Duration::ZERO,
+            expected: Expected::default(),
             scope,
             watch,
             again: false,

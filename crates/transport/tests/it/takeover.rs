@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use vmlane_device::irq::{Interrupts, IrqMode};
-use vmlane_device::pci::{AccessError, Checkpoint, IrqCounts, PciDevice, Region, Survives};
+use vmlane_device::pci::{AccessError, Checkpoint, Expected, IrqCounts, PciDevice, Region, Survives};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_guestsim::{eventfd, signals};
 use vmlane_mem::{MemoryMap, memfd};
@@ -128,8 +128,8 @@ impl PciDevice for Ledger {
 
     fn begin(&mut self, _: u64) {}
 
-    fn spin_hint(&self) -> Duration {
-        Duration::ZERO
+    fn expected(&self) -> Expected {
+        Expected::default()
     }
 
     fn survival(&mut self) -> Option<&mut dyn Survives> {

@@ -4,12 +4,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::config::{Bar, ConfigSpace, Msix};
-use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region, Survives};
+use vmlane_device::pci::{AccessError, CONFIG_REGION, Expected, IrqCounts, PciDevice, Region, Survives};
 use vmlane_device::virtio::queue::Segment;
 use vmlane_guestsim::vhost_user::{Front, RingEvents};
 use vmlane_guestsim::virtio::{DriverRing, into, out};
@@ -110,8 +109,8 @@ impl PciDevice for Function {
 
     fn begin(&mut self, _: u64) {}
 
-    fn spin_hint(&self) -> Duration {
-        Duration::ZERO
+    fn expected(&self) -> Expected {
+        Expected::default()
     }
 
     fn survival(&mut self) -> Option<&mut dyn Survives> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::config::{Bar, ConfigSpace, Msix};
-use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, Mapping, PciDevice, Region, Survives};
+use vmlane_device::pci::{AccessError, CONFIG_REGION, Expected, IrqCounts, Mapping, PciDevice, Region, Survives};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_mem::MemoryMap;
 use vmlane_transport::{IrqSet, Session, SessionEnd, SessionHandle, SessionStats};
@@ -162,8 +162,8 @@ impl PciDevice for Toy {
 
     fn begin(&mut self, _: u64) {}
 
-    fn spin_hint(&self) -> Duration {
-        self.spin
+    fn expected(&self) -> Expected {
+        Expected { within: self.spin, ..Expected::default() }
     }
 
     fn survival(&mut self) -> Option<&mut dyn Survives> {
