@@ -1,8 +1,7 @@
 //! Buffers for DATA_IN as Linux lays them out, and the rows of many sessions that take it: all in this
-//! process, each session with a VM of its own that nothing waits for, so what is left are the registers and
+//! process, each session with a VM of its own, so what is left are the registers, one datagram a fetch, and
 //! whatever the VMs share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -10,13 +9,20 @@ use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::{Driver, Lines, Machine, Path, Placement, vm};
 use vmlane_stream::{Settings, Workers};
 use vmlane_vsock::Router;
-use vmlane_wire::vmci::{DMA_HEADER, DMA_LIST, DmaElement, DmaHeader, INVALID_ID, MAX_DATAGRAM, Reg};
+use vmlane_wire::vmci::{DATAGRAM_HEADER, DMA_HEADER, DMA_LIST, DmaElement, DmaHeader, Handle, Reg};
 use zerocopy::IntoBytes as _;
 
 use crate::baseline::Cpus;
 use crate::report::{Registry, Sample};
 
 const SESSIONS: u32 = 64;
+/// The first one's CID.
+const FIRST: u32 = 3;
+/// Datagrams that wait for each, at first.
+const WAITING: u64 = 1000;
+const PAYLOAD: usize = 32;
+/// A resource that takes datagrams.
+const RESOURCE: u32 = 2000;
 /// Bytes of a guest page.
 const PAGE: u64 = 4096;
 /// Bytes of a VM's memory: more than its driver's buffers need.
@@ -51,17 +57,31 @@ struct Session {
 }
 
 impl Session {
-    fn new(machine: Machine) -> Session {
+    fn new(hypervisor: &Arc<Hypervisor>, cid: u32) -> Session {
+        let mut spec = vm(cid);
+        spec.limits.inbox_bytes = 1 << 20;
+        let machine = Machine::with(hypervisor, spec, MEMORY, Lines::msix());
         let mut driver = machine.probe(Path::Dma);
-        let buffer = machine.ram.alloc(1 + MAX_DATAGRAM / PAGE as usize, Placement::Contiguous)[0];
-        machine.ram.write(buffer, &header(buffer, MAX_DATAGRAM));
+        let buffer = machine.ram.alloc(2, Placement::Contiguous)[0];
+        machine.ram.write(buffer, &header(buffer, DATAGRAM_HEADER + PAYLOAD));
         driver.write(Reg::DataInHigh, (buffer >> 32) as u32);
         let mut session = Session { driver, buffer, machine };
+        session.send();
         session.fetch();
-        let mut end = [0; 4];
-        session.machine.ram.read(first(buffer), &mut end);
-        assert_eq!(u32::from_le_bytes(end), INVALID_ID, "the device has filled the buffer, with nothing");
+        let mut context = [0; 4];
+        session.machine.ram.read(first(buffer), &mut context);
+        assert_eq!(u32::from_le_bytes(context), cid, "a datagram to this VM");
         session
+    }
+
+    /// To itself: who sent it makes no difference to the fetch.
+    fn send(&mut self) {
+        let to = Handle::new(self.driver.cid, RESOURCE);
+        assert!(self.driver.send_to(to, RESOURCE, &[0; PAYLOAD]) > 0, "there is room in the inbox");
+    }
+
+    fn fill(&mut self) {
+        (0..WAITING).for_each(|_| self.send());
     }
 
     fn fetch(&mut self) {
@@ -69,39 +89,39 @@ impl Session {
     }
 }
 
+/// Fetches, as often as there is something; only they are timed.
 fn fetches(threads: usize, length: Duration) -> Sample {
     let workers = Arc::new(Workers::start(Settings::default()).expect("a worker"));
     let hypervisor = Hypervisor::new(Router::new(workers));
-    let machines = (3..3 + SESSIONS).map(|cid| Machine::with(&hypervisor, vm(cid), MEMORY, Lines::msix()));
-    let mut sessions: Vec<Session> = machines.map(Session::new).collect();
-    let (cpus, stop, start) = (Cpus::allowed(), AtomicBool::new(false), Barrier::new(threads + 1));
+    let mut sessions: Vec<Session> =
+        (0..SESSIONS).map(|index| Session::new(&hypervisor, FIRST + index)).collect();
+    let (mut count, mut time) = (0, Duration::ZERO);
+    while time < length {
+        time += drain(&mut sessions, threads);
+        count += u64::from(SESSIONS) * WAITING;
+    }
+    Sample::rate(count, time)
+}
+
+/// Fills all inboxes and fetches all, one of each in turn; each thread does so for its own sessions, so that
+/// none frees another's memory. How long the fetches took.
+fn drain(sessions: &mut [Session], threads: usize) -> Duration {
+    let (cpus, start) = (Cpus::allowed(), Barrier::new(threads));
     std::thread::scope(|scope| {
         let lanes = sessions.chunks_mut(SESSIONS as usize / threads).enumerate();
         let lanes: Vec<_> = lanes
             .map(|(number, lane)| {
-                let (cpus, stop, start) = (&cpus, &stop, &start);
+                let (cpus, start) = (&cpus, &start);
                 scope.spawn(move || {
                     let _placed = cpus.pin(number);
+                    lane.iter_mut().for_each(Session::fill);
                     start.wait();
-                    fetch_all(lane, stop)
+                    let begun = Instant::now();
+                    (0..WAITING).for_each(|_| lane.iter_mut().for_each(Session::fetch));
+                    begun.elapsed()
                 })
             })
             .collect();
-        start.wait();
-        let begun = Instant::now();
-        std::thread::sleep(length);
-        stop.store(true, Ordering::Relaxed);
-        let total = lanes.into_iter().map(|lane| lane.join().expect("no panic")).sum();
-        Sample::rate(total, begun.elapsed())
+        lanes.into_iter().map(|lane| lane.join().expect("no panic")).max().unwrap_or_default()
     })
-}
-
-/// How many, until it is to stop.
-fn fetch_all(sessions: &mut [Session], stop: &AtomicBool) -> u64 {
-    let mut count = 0;
-    while !stop.load(Ordering::Relaxed) {
-        sessions.iter_mut().for_each(Session::fetch);
-        count += sessions.len() as u64;
-    }
-    count
 }
