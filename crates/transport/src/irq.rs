@@ -11,9 +11,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use vmlane_device::irq::{Interrupts, IrqMode};
 
-use crate::bell::Bell;
 use crate::event_fd::{EventFd, NotEventFd, Owner};
 use crate::stats::SessionStats;
+use crate::waker::Waker;
 
 /// A kind of interrupt that a VMM connects on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,19 +97,19 @@ pub struct IrqSet {
     mode: AtomicU32,
     stats: Arc<SessionStats>,
     owner: Arc<Owner>,
-    /// Rings at vector 0, for a session that expects an access then.
-    bell: OnceLock<Option<Bell>>,
+    /// Wakes a session at vector 0 that expects an access then.
+    waker: OnceLock<Option<Waker>>,
 }
 
 impl IrqSet {
     pub fn new(stats: Arc<SessionStats>) -> IrqSet {
         let mode = AtomicU32::new(pack(IrqMode::Off));
-        IrqSet { lines: RwLock::default(), mode, stats, owner: Owner::new(), bell: OnceLock::new() }
+        IrqSet { lines: RwLock::default(), mode, stats, owner: Owner::new(), waker: OnceLock::new() }
     }
 
-    /// Rings at vector 0 from now on. None: there are no more descriptors.
-    pub(crate) fn bell(&self) -> Option<&Bell> {
-        self.bell.get_or_init(|| Bell::new().ok()).as_ref()
+    /// Wakes its thread at vector 0 from now on. None: there are no more descriptors.
+    pub(crate) fn waker(&self) -> Option<&Waker> {
+        self.waker.get_or_init(|| Waker::new().ok()).as_ref()
     }
 
     /// Counters of the device.
@@ -225,9 +225,9 @@ impl Interrupts for IrqSet {
     fn raise(&self, vector: u16) -> bool {
         let raised = self.raise_line(vector);
         if vector == 0
-            && let Some(Some(bell)) = self.bell.get()
+            && let Some(Some(waker)) = self.waker.get()
         {
-            bell.ring();
+            waker.wake();
         }
         raised
     }

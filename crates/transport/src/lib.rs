@@ -9,7 +9,6 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
-mod bell;
 mod event_fd;
 mod fds;
 mod handle;
@@ -19,6 +18,7 @@ pub mod listener;
 pub mod stats;
 pub mod vfio_user;
 pub mod vhost_user;
+mod waker;
 
 pub use event_fd::{EventFd, Owner as EventFdOwner, prepare};
 pub use irq::IrqSet;

@@ -266,8 +266,8 @@ impl<'d> Session<'d> {
         }
         let (message_file, inbox) = (&mut self.message_file, &mut self.inbox);
         let expected = self.requests.expected;
-        let bell = if expected.after_vector_0.is_zero() { None } else { self.requests.irqs.bell() };
-        let sleep = || bell.map_or(Ok(false), |bell| bell.sleep(stream));
+        let waker = if expected.after_vector_0.is_zero() { None } else { self.requests.irqs.waker() };
+        let sleep = || waker.map_or(Ok(false), |waker| waker.sleep(stream));
         let received =
             self.waiter.wait(expected, sleep, |wait| inbox.receive(message_file, stream, wait, most));
         if let Ok(Received::Bytes) = received

@@ -48,9 +48,9 @@ impl Waiter {
             self.in_time = true;
             return Ok(received);
         }
-        let mut rung = None;
+        let mut raised = None;
         while sleep()? {
-            rung = Some(Instant::now());
+            raised = Some(Instant::now());
             if self.prompt
                 && let Some(received) = self.poll(expected.after_vector_0, &mut receive)?
             {
@@ -61,8 +61,8 @@ impl Waiter {
         if !expected.within.is_zero() {
             self.in_time = begun.elapsed() < expected.within;
         }
-        if let Some(rung) = rung {
-            self.prompt = rung.elapsed() < expected.after_vector_0;
+        if let Some(raised) = raised {
+            self.prompt = raised.elapsed() < expected.after_vector_0;
         }
         received
     }
@@ -104,16 +104,16 @@ mod tests {
     /// Longer than a test takes.
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// What a wait did, in order: p is a poll, s a sleep, r a receiving that may sleep. `rings`: how often an
+    /// What a wait did, in order: p is a poll, s a sleep, r a receiving that may sleep. `interrupts`: how often an
     /// interrupt ends a sleep; something is there for the third poll, or after the last sleep.
-    fn trace(waiter: &mut Waiter, expected: Expected, rings: usize) -> String {
+    fn trace(waiter: &mut Waiter, expected: Expected, interrupts: usize) -> String {
         let trace = std::cell::RefCell::new(String::new());
         let did = |what| trace.borrow_mut().push(what);
-        let mut rings = rings;
+        let mut interrupts = interrupts;
         let sleep = || {
             did('s');
-            rings = rings.saturating_sub(1);
-            Ok(rings > 0)
+            interrupts = interrupts.saturating_sub(1);
+            Ok(interrupts > 0)
         };
         let receive = |waits| {
             did(if waits { 'r' } else { 'p' });
@@ -133,7 +133,7 @@ mod tests {
         let certain = Expected { certain: true, ..likely };
         let after = Expected { after_vector_0: LONG, ..nothing };
         let polls = |trace: String| trace.contains('p');
-        for (expected, rings, first, second) in [
+        for (expected, interrupts, first, second) in [
             (nothing, 0, false, false),
             // The first one came in time.
             (likely, 0, false, true),
@@ -142,8 +142,8 @@ mod tests {
             (after, 1, false, false),
         ] {
             let mut waiter = Waiter::new();
-            let did = [(); 2].map(|()| polls(trace(&mut waiter, expected, rings)));
-            assert_eq!(did, [first, second], "{expected:?}, {rings} rings");
+            let did = [(); 2].map(|()| polls(trace(&mut waiter, expected, interrupts)));
+            assert_eq!(did, [first, second], "{expected:?}, {interrupts} interrupts");
         }
     }
 

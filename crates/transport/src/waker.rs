@@ -9,42 +9,42 @@ use rustix::io::{Errno, read, retry_on_intr, write};
 
 /// An event fd of our own, beside the socket of a session.
 #[derive(Debug)]
-pub struct Bell {
+pub struct Waker {
     fd: OwnedFd,
     /// The thread sleeps, or is about to.
     asleep: AtomicBool,
 }
 
-impl Bell {
-    /// One that has not rung.
+impl Waker {
+    /// One that has no one to wake yet.
     ///
     /// # Errors
     /// There are no more descriptors.
-    pub fn new() -> Result<Bell, Errno> {
+    pub fn new() -> Result<Waker, Errno> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Bell { fd, asleep: AtomicBool::new(false) })
+        Ok(Waker { fd, asleep: AtomicBool::new(false) })
     }
 
     /// Wakes the thread if it sleeps. It may miss that: it is only woken later then.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         if self.asleep.swap(false, Ordering::AcqRel) {
             let _ = write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Sleeps until there is something at `socket`, its end included, or the bell rings before. True: it
-    /// has rung.
+    /// Sleeps until there is something at `socket`, its end included, or an interrupt wakes the thread before.
+    /// True: one has.
     pub fn sleep(&self, socket: impl AsFd) -> Result<bool, Errno> {
         self.asleep.store(true, Ordering::Release);
         let mut fds = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
         let woken = retry_on_intr(|| poll(&mut fds, None));
         self.asleep.store(false, Ordering::Release);
         woken?;
-        let [socket, bell] = fds.map(|fd| !fd.revents().is_empty());
-        if bell {
+        let [socket, waker] = fds.map(|fd| !fd.revents().is_empty());
+        if waker {
             let _ = read(&self.fd, &mut [0; 8]);
         }
-        Ok(bell && !socket)
+        Ok(waker && !socket)
     }
 }
 
@@ -56,22 +56,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sleep_ends_by_the_bell_or_by_the_socket_and_a_bell_that_wakes_no_one_is_forgotten() {
-        let bell = Bell::new().unwrap();
+    fn a_sleep_ends_by_an_interrupt_or_by_the_socket_and_what_wakes_no_one_is_forgotten() {
+        let waker = Waker::new().unwrap();
         let (socket, mut peer) = UnixStream::pair().unwrap();
-        bell.ring(); // no one sleeps
+        waker.wake(); // no one sleeps
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| bell.sleep(&socket));
+            let sleeper = scope.spawn(|| waker.sleep(&socket));
             while !sleeper.is_finished() {
-                bell.ring();
+                waker.wake();
                 std::thread::yield_now();
             }
             assert_eq!(sleeper.join().unwrap(), Ok(true));
         });
         peer.write_all(b"x").unwrap();
-        assert_eq!(bell.sleep(&socket), Ok(false));
+        assert_eq!(waker.sleep(&socket), Ok(false));
         let (socket, peer) = UnixStream::pair().unwrap();
         drop(peer);
-        assert_eq!(bell.sleep(&socket), Ok(false));
+        assert_eq!(waker.sleep(&socket), Ok(false));
     }
 }
