@@ -15,7 +15,7 @@ mod neighbour;
 mod nics;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::baseline::Cpus;
@@ -52,7 +52,7 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
         for (silence, tail) in [(Duration::from_millis(20), "20ms"), (Duration::from_secs(1), "1s")] {
             let beside = if model == Model::Virtio { vec![] } else { vec![format!("virtio.asleep.{tail}")] };
             let beside: Vec<&str> = beside.iter().map(String::as_str).collect();
-            let program = program.clone();
+            let program = program.to_owned();
             registry.add(&format!("{name}.{tail}"), MICROS, &beside, move |length| {
                 other(asleep(&program, model, silence, length))
             });
@@ -67,7 +67,7 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
 }
 
 /// `how`: the daemon's mode, frames a second, whether a neighbour takes some of its core.
-fn paced_rows(registry: &mut Registry, program: &PathBuf, name: &str, how: (&'static str, u32, bool)) {
+fn paced_rows(registry: &mut Registry, program: &Path, name: &str, how: (&'static str, u32, bool)) {
     let figures = [
         ("cpu", OF_A_CORE, Figure::Cpu),
         ("p50", MICROS, Figure::Quantile(0.5)),
@@ -75,7 +75,7 @@ fn paced_rows(registry: &mut Registry, program: &PathBuf, name: &str, how: (&'st
         ("p99", MICROS, Figure::Quantile(0.99)),
     ];
     for (tail, unit, figure) in figures {
-        let program = program.clone();
+        let program = program.to_owned();
         registry.add(&format!("{name}.{tail}"), unit, &[], move |length| {
             other(paced(&program, how, figure, length))
         });
@@ -87,7 +87,7 @@ fn other<T>(result: anyhow::Result<T>) -> io::Result<T> {
 }
 
 /// Silence, a frame, and again.
-fn asleep(program: &PathBuf, model: Model, silence: Duration, length: Duration) -> anyhow::Result<Sample> {
+fn asleep(program: &Path, model: Model, silence: Duration, length: Duration) -> anyhow::Result<Sample> {
     let mut pair = Pair::start(program, model, "adaptive")?;
     let cpus = Cpus::allowed();
     let _daemon = cpus.pin_process(pair.pid(), 0)?;
@@ -102,7 +102,7 @@ fn asleep(program: &PathBuf, model: Model, silence: Duration, length: Duration) 
 
 /// Frames at even distances; a late one does not delay the next.
 fn paced(
-    program: &PathBuf,
+    program: &Path,
     (mode, rate, beside): (&str, u32, bool),
     figure: Figure,
     length: Duration,

@@ -18,7 +18,9 @@ use super::out_of_service;
 use super::pci::{config_space, msix_vectors};
 use super::vectors::Vectors;
 use crate::irq::Interrupts;
-use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, Expected, IrqCounts, Mapping, PciDevice, Region, Survives};
+use crate::pci::{
+    AccessError, CONFIG_REGION, Checkpoint, Expected, IrqCounts, Mapping, PciDevice, Region, Survives,
+};
 
 /// A VMXNET3 NIC. One session drives it; what is behind [`Frames`] moves its frames.
 pub struct Vmxnet3Device {

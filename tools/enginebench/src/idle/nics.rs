@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use vmlane_guestsim::attached::AttachedNic;
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, TxRequest};
 

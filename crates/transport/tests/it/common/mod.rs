@@ -8,7 +8,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::config::{Bar, ConfigSpace, Msix};
-use vmlane_device::pci::{AccessError, CONFIG_REGION, Expected, IrqCounts, Mapping, PciDevice, Region, Survives};
+use vmlane_device::pci::{
+    AccessError, CONFIG_REGION, Expected, IrqCounts, Mapping, PciDevice, Region, Survives,
+};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_mem::MemoryMap;
 use vmlane_transport::{IrqSet, Session, SessionEnd, SessionHandle, SessionStats};
