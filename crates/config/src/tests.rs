@@ -376,7 +376,7 @@ fn a_nic_takes_its_port_groups_settings_unless_it_has_its_own() {
     let vm = &config.vms[0];
     assert_eq!((&vm.vsock, vm.cid), (&Vsock::None, 0));
     let nic = &vm.nics[0];
-    assert_eq!((nic.profile, nic.mtu, nic.trapped), (Profile::Vmxnet3, 9000, false));
+    assert_eq!((nic.profile, nic.mtu, nic.trapped), (Profile::Full, 9000, false));
     let all = Policy { promiscuous: true, mac_changes: false, forged_transmits: true };
     assert_eq!(nic.policy, all);
     assert_eq!(config.port_group("prod").unwrap().vlan, Vlan::Access(10));

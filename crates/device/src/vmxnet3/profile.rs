@@ -11,13 +11,13 @@ use super::setup::{Features, Moderation};
 /// A set of features under one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Profile {
-    /// Revisions 1 to 6: what every driver of the last ten years makes good use of.
-    #[default]
+    /// Revisions 1 to 6: nothing that a driver needs revision 7 for.
     Vmxnet3,
     /// What Enhanced VMXNET2 could do, for comparison: revision 1, one interrupt, no RSS, no
     /// aggregates, 1 Gbit/s, short rings.
     Vmxnet2Class,
     /// Revision 7 on top: capability words, tunnel offloads, doorbells that announce what an idle NIC sends.
+    #[default]
     Full,
 }
 

@@ -16,7 +16,7 @@ pub fn frame(len: usize) -> Vec<u8> {
     frame
 }
 
-/// A machine of the default profile (`full` from revision 7 on) whose driver has opened its NIC.
+/// A machine of the profile `vmxnet3` (`full` from revision 7 on) whose driver has opened its NIC.
 pub fn active(spec: DriverSpec) -> (NicMachine, NicDriver) {
     use vmlane_device::vmxnet3::Profile;
     let profile = if spec.revision > 6 { Profile::Full } else { Profile::Vmxnet3 };
