@@ -17,9 +17,9 @@ use crate::assembly::Daemon;
 use crate::notify::notify;
 use crate::presence::Presence;
 
-const CHECK: Duration = Duration::from_millis(200);
+const CHECK: Duration = Duration::from_millis(500);
 /// Checks between two signs of life to systemd, which wants one within twice that time (`WatchdogSec`).
-const CHECKS_A_SIGN: u32 = 10;
+const CHECKS_A_SIGN: u32 = 4;
 const BALANCE: Duration = Duration::from_secs(1);
 const HUGE_PAGES: Duration = Duration::from_secs(1);
 const PRESENCE: Duration = Duration::from_secs(1);

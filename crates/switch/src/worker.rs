@@ -44,7 +44,7 @@ pub struct SwitchEngine {
 
 /// What ports do by the clock while nothing moves (a group's members are asked, addresses age) has this
 /// grain.
-const IDLE: Duration = Duration::from_millis(100);
+const IDLE: Duration = Duration::from_millis(200);
 
 impl SwitchEngine {
     pub(crate) fn new(

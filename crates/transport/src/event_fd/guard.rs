@@ -3,7 +3,7 @@
 //! A thread notes in a slot of its own when it begins a write and when the write is over. One thread examines
 //! all slots from time to time, and sends a signal to a thread that is still in the write that it was in the
 //! last time. Its handler does nothing, but the write fails with EINTR. (If the thread was not waiting, or
-//! not any more, nothing happens.) Where there has been no write for a second, it sleeps until the next one.
+//! not any more, nothing happens.) Where there has been no write for a moment, it sleeps until the next one.
 #![allow(unsafe_code)] // a signal handler, and a signal for a thread
 
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ const SLOTS: usize = 1024;
 /// Between two checks.
 const OFTEN: Duration = Duration::from_millis(10);
 /// Checks in a row that found no write, after which the thread sleeps until there is one.
-const QUIET: u32 = 100;
+const QUIET: u32 = 5;
 /// Ignored unless there is a handler.
 const SIGNAL: libc::c_int = libc::SIGURG;
 

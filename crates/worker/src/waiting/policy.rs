@@ -20,7 +20,7 @@ const RECENT: Duration = Duration::from_millis(1500);
 /// The longest sleep while a port announces nothing, then and later, and while all announce what they have.
 const LONGEST_RECENT: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(5);
-const LONGEST_ANNOUNCED: Duration = Duration::from_millis(100);
+const LONGEST_ANNOUNCED: Duration = Duration::from_millis(200);
 /// By how much sleeps grow while all ports announce what they have. The first one is short for drivers that
 /// have no fence between their descriptor and the load that finds the worker asleep.
 const GROWS_ANNOUNCED: u32 = 8;
