@@ -68,9 +68,14 @@ fn what_a_daemon_has_left_is_judged_by_its_own_layout() {
     can(&daemon, "no daemon runs; the state that one has left has layout");
     let state = state_file(&daemon);
     let write = |layout: u32| state.write_all_at(&layout.to_le_bytes(), LAYOUT_AT).unwrap();
-    write(layout + 1);
-    let (has, knows) = (format!("has layout {}", layout + 1), format!("knows {layout}"));
-    cannot(&daemon, &[&has, &knows, "systemctl stop vmlane vmlane-keeper"]);
+    // An upgrade that changed the layout, and the way back.
+    for have in [layout - 1, layout + 1] {
+        write(have);
+        let (has, knows) = (format!("has layout {have}"), format!("knows {layout}"));
+        let install =
+            format!("Install a version that knows layout {have}, or move these VMs away or stop them");
+        cannot(&daemon, &[&has, &knows, &install, "systemctl stop vmlane vmlane-keeper"]);
+    }
     state.write_all_at(&[0; 8], 0).unwrap();
     cannot(&daemon, &["the layout of the state that one has left is not known"]);
     // The next daemon makes a new one.
@@ -98,8 +103,10 @@ fn answers(answer: fn(&str) -> Value) -> Daemon {
 
 #[test]
 fn a_daemon_of_another_layout_is_left_alone() {
-    let place = answers(|_| json!({"parameters": {"pid": 7, "daemon": "9.9.9", "layout": 1_000_000}}));
-    cannot(&place, &["(process 7, version 9.9.9)", "layout 1000000", "Install a version that knows"]);
+    let earlier = answers(|_| json!({"parameters": {"pid": 7, "daemon": "0.0.1", "layout": 1}}));
+    cannot(&earlier, &["(process 7, version 0.0.1)", "layout 1,", "Install a version that knows layout 1,"]);
+    let later = answers(|_| json!({"parameters": {"pid": 7, "daemon": "9.9.9", "layout": 1_000_000}}));
+    cannot(&later, &["(process 7, version 9.9.9)", "layout 1000000", "Install a version that knows"]);
 }
 
 #[test]
