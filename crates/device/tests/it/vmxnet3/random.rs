@@ -60,7 +60,7 @@ fn command() -> impl Strategy<Value = u32> {
 }
 
 fn deed() -> impl Strategy<Value = Deed> {
-    let offset = prop_oneof![4 => (0..16u64).prop_map(|reg| 8 * reg), 1 => 0..0x1000u64];
+    let offset = prop_oneof![4 => (0..16u64).prop_map(|reg| 8 * reg), 1 => 0..0x2000u64];
     let place = (prop_oneof![Just(0usize), Just(1), Just(1), Just(2), Just(CONFIG_REGION)], offset);
     let word = prop_oneof![4 => proptest::collection::vec(any::<u8>(), 4), 1 => bytes()];
     prop_oneof![
