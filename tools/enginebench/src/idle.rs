@@ -7,6 +7,7 @@
 //! | `vmxnet3.asleep.1s`, `.20ms` | silence, then one frame: the median until it is delivered. Its NIC announces (profile `full`) |
 //! | `vmxnet3.silent.1s`, `.20ms` | the same of one that cannot (profile `vmxnet3`) |
 //! | `virtio.asleep.1s`, `.20ms` | the same with virtio-net |
+//! | `vmxnet3.idle.1`, `.32` | cards that announce, whose guests do nothing: wake-ups of the daemon's threads; its CPU time |
 //! | `switch.paced.N.cpu`, `.p50`, `.p99` | N frames a second over virtio-net: the daemon's CPU time, and how long frames are on their way |
 //! | `switch.beside.…` | the same with a program that takes 5 % of the daemon's core, in slices of 1 ms |
 //! | `switch.poll.3k.…` | the same of a daemon that always polls |
@@ -18,13 +19,15 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
+
 use crate::baseline::Cpus;
 use crate::process::cpu_time;
 use crate::report::{Registry, Sample};
 use crate::vsock::vmlane;
 
 use neighbour::Neighbour;
-use nics::{Model, Pair};
+use nics::{Idle, Model, Pair};
 
 /// Microseconds, of which fewer are better.
 const MICROS: &str = "us (less is better)";
@@ -33,6 +36,11 @@ const OF_A_CORE: &str = "% of a core";
 const FRAMES: usize = 5;
 /// What the daemon does about an attached VM is done after so long.
 const AFTER_ATTACH: Duration = Duration::from_millis(300);
+
+/// What guests and devices do at their beginning is over.
+const UNTIL_IDLE: Duration = Duration::from_secs(3);
+/// The least time in which few wake-ups can be counted.
+const WATCHED: Duration = Duration::from_secs(4);
 
 /// What a paced row reports.
 #[derive(Clone, Copy)]
@@ -58,6 +66,15 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
             });
         }
     }
+    let one = program.clone();
+    registry.add("vmxnet3.idle.1", "wake-ups/s (less is better)", &[], move |_| {
+        other(Idle::start::<1>(&one).and_then(|idle| watched(idle.pid(), wake_ups, 1.0)))
+    });
+    let many = program.clone();
+    registry.add("vmxnet3.idle.32", OF_A_CORE, &[], move |_| {
+        let used = |pid| Ok(cpu_time(pid)?.as_secs_f64());
+        other(Idle::start::<32>(&many).and_then(|idle| watched(idle.pid(), used, 100.0)))
+    });
     for (rate, name) in [(100, "100"), (1000, "1k"), (3000, "3k"), (10_000, "10k")] {
         paced_rows(registry, &program, &format!("switch.paced.{name}"), ("adaptive", rate, false));
     }
@@ -84,6 +101,26 @@ fn paced_rows(registry: &mut Registry, program: &Path, name: &str, how: (&'stati
 
 fn other<T>(result: anyhow::Result<T>) -> io::Result<T> {
     result.map_err(|error| io::Error::other(format!("{error:#}")))
+}
+
+/// How much `count` grows in a second, times `unit`.
+fn watched(pid: u32, count: impl Fn(u32) -> anyhow::Result<f64>, unit: f64) -> anyhow::Result<Sample> {
+    let (start, before) = (Instant::now(), count(pid)?);
+    std::thread::sleep(WATCHED);
+    let value = unit * (count(pid)? - before) / start.elapsed().as_secs_f64();
+    Ok(Sample { value })
+}
+
+/// How often threads of a process have slept so far.
+fn wake_ups(pid: u32) -> anyhow::Result<f64> {
+    let mut total = 0.0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end meanwhile.
+        let Ok(status) = std::fs::read_to_string(task?.path().join("status")) else { continue };
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        total += line.context("no voluntary_ctxt_switches")?.trim().parse::<f64>()?;
+    }
+    Ok(total)
 }
 
 /// Silence, a frame, and again.

@@ -1,6 +1,6 @@
 //! Two NICs of a daemon, of which the first sends.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,8 @@ use crate::vsock::{Backend, Nic, mac};
 /// As long as a frame may take to arrive.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const FRAME: usize = 64;
+/// The number of the first VM.
+const FIRST: u32 = 3;
 
 /// What the NICs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,24 +69,58 @@ impl Card {
     }
 }
 
+/// A daemon with VMs that have a NIC each, and their sockets.
+fn daemon<const COUNT: usize>(
+    program: &Path,
+    model: Model,
+    mode: &str,
+) -> anyhow::Result<(Backend, [PathBuf; COUNT])> {
+    let dir = crate::folders::temporary()?;
+    let address = |cid| mac(cid).map(|byte| format!("{byte:02x}")).join(":");
+    let numbers: [u32; COUNT] = std::array::from_fn(|at| FIRST + at as u32);
+    let vms = numbers.map(|cid| {
+        let nic = model.nic(&address(cid));
+        format!("[[vm]]\nname = \"v{cid}\"\nvsock = \"none\"\nnic = [ {nic} ]\n")
+    });
+    let config = format!("[daemon]\nmode = \"{mode}\"\n{}", vms.concat());
+    let sockets = numbers.map(|cid| dir.join(format!("run/vm/v{cid}/nic0.sock")));
+    let of_two = [&sockets[0], sockets.last().context("a VM")?].map(PathBuf::clone);
+    let mut backend = Backend::of(program, &dir, &config, of_two)?;
+    sockets.iter().try_for_each(|socket| backend.await_socket(socket))?;
+    Ok((backend, sockets))
+}
+
+/// A daemon with VMXNET3 cards that announce, whose guests do nothing.
+pub struct Idle {
+    backend: Backend,
+    _cards: Vec<Card>,
+}
+
+impl Idle {
+    pub fn start<const COUNT: usize>(program: &Path) -> anyhow::Result<Idle> {
+        let (backend, sockets) = daemon::<COUNT>(program, Model::Full, "adaptive")?;
+        let cards = sockets.iter().map(|socket| Card::attach(socket, Model::Full));
+        let cards = cards.collect::<Result<_, _>>()?;
+        std::thread::sleep(super::UNTIL_IDLE);
+        Ok(Idle { backend, _cards: cards })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.backend.pid()
+    }
+}
+
 impl Pair {
     pub fn start(program: &Path, model: Model, mode: &str) -> anyhow::Result<Pair> {
-        let dir = crate::folders::temporary()?;
-        let address = |cid| mac(cid).map(|byte| format!("{byte:02x}")).join(":");
-        let vm = |cid: u32| {
-            let nic = model.nic(&address(cid));
-            format!("[[vm]]\nname = \"v{cid}\"\nvsock = \"none\"\nnic = [ {nic} ]\n")
-        };
-        let config = format!("[daemon]\nmode = \"{mode}\"\n{}{}", vm(3), vm(4));
-        let sockets = [3, 4].map(|cid| dir.join(format!("run/vm/v{cid}/nic0.sock")));
-        let mut backend = Backend::of(program, &dir, &config, sockets.clone())?;
-        sockets.iter().try_for_each(|socket| backend.await_socket(socket))?;
-        let [a, b] = &sockets;
+        let (backend, [a, b]) = daemon(program, model, mode)?;
         let ends = match model {
-            Model::Virtio => Ends::Virtio(Box::new([Nic::attach(a, 3, 4)?, Nic::attach(b, 4, 3)?])),
+            Model::Virtio => Ends::Virtio(Box::new([
+                Nic::attach(&a, FIRST, FIRST + 1)?,
+                Nic::attach(&b, FIRST + 1, FIRST)?,
+            ])),
             Model::Vmxnet3 | Model::Full => {
-                let card = |socket| Card::attach(socket, model);
-                Ends::Vmxnet3(Box::new([card(a)?, card(b)?]))
+                let card = |socket: &PathBuf| Card::attach(socket, model);
+                Ends::Vmxnet3(Box::new([card(&a)?, card(&b)?]))
             }
         };
         std::thread::sleep(super::AFTER_ATTACH);
@@ -108,7 +144,7 @@ impl Pair {
             Ends::Vmxnet3(cards) => {
                 let [from, to] = &mut **cards;
                 from.driver.tx[0].reap();
-                let frame = [&mac(4)[..], &mac(3), &[0x88, 0xb5], &[0; FRAME - 14]].concat();
+                let frame = [&mac(FIRST + 1)[..], &mac(FIRST), &[0x88, 0xb5], &[0; FRAME - 14]].concat();
                 let posted = from.driver.tx[0].send(&frame, &[], &TxRequest::NONE);
                 anyhow::ensure!(posted, "the transmit ring is full");
                 fence(Ordering::SeqCst);
