@@ -9,6 +9,7 @@
 //! A flow is open at most until the end of the burst. Payload stays in its sender's memory; here are the
 //! headers, and where the payload lies.
 
+mod expected;
 mod history;
 
 use arrayvec::ArrayVec;
@@ -17,10 +18,11 @@ use vmlane_port::{BURST, FramePort, Layers, MAX_HEAD, Network, RxCapabilities, R
 use vmlane_wire::ethernet::{HEADER, Tci};
 
 use crate::Slot;
-use crate::flight::Flight;
+use crate::flight::{Fetched, Flight};
 use crate::ingress::{Checked, Frame, Job, Segmentation};
 use crate::parse::{self, IPV4, IPV6, word};
 use crate::segment::{self, FLAGS, MAX_AGGREGATED, ONLY_LAST, SEQUENCE, TCP_CHECKSUM};
+use expected::Mask;
 use history::Outcome;
 
 pub use history::MergeHistory;
@@ -31,8 +33,8 @@ const FLOWS: usize = 8;
 const MAX_PIECES: usize = 256;
 /// Bytes of the longest IP packet behind an Ethernet header.
 const LONGEST: usize = HEADER + u16::MAX as usize;
-/// Ethernet, IPv6 and TCP with all options.
-const MAX_HEADERS: usize = HEADER + IPV6 + 60;
+/// Ethernet, IPv6 and TCP with all options, 114 bytes, in whole words.
+const MAX_HEADERS: usize = 128;
 
 /// TCP flags.
 const ACK: u8 = 0x10;
@@ -141,6 +143,15 @@ pub struct Flow {
     /// The headers of the first segment, with the flags of the last.
     head: [u8; MAX_HEADERS],
     header: usize,
+    /// What of them the next segment's have too.
+    mask: Mask,
+    /// The sum of the words that the mask leaves out, of IPv4.
+    v4_sum: u32,
+    /// Of the tables alone by which its last frame that went through all stages found its way, see
+    /// [`Flight::epoch`].
+    epoch: Option<u64>,
+    /// The tag that the first frame was sent with, out of band.
+    sent_tag: Option<Tci>,
     /// Payload bytes of the first segment.
     mss: usize,
     /// Payload bytes of all segments.
@@ -166,6 +177,10 @@ impl Flow {
             job: Job::Nothing,
             head: [0; MAX_HEADERS],
             header: 0,
+            mask: Mask::default(),
+            v4_sum: 0,
+            epoch: None,
+            sent_tag: None,
             mss: 0,
             payload: 0,
             limit: 0,
@@ -193,6 +208,7 @@ impl Flow {
         (self.layers, self.job) = (sent.layers, sent.job);
         (self.header, self.mss, self.payload, self.limit) = (header, payload, payload, limit);
         (self.id_step, self.verified) = (None, verified);
+        (self.epoch, self.sent_tag) = (None, sent.frame.tx.tag);
         self.tokens.clear();
         self.tokens.push(token);
     }
@@ -269,11 +285,15 @@ impl Flow {
             && flags & !PSH_OR_FIN == 0
             && same(at + FLAGS + 1..at + TCP_CHECKSUM)
             && same(at + TCP_CHECKSUM + 2..self.header);
-        let fits = payload <= self.mss
-            && self.len() + payload <= self.limit
-            && self.tokens.len() < usize::from(MAX_AGGREGATED).min(BURST);
-        let may = header == self.header && same(0..HEADER) && ip && tcp && fits;
+        let may = header == self.header && same(0..HEADER) && ip && tcp && self.has_room(payload);
         if may { self.id_step_to(head) } else { None }
+    }
+
+    /// May the next segment have so many bytes of payload?
+    fn has_room(&self, payload: usize) -> bool {
+        payload <= self.mss
+            && self.len() + payload <= self.limit
+            && self.tokens.len() < usize::from(MAX_AGGREGATED).min(BURST)
     }
 
     fn next_sequence(&self) -> Option<u32> {
@@ -303,13 +323,13 @@ impl Flow {
     /// `read`: bytes that were read to see this.
     fn add(
         &mut self,
-        sent: &Checked<'_>,
+        frame: &Frame<'_>,
+        layers: &Layers,
         segment: &Segment,
-        token: Token,
-        end: &dyn FramePort,
+        (end, token): (&dyn FramePort, Token),
         read: &mut usize,
     ) -> bool {
-        let &Frame { tx, popped, head, .. } = sent.frame;
+        let &Frame { tx, popped, head, .. } = frame;
         let own_pieces = if self.tokens.len() == 1 { 0 } else { self.body.pieces() };
         if own_pieces + tx.spans.pieces() > MAX_PIECES {
             return false;
@@ -332,7 +352,7 @@ impl Flow {
         let from = segment.header + popped;
         let right = segment.verified || {
             *read += segment.payload;
-            head.get(..segment.header).is_some_and(|head| sums_up(head, &sent.layers, tx.spans, from))
+            head.get(..segment.header).is_some_and(|head| sums_up(head, layers, tx.spans, from))
         };
         if !right
             || !self.body.append(tx.spans, from, segment.payload)
@@ -353,11 +373,11 @@ impl Flow {
         &mut self,
         sent: &Checked<'_>,
         segment: &Segment,
-        (end, token): (&dyn FramePort, Token),
+        from: (&dyn FramePort, Token),
         read: &mut usize,
     ) -> bool {
         let Some(step) = self.continues(sent, segment) else { return false };
-        let added = self.add(sent, segment, token, end, read);
+        let added = self.add(sent.frame, &sent.layers, segment, from, read);
         if added {
             self.id_step = Some(step);
         }
@@ -474,6 +494,7 @@ impl Coalescer {
                 if !flow.try_add(sent, segment, (flight.end, flight.token), &mut self.read) {
                     return Join::Breaks(at);
                 }
+                flow.epoch = flight.epoch;
                 if flow.is_complete() { Join::Complete(at) } else { Join::Held }
             }
             // It may be a part of anything.
@@ -495,8 +516,25 @@ impl Coalescer {
     ) -> bool {
         let Some(mut flow) = self.free.pop() else { return false };
         flow.begin(&flight.sent, segment, flight.token, to, longest);
+        flow.expect(flight.epoch);
         self.open.push(flow);
         true
+    }
+
+    /// Has a flow hold a frame that is its next segment and takes the same way, by tables of this `epoch`.
+    /// It then goes through no other stage: what those do depends on the tables and on bytes that are equal.
+    #[inline]
+    pub fn follow(&mut self, fetched: &Fetched<'_, '_>, epoch: u64) -> Join {
+        let Some(at) = self.open.iter().position(|flow| flow.is_next(fetched.tx.head)) else {
+            return Join::Nothing;
+        };
+        let Some(flow) = self.open.get_mut(at).filter(|flow| flow.epoch == Some(epoch)) else {
+            return Join::Nothing;
+        };
+        if !flow.follow(fetched, &mut self.read) {
+            return Join::Nothing;
+        }
+        if flow.is_complete() { Join::Complete(at) } else { Join::Held }
     }
 
     /// Closes a flow, which goes to its receiver.

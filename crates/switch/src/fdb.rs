@@ -145,6 +145,12 @@ impl Fdb {
         }
     }
 
+    /// Changes whenever a way may lead elsewhere.
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Does the way still lead where it led?
     #[inline]
     pub fn is_valid(&self, route: &Route) -> bool {

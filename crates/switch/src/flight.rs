@@ -32,6 +32,9 @@ pub struct Flight<'f> {
     pub end: &'f dyn FramePort,
     pub token: Token,
     pub vlan: u16,
+    /// Of the tables by which it found its way, where another frame with its headers would go the same way
+    /// as long as they stay what they are, and no other port would get it.
+    pub epoch: Option<u64>,
     /// Its burst has more frames behind it, and it is worth while to wait for them.
     pub more: bool,
     /// It may be merged with others.

@@ -217,6 +217,7 @@ impl Port {
             end,
             token,
             vlan,
+            epoch: None,
             more: false,
             merges: true,
             multicast: ANY,

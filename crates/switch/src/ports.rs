@@ -93,6 +93,12 @@ impl Ports {
         self.groups.get(usize::from(group)).is_some_and(|group| group.mirrored)
     }
 
+    /// May frames of `sender` get to others than their destination, or to any member of a team?
+    #[inline]
+    pub fn go_aside(&self, sender: &Port) -> bool {
+        self.is_mirrored(sender.group) || !sender.config.uplink && !self.teams.is_empty()
+    }
+
     /// The uplink of a group that has one.
     pub fn uplink_of(&self, group: u16) -> Option<Slot> {
         let mut members = self.groups.get(usize::from(group))?.members.iter().copied();

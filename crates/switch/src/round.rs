@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD, Offload};
+use vmlane_port::{DropReason, FramePort, MAX_HEAD, Offload};
 use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
@@ -30,11 +30,6 @@ use crate::price::{COPY_COST, DELIVERY_COST, PIECE_COST};
 use crate::retry::Retry;
 use crate::spec::Settings;
 use crate::team::read_links;
-
-/// Where more ports of a worker than this are polled, each is asked for fewer frames at once.
-const CROWD: usize = 64;
-/// How many that are.
-const CROWDED_BURST: u32 = 8;
 
 /// What became of a frame in its sender's eyes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -163,15 +158,6 @@ impl Core {
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// How many frames a port is asked for at once. What it keeps of a frame in flight is in the CPU's cache
-    /// if a frame of this turn used it before; what was used in its last turn is not, where many ports have
-    /// turns in between. Segments that are merged need the others of their burst.
-    #[inline]
-    fn burst(&self, sender: &Port) -> u32 {
-        let crowded = self.table.ports.turns.count_polled() > CROWD;
-        if crowded && !sender.tx.merging.merges() { CROWDED_BURST } else { BURST as u32 }
-    }
-
     /// Fetches and forwards until nothing waits or the owner's share is used up.
     fn send_bursts(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) -> bool {
         if let Some(copies) = sender.copies() {
@@ -181,7 +167,7 @@ impl Core {
         let mut left = self.table.ports.allowances.left(sender.owner);
         let mut moved = false;
         while left.frames > 0 && !sender.tx.limits.is_paused() {
-            let most = left.frames.min(self.burst(sender));
+            let most = left.frames.min(self.table.ports.turns.burst(sender.tx.merging.merges()));
             let all = sender.tx.burst.has_frames() || {
                 if sender.transfer.moving && sender.remote.is_none() {
                     break;
@@ -248,8 +234,10 @@ impl Core {
             self.moved_bytes += frame.len() as u64;
             let mut cost = frame.len() + DELIVERY_COST + frame.spans.pieces() * PIECE_COST;
             let fetched = Fetched { end, token, tx: &frame };
-            let with = batch.takes(&self.table, &self.fdb, sender, &frame);
-            if !(with && self.push(slot, sender, &mut batch, &fetched, &mut cost)) {
+            let goes = self.coalescer.is_open() && self.follow(slot, sender, &mut batch, &fetched)
+                || batch.takes(&self.table, &self.fdb, sender, &frame)
+                    && self.push(slot, sender, &mut batch, &fetched);
+            if !goes {
                 batch.deliver(&mut self.table, slot, sender);
                 // Until `forward` returns: a receiver's panic must not leave it in flight.
                 sender.tx.burst.done(token);
@@ -257,6 +245,7 @@ impl Core {
                     sender.tx.burst.undo(1);
                 }
             }
+            cost += self.coalescer.take_read();
             match left.bytes.checked_sub(cost) {
                 Some(bytes) => left.bytes = bytes,
                 None => left.frames = 0,
@@ -268,6 +257,29 @@ impl Core {
         }
     }
 
+    /// Has an open flow hold its next segment, if that takes the way of those before.
+    #[inline]
+    fn follow(
+        &mut self,
+        slot: Slot,
+        sender: &mut Port,
+        batch: &mut Batch<'_>,
+        fetched: &Fetched<'_, '_>,
+    ) -> bool {
+        let complete = match self.coalescer.follow(fetched, self.fdb.epoch()) {
+            Join::Held => None,
+            Join::Complete(at) => Some(at),
+            Join::Breaks(_) | Join::Nothing => return false,
+        };
+        // A receiver's panic must not leave it in flight.
+        sender.tx.burst.done(fetched.token);
+        if let Some(at) = complete {
+            batch.deliver(&mut self.table, slot, sender);
+            self.close(at, slot, fetched.end);
+        }
+        true
+    }
+
     /// Puts a frame that goes with the batch into it, or has a flow hold it. False: neither, it takes the
     /// long way.
     #[inline]
@@ -277,7 +289,6 @@ impl Core {
         sender: &mut Port,
         batch: &mut Batch<'a>,
         fetched: &Fetched<'_, 'a>,
-        cost: &mut usize,
     ) -> bool {
         match batch.join(&mut self.table, &self.coalescer, slot, sender, fetched) {
             Joined::Yes => true,
@@ -287,11 +298,11 @@ impl Core {
                 let &Fetched { end, token, tx } = fetched;
                 let frame = Frame { head: tx.head, tx, popped: 0, tag: None, offload: Offload::None };
                 let sent = Checked { frame: &frame, layers, job: Job::Nothing };
-                let flight = Flight { more: true, ..sender.flight(slot, sent, (end, token), 0) };
+                let epoch = Some(self.fdb.epoch());
+                let flight = Flight { more: true, epoch, ..sender.flight(slot, sent, (end, token), 0) };
                 // A receiver's panic must not leave it in flight.
                 sender.tx.burst.done(token);
                 let held = self.merge(&flight, (batch.receiver(), None), true);
-                *cost += self.coalescer.take_read();
                 if !held {
                     sender.tx.burst.undo(1);
                     // A flow may have been closed, and its receiver be out of buffers.
@@ -332,9 +343,10 @@ impl Core {
             let snoops = self.snooping && to == Destination::Group;
             let multicast = if snoops { classify(sender, checked.frame, vlan, now) } else { ANY };
             let flight = sender.flight(slot, checked, (fetched.end, fetched.token), vlan);
-            self.spread(&Flight { more, multicast, ..flight }, to, cost)
+            let epoch =
+                (one && frame.popped == 0 && !self.table.ports.go_aside(sender)).then(|| self.fdb.epoch());
+            self.spread(&Flight { more, multicast, epoch, ..flight }, to, cost)
         });
-        *cost += self.coalescer.take_read();
         fate.unwrap_or_else(|reason| {
             sender.lose_sent(reason);
             if !sender.config.uplink && sender.remote.is_none() {

@@ -1,10 +1,15 @@
 //! The attached ports of a worker, which of them it polls in a round, and in which order they have their
 //! turns.
 
-use vmlane_port::Sign;
+use vmlane_port::{BURST, Sign};
 use vmlane_worker::Source;
 
 use crate::Slot;
+
+/// Where more ports of a worker than this are polled, each is asked for fewer frames at once.
+const CROWD: usize = 64;
+/// How many that are.
+const CROWDED_BURST: u32 = 8;
 
 /// A port and its owner's number. Sorted, ports of one owner lie side by side.
 type Owned = (u16, Slot);
@@ -70,10 +75,12 @@ impl Turns {
         self.polled.get(at).map(|&(_, slot)| slot)
     }
 
-    /// How many are polled, as of the beginning of the round.
+    /// How many frames a port is asked for at once. What it keeps of a frame in flight is in the CPU's cache
+    /// if a frame of this turn used it before; what was used in its last turn is not, where many ports have
+    /// turns in between. Segments that are merged (`merges`) need the others of their burst.
     #[inline]
-    pub fn count_polled(&self) -> usize {
-        self.polled.len()
+    pub fn burst(&self, merges: bool) -> u32 {
+        if self.polled.len() > CROWD && !merges { CROWDED_BURST } else { BURST as u32 }
     }
 
     pub fn polled(&self) -> impl Iterator<Item = Slot> {

@@ -1,10 +1,12 @@
 //! Segments that come in one burst are merged for a receiver that takes super-frames. What is merged is cut
 //! again by the switch itself, and compared with what was sent.
 
+mod followed;
+
 use proptest::prelude::*;
 use vmlane_guestsim::memory_port::{LRO, PLAIN, Received, Trap};
 use vmlane_port::{Aggregate, ChecksumStatus, Filter, Offload, RxCapabilities, VlanSet};
-use vmlane_switch::{Policy, PortSpec, Settings, VlanMode};
+use vmlane_switch::{MirrorDirection, MirrorSpec, Policy, PortSpec, Settings, VlanMode};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 use crate::common::tcp::{Ip, Packet};
