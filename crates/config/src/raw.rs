@@ -134,6 +134,7 @@ tables! {
         pub queues: Option<Spanned<i64>>,
         pub slot: Option<Spanned<i64>>,
         pub trapped: bool,
+        pub endpoint: bool,
         pub lro: Option<bool>,
         pub packed: Option<bool>,
         pub role: Option<Spanned<String>>,

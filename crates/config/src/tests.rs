@@ -489,6 +489,17 @@ fn a_nic_overrides_its_port_groups_shares() {
 }
 
 #[test]
+fn nics_of_both_models_may_be_endpoints() {
+    let config = parse(
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", endpoint = true }, \
+         { model = \"virtio-net\", endpoint = true }, { model = \"vmxnet3\" }]",
+    )
+    .unwrap();
+    let endpoints: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.endpoint).collect();
+    assert_eq!(endpoints, [true, true, false]);
+}
+
+#[test]
 fn a_nic_overrides_one_direction_of_its_port_groups_shape() {
     let config = parse(
         "[[port_group]]\nname = \"p\"\nshape = { in = { average = \"1G\", peak = \"2G\", burst = \"1M\" }, \

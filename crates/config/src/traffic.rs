@@ -37,7 +37,7 @@ pub fn of_group(key: &str, raw: &RawPortGroup, notes: &mut Notes<'_>) -> Traffic
 /// The traffic of a NIC: `base` where it has no key.
 pub fn of_nic(key: &str, base: Traffic, raw: &RawNic, notes: &mut Notes<'_>) -> Traffic {
     let shares = notes.number(key, "shares", &raw.shares, SHARES).or(base.shares);
-    traffic(key, Traffic { shares, ..base }, raw.shape.as_ref(), notes)
+    traffic(key, Traffic { shares, endpoint: raw.endpoint, ..base }, raw.shape.as_ref(), notes)
 }
 
 /// The traffic of a port: `base` where `shape` has no key.

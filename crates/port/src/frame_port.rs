@@ -91,6 +91,8 @@ pub struct RxCapabilities {
     pub partial_sum: bool,
     /// A single TCP or UDP frame may arrive with a partial checksum ([`RxFrame::partial_checksum`] set).
     pub partial_frame: bool,
+    /// Its guest believes that the checksum of a single TCP or UDP frame is right where it is reported so.
+    pub verdicts: bool,
 }
 
 /// Frames that go over a port at once, at most.

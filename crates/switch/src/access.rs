@@ -18,6 +18,8 @@ pub struct Config {
     pub snoop: bool,
     /// See [`crate::Traffic::shares`].
     pub shares: u16,
+    /// See [`crate::Traffic::endpoint`].
+    pub endpoint: bool,
     pub uplink: bool,
     /// See [`PortSpec::direct`].
     pub direct: bool,
@@ -28,10 +30,21 @@ pub struct Config {
 impl From<&PortSpec> for Config {
     fn from(spec: &PortSpec) -> Config {
         let PortSpec { mac, policy, uplink, direct, notify, .. } = *spec;
-        let Traffic { floods, snoop, shares, .. } = spec.traffic;
+        let Traffic { floods, snoop, shares, endpoint, .. } = spec.traffic;
         let shares = shares.unwrap_or(Traffic::NORMAL_SHARES);
         let snoop = snoop && !uplink;
-        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop, shares, uplink, direct, notify }
+        Config {
+            mac,
+            vlan: spec.vlan.clone(),
+            policy,
+            floods,
+            snoop,
+            shares,
+            endpoint,
+            uplink,
+            direct,
+            notify,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use vmlane_wire::ethernet::Tci;
 use crate::coalesce::Flow;
 use crate::ingress::{Checked, Frame, Job, Segmentation};
 use crate::parse::{self, IPV4, IPV6};
-use crate::segment::{self, Cutter, MAX_AGGREGATED};
+use crate::segment::{self, Cutter, MAX_AGGREGATED, TCP_CHECKSUM, UDP_CHECKSUM};
 
 /// What a receiver got and its counters do not know yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,29 @@ pub struct Receiver<'a> {
     pub tag: Option<Tci>,
     /// It is not the one addressed, and gets only complete frames.
     pub mirror: bool,
+    /// TCP and UDP checksums that are left out are not computed, but reported as right.
+    pub unsummed: bool,
+}
+
+impl Receiver<'_> {
+    /// What is to be done about the checksum of a frame without a tunnel. A super-frame has none of its own.
+    #[inline]
+    fn sum(&self, partial: PartialChecksum, layers: &Layers) -> Option<PartialChecksum> {
+        let offset = match layers.transport {
+            Transport::Tcp => TCP_CHECKSUM,
+            Transport::Udp => UDP_CHECKSUM,
+            Transport::Other => return Some(partial),
+        };
+        let field = usize::from(layers.transport_at) + offset;
+        // Of a packet in a tunnel nothing can be reported.
+        let own = partial.start == layers.transport_at && usize::from(partial.field) == field;
+        Some(partial).filter(|_| !(self.unsummed && own))
+    }
+
+    /// Checksums were to be filled in of `count` frames, and were or were not.
+    fn count_sums(&mut self, count: usize, computed: bool) {
+        self.counts.checksums += if computed && !self.capabilities.partial_frame { count as u64 } else { 0 };
+    }
 }
 
 /// Segments that are delivered together.
@@ -92,8 +115,9 @@ impl Egress {
         match job {
             Job::Nothing => single(frame, layers, None, ChecksumStatus::Unknown, &mut to),
             Job::Checksum(partial) => {
-                single(frame, layers, Some(*partial), ChecksumStatus::Good, &mut to)?;
-                to.counts.checksums += u64::from(!to.capabilities.partial_frame);
+                let sum = to.sum(*partial, &layers);
+                single(frame, layers, sum, ChecksumStatus::Good, &mut to)?;
+                to.count_sums(1, sum.is_some());
                 Ok(())
             }
             Job::Segment(segmentation) if *next == 0 && stays_whole(frame, segmentation, &to) => {
@@ -185,6 +209,7 @@ impl Egress {
                 sums.push(cutter.cut(head, number, place(number).1));
             }
             let mut frames = ArrayVec::<RxFrame<'_>, TOGETHER>::new();
+            let layers = outer.map_or(inner, |(outer, _)| outer);
             for ((number, edit), sum) in numbers.zip(self.edit.iter()).zip(&sums) {
                 let (before, body_len) = place(number);
                 frames.push(RxFrame {
@@ -193,10 +218,10 @@ impl Egress {
                     body_at: bytes + frame.popped + before,
                     body_len,
                     tag: to.tag,
-                    layers: outer.map_or(inner, |(outer, _)| outer),
+                    layers,
                     checksum: ChecksumStatus::Good,
                     aggregate: None,
-                    partial_checksum: Some(*sum),
+                    partial_checksum: to.sum(*sum, &layers),
                 });
             }
             let outcome = to.end.deliver(&frames);
@@ -205,7 +230,8 @@ impl Egress {
             to.counts.frames += count as u64;
             to.counts.bytes += delivered.iter().map(|frame| frame.len() as u64).sum::<u64>();
             to.counts.segments += if segments > 1 { count as u64 } else { 0 };
-            to.counts.checksums += if to.capabilities.partial_frame { 0 } else { count as u64 };
+            let computed = frames.first().is_some_and(|frame| frame.partial_checksum.is_some());
+            to.count_sums(count, computed);
             *next += count as u16;
             outcome.map_err(|refused| refused.reason)?;
         }

@@ -229,7 +229,9 @@ impl Port {
     #[inline]
     pub fn receiver(&mut self, tag: Option<Tci>, mirror: bool) -> Option<Receiver<'_>> {
         let end = &mut **self.end.as_mut()?;
-        Some(Receiver { end, capabilities: &self.rx.capabilities, counts: &mut self.rx.counts, tag, mirror })
+        let capabilities = &self.rx.capabilities;
+        let unsummed = self.config.endpoint && capabilities.verdicts && !mirror;
+        Some(Receiver { end, capabilities, counts: &mut self.rx.counts, tag, mirror, unsummed })
     }
 
     /// Attaches `end`, wrapped if the port is shaped.

@@ -20,7 +20,7 @@ pub const FLAGS: usize = 13;
 pub const TCP_CHECKSUM: usize = 16;
 /// Offsets in a UDP header.
 const UDP_LENGTH: usize = 4;
-const UDP_CHECKSUM: usize = 6;
+pub const UDP_CHECKSUM: usize = 6;
 /// Flags that only the last segment keeps (FIN, PSH), and only the first (CWR).
 pub const ONLY_LAST: u8 = 0x01 | 0x08;
 const ONLY_FIRST: u8 = 0x80;

@@ -93,6 +93,9 @@ pub struct Traffic {
     /// Where frames of several VMs wait for a full or shaped receiver, each VM gets of its room a part in
     /// proportion to this (at least 1); None: [`Traffic::NORMAL_SHARES`].
     pub shares: Option<u16>,
+    /// Its guest forwards no frames: where that one believes what is reported of checksums, those that
+    /// senders leave out are not computed.
+    pub endpoint: bool,
 }
 
 impl Traffic {

@@ -95,6 +95,7 @@ pub const PLAIN: RxCapabilities = RxCapabilities {
     uso6: false,
     partial_sum: false,
     partial_frame: false,
+    verdicts: false,
 };
 
 /// What a NIC takes whose guest aggregates (LRO).

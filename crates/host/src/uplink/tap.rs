@@ -281,6 +281,7 @@ fn capabilities(mtu: usize, whole: bool) -> RxCapabilities {
         tso6: whole,
         partial_sum: whole,
         partial_frame: whole,
+        verdicts: false,
         ..RxCapabilities::default()
     }
 }

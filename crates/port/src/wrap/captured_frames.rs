@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::FrameWrapper;
-use crate::{BURST, DropReason, FramePort, Refused, RxFrame, Token, TxFrame};
+use crate::{BURST, DropReason, FramePort, Refused, RxCapabilities, RxFrame, Token, TxFrame};
 
 /// Looks at the frames of one port of the switch. The worker that owns the port calls it, between two of the
 /// port's own calls; it must not wait. Times are nanoseconds since 1970.
@@ -83,6 +83,11 @@ impl FrameWrapper for CapturedFrames {
 
     fn inner_mut(&mut self) -> &mut dyn FramePort {
         &mut *self.inner
+    }
+
+    /// What is captured is complete.
+    fn capabilities(&self) -> RxCapabilities {
+        RxCapabilities { verdicts: false, ..self.inner.capabilities() }
     }
 
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {

@@ -67,6 +67,7 @@ const CAPABILITIES: RxCapabilities = RxCapabilities {
     uso6: false,
     partial_sum: false,
     partial_frame: false,
+    verdicts: false,
 };
 
 impl FramePort for Inside {

@@ -94,6 +94,7 @@ impl FramePort for MemoryPort {
             uso6: false,
             partial_sum: false,
             partial_frame: false,
+            verdicts: false,
         }
     }
 

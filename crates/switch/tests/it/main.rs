@@ -6,6 +6,7 @@ mod announce;
 mod captured;
 mod coalesce;
 mod direct;
+mod endpoint;
 mod hostile;
 mod impaired;
 mod mirror;

@@ -48,6 +48,13 @@ pub fn register(registry: &mut Registry) {
     add("vmxnet3.frames.1500", GBITS, &["vmxnet3.ports.1500"], Load::Full, true, Counts::gbits);
     add("vmxnet3.tso.64k", GBITS, &[COPY, "vmxnet3.ports.64k"], Load::Super, true, Counts::gbits);
     add("vmxnet3.segment.64k", GBITS, &[COPY], Load::Super, false, Counts::gbits);
+    registry.add("vmxnet3.segment.64k.endpoint", GBITS, &[COPY, "vmxnet3.segment.64k"], |length| {
+        let Switched { mut guests, mut worker, .. } = Switched::endpoints(2, Load::Super);
+        Ok(flood(&mut guests, 1, length, || {
+            worker.step();
+        })
+        .gbits())
+    });
     // The bar is a ratio of 0.7.
     registry.add("capture.on", GBITS, &["vmxnet3.frames.1500"], captured::captured);
     registry

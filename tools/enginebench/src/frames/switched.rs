@@ -21,8 +21,18 @@ impl Switched {
 
     /// The same with a load for each.
     pub fn mixed(loads: &[Load], lro: bool) -> Switched {
+        Switched::with(loads, lro, Traffic::default())
+    }
+
+    /// The same, of cards without LRO whose guests forward nothing.
+    pub fn endpoints(count: u16, load: Load) -> Switched {
+        Switched::with(&vec![load; count.into()], false, Traffic { endpoint: true, ..Traffic::default() })
+    }
+
+    fn with(loads: &[Load], lro: bool, traffic: Traffic) -> Switched {
         let (switch, mut worker) = Switch::unstarted(Settings { poll: true, ..Settings::default() });
-        let guests = (0..).zip(loads).map(|(number, &load)| connect(&switch, number, load, lro).0).collect();
+        let guests =
+            (0..).zip(loads).map(|(number, &load)| plug(&switch, number, load, lro, traffic).0).collect();
         worker.step();
         Switched { guests, worker, _switch: switch }
     }
@@ -30,6 +40,10 @@ impl Switched {
 
 /// One more guest, and its port.
 pub fn connect(switch: &Switch, number: u16, load: Load, lro: bool) -> (Guest, PortId) {
+    plug(switch, number, load, lro, Traffic::default())
+}
+
+fn plug(switch: &Switch, number: u16, load: Load, lro: bool, traffic: Traffic) -> (Guest, PortId) {
     let port = switch
         .add_port(PortSpec {
             name: format!("vm-{number}"),
@@ -37,7 +51,7 @@ pub fn connect(switch: &Switch, number: u16, load: Load, lro: bool) -> (Guest, P
             mac: mac(number),
             vlan: VlanMode::Untagged,
             policy: Policy::default(),
-            traffic: Traffic::default(),
+            traffic,
             uplink: false,
             direct: false,
             notify: false,

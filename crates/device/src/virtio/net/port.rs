@@ -181,6 +181,8 @@ impl NetPort {
                 uso6: capabilities.uso6,
                 partial_sum: capabilities.checksum,
                 partial_frame: capabilities.checksum,
+                // It is better off with what is partial: that can be sent on.
+                verdicts: false,
             },
             // What the guest wants beyond its own address is between it and its VMM; the VMM filters.
             filter: Filter {

@@ -164,6 +164,7 @@ impl NicPort {
             uso6: false,
             partial_sum: false,
             partial_frame: false,
+            verdicts: false,
         };
         let mut port = NicPort {
             turns: QueueTurns::default(),
@@ -201,6 +202,7 @@ impl NicPort {
         let lro = features.rx_checksum;
         self.capabilities.tso4 = lro && features.lro4;
         self.capabilities.tso6 = lro && features.lro6;
+        self.capabilities.verdicts = features.rx_checksum;
         self.capabilities.partial_sum = self.capabilities.tso4 || self.capabilities.tso6;
         self.size_buffers();
     }

@@ -119,6 +119,7 @@ fn checksum_status_is_reported_only_after_a_check() {
     ];
     for features in [RingsSpec::linux().features, Features { rx_checksum: false, ..Features::default() }] {
         let mut nic = Nic::new(&spec(|spec| spec.features = features));
+        assert_eq!(nic.port.capabilities().verdicts, features.rx_checksum);
         for (layers, checksum, expected) in cases {
             let got =
                 nic.pass(&tcp4(100, (1, 2)), |packet| (packet.layers, packet.checksum) = (layers, checksum));

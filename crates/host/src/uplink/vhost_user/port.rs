@@ -198,6 +198,7 @@ fn capabilities(features: u64, mtu: u16) -> RxCapabilities {
         uso6: has(HOST_USO),
         partial_sum: checksum,
         partial_frame: checksum,
+        verdicts: false,
     }
 }
 
