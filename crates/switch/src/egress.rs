@@ -44,14 +44,14 @@ impl Receiver<'_> {
     #[inline]
     fn sum(&self, partial: PartialChecksum, layers: &Layers) -> Option<PartialChecksum> {
         let offset = match layers.transport {
-            Transport::Tcp => TCP_CHECKSUM,
-            Transport::Udp => UDP_CHECKSUM,
-            Transport::Other => return Some(partial),
+            Transport::Tcp if self.unsummed => TCP_CHECKSUM,
+            Transport::Udp if self.unsummed => UDP_CHECKSUM,
+            _ => return Some(partial),
         };
         let field = usize::from(layers.transport_at) + offset;
         // Of a packet in a tunnel nothing can be reported.
         let own = partial.start == layers.transport_at && usize::from(partial.field) == field;
-        Some(partial).filter(|_| !(self.unsummed && own))
+        Some(partial).filter(|_| !own)
     }
 
     /// Checksums were to be filled in of `count` frames, and were or were not.

@@ -343,8 +343,8 @@ impl Core {
             let snoops = self.snooping && to == Destination::Group;
             let multicast = if snoops { classify(sender, checked.frame, vlan, now) } else { ANY };
             let flight = sender.flight(slot, checked, (fetched.end, fetched.token), vlan);
-            let epoch =
-                (one && frame.popped == 0 && !self.table.ports.go_aside(sender)).then(|| self.fdb.epoch());
+            let alike = (more || self.coalescer.is_open()) && one && frame.popped == 0;
+            let epoch = (alike && !self.table.ports.go_aside(sender)).then(|| self.fdb.epoch());
             self.spread(&Flight { more, multicast, epoch, ..flight }, to, cost)
         });
         fate.unwrap_or_else(|reason| {
