@@ -221,3 +221,6 @@ fn let_wait(table: &mut Table, slot: Slot, sender: &mut Port, receiver: Slot, fr
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

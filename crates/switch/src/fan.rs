@@ -72,74 +72,39 @@ impl Fan {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use vmlane_guestsim::memory_port::Wire;
-    use vmlane_port::{MAX_HEAD, Offload, PortId, Token};
+    use vmlane_port::{MAX_HEAD, Offload};
     use vmlane_wire::ethernet::Mac;
 
     use super::*;
-    use crate::handover::Links;
     use crate::ingress::Frame;
     use crate::multicast::ANY;
-    use crate::port::Numbered;
-    use crate::spec::{Policy, PortSpec, Settings};
+    use crate::table::testing::{Bench, Kind, OTHER_WORKER, frame};
 
     const SENDER: Slot = 0;
     const PLAIN: Slot = 1;
     const WATCHER: Slot = 2;
     const UPLINK: Slot = 3;
-    const REMOTE: Slot = 4;
-    const WORKER: usize = 2;
-
-    fn mac(slot: Slot) -> Mac {
-        Mac([0x52, 0x54, 0, 0, 0, slot as u8])
-    }
-
-    /// A sender, a port as any, one that watches, an uplink, and one of another worker.
-    fn table() -> (Table, Wire) {
-        let mut table = Table::new(Settings::default(), Arc::default(), Links::none(), 0);
-        let mut wires = Vec::new();
-        for slot in [SENDER, PLAIN, WATCHER, UPLINK, REMOTE] {
-            let (wire, end) = Wire::new(mac(slot));
-            wire.change_filter(|filter| filter.promiscuous = [WATCHER, UPLINK].contains(&slot));
-            let policy = Policy { promiscuous: slot == WATCHER, ..Policy::default() };
-            let spec = PortSpec { policy, uplink: slot == UPLINK, ..PortSpec::plain("port", mac(slot)) };
-            let id = PortId(u32::from(slot) + 1);
-            let remote = (slot == REMOTE).then_some(WORKER);
-            let of = Numbered { id, slot, owner: slot, group: 0, remote };
-            let mut port = Port::new(of, (&spec).into(), Arc::default(), Arc::default());
-            port.plug(end, table.now);
-            port.end.iter_mut().for_each(|end| end.refresh());
-            table.ports.add(slot, Box::new(port));
-            wires.push(wire);
-        }
-        table.rebuild();
-        (table, wires.swap_remove(0))
-    }
 
     /// Which ports get a frame to all, and which other workers.
     fn receivers(want: Want, change: impl Fn(&mut Flight<'_>)) -> (Vec<Slot>, Vec<usize>) {
-        let (mut table, wire) = table();
-        wire.send(&[&[0xff; 6][..], &mac(SENDER).0, &[0x88, 0xb5], &[0; 46]].concat(), Offload::None, None);
-        let mut sender = table.ports.take(SENDER).unwrap();
-        let mut end = sender.end.take().unwrap();
-        let mut tokens = [Token(0)];
-        assert_eq!(end.fetch(&mut tokens), 1);
-        let tx = end.frame(tokens[0]);
+        let mut bench = Bench::new(&[Kind::Guest, Kind::Guest, Kind::Watcher, Kind::Uplink, Kind::Remote]);
+        bench.wire(SENDER).send(&frame(Mac([0xff; 6]), SENDER, 60, 0), Offload::None, None);
+        let (mut sender, end) = bench.begin_turn(SENDER);
+        let token = sender.tx.burst.take().unwrap();
+        let tx = end.frame(token);
         let mut scratch = [0; MAX_HEAD];
         let frame = Frame::new(&tx, &mut scratch).unwrap();
-        let mut flight = sender.flight(SENDER, frame.check().unwrap(), (&*end, tokens[0]), 0);
+        let mut flight = sender.flight(SENDER, frame.check().unwrap(), (&*end, token), 0);
         change(&mut flight);
         let mut fan = Fan::new(want);
-        let here = std::iter::from_fn(|| fan.next(&table, &flight)).collect();
+        let here = std::iter::from_fn(|| fan.next(&bench.table, &flight)).collect();
         (here, fan.others.iter().collect())
     }
 
     #[test]
     fn a_frame_to_a_group_goes_to_all_here_and_once_to_each_other_worker() {
         let all = vec![PLAIN, WATCHER, UPLINK];
-        assert_eq!(receivers(Want::Group(ANY), |_| ()), (all.clone(), vec![WORKER]));
+        assert_eq!(receivers(Want::Group(ANY), |_| ()), (all.clone(), vec![OTHER_WORKER]));
         let handed_over = receivers(Want::Group(ANY), |flight| flight.remote = true);
         assert_eq!(handed_over, (all, vec![]), "another worker's frame is not sent on");
         let from_outside = receivers(Want::Group(ANY), |flight| flight.uplink = true);

@@ -377,3 +377,6 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+pub mod testing;
