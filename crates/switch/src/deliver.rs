@@ -105,3 +105,6 @@ fn ready(table: &Table, slot: Slot, charged: bool) -> bool {
     let Some(port) = table.ports.get(slot) else { return true };
     port.rx.pending.is_empty() && !(charged && table.ports.allowances.is_over(port.owner))
 }
+
+#[cfg(test)]
+mod tests;
