@@ -206,3 +206,6 @@ fn give_up(table: &mut Table, slot: Slot) {
         table.drop_waiting(slot, frame, reason);
     }
 }
+
+#[cfg(test)]
+mod tests;
