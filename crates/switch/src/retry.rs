@@ -46,7 +46,11 @@ impl Retry<'_> {
             self.table.ports.put(slot, receiver);
             match outcome {
                 Ok(any) => moved |= any,
-                Err(_) => self.table.fail_served(),
+                Err(_) => {
+                    self.table.fail_served();
+                    // A flow on its way to that port is gone, and its memory with it.
+                    self.coalescer.reset();
+                }
             }
             give_up(self.table, slot);
             self.table.mark(slot);

@@ -227,3 +227,17 @@ fn a_panic_fails_the_port_whose_code_it_was_and_no_other_one() {
         }
     }
 }
+
+#[test]
+fn panics_of_receivers_of_merged_frames_leave_the_memory_for_others_flows() {
+    let mut stage = Stage::new();
+    for _ in 0..16 {
+        stage.bench = Bench::new(&[Kind::Guest, Kind::Guest]);
+        stage.bench.set_capabilities(RECEIVER, LRO);
+        stage.bench.wire(RECEIVER).set_trap(Trap::Deliver);
+        stage.bench.wait(SENDER, RECEIVER, &segments(RECEIVER, SENDER, 2, 500));
+        stage.run();
+        assert_eq!(stage.bench.table.take_failed(), Some(RECEIVER));
+    }
+    assert!(!stage.coalescer.is_full());
+}
