@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::config::MAX_QUEUES;
 use super::nic::{Nic, Registers};
 use super::pci::config_space;
+use super::profile::Profile;
 use super::{port, rss};
 use crate::pci::Checkpoint;
 
@@ -107,7 +108,7 @@ pub fn restore(nic: &mut Nic, checkpoint: &Checkpoint<'_>) -> Result<(), Unusabl
     }
     // No record: the device had not been used yet.
     let Some(bytes) = checkpoint.record(REGISTERS) else { return Ok(()) };
-    let restored = registers(&mut Reader::new(bytes), nic.config.profile.revision(), nic.offered());
+    let restored = registers(&mut Reader::new(bytes), nic.offered());
     let (regs, active) = restored.ok_or(Unusable::Record { kind: REGISTERS })?;
     nic.regs = regs;
     nic.config.handle.set_identity(nic.regs.revision, nic.regs.mac);
@@ -118,9 +119,8 @@ pub fn restore(nic: &mut Nic, checkpoint: &Checkpoint<'_>) -> Result<(), Unusabl
     Ok(())
 }
 
-/// The registers of a previous daemon; whether it was active. `newest`, `offered`: the newest revision, and
-/// the first capability word.
-fn registers(from: &mut Reader<'_>, newest: u8, offered: u32) -> Option<(Registers, bool)> {
+/// The registers of a previous daemon; whether it was active. `offered`: the first capability word.
+fn registers(from: &mut Reader<'_>, offered: u32) -> Option<(Registers, bool)> {
     let revision = from.option()?.map(|revision| revision as u8);
     let (shared_low, shared, result) = (from.u32()?, from.u64()?, from.u32()?);
     let (mac_low, mac) = (from.u32()?, Mac(from.bytes()?.try_into().ok()?));
@@ -131,7 +131,8 @@ fn registers(from: &mut Reader<'_>, newest: u8, offered: u32) -> Option<(Registe
     };
     let active = from.flag()?;
     from.end()?;
-    let known = revision.is_none_or(|revision| (1..=newest).contains(&revision));
+    // Whatever is offered to the next driver: this one has chosen already.
+    let known = revision.is_none_or(|revision| (1..=Profile::NEWEST).contains(&revision));
     if !known || !mac.is_unicast() {
         return None;
     }

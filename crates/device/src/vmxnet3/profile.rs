@@ -46,6 +46,9 @@ impl fmt::Display for Profile {
 impl Profile {
     pub const ALL: [Profile; 3] = [Profile::Vmxnet3, Profile::Vmxnet2Class, Profile::Full];
 
+    /// The highest revision of any profile.
+    pub const NEWEST: u8 = 7;
+
     /// As configuration files spell it.
     pub fn name(self) -> &'static str {
         match self {

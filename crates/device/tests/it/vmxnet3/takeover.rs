@@ -251,11 +251,14 @@ fn masks_and_pending_interrupts_outlive_the_daemon() {
 /// and its driver rings there.
 #[test]
 fn a_bar_keeps_the_size_that_the_vmm_knows() {
-    for (before, size, granted) in [(Profile::Vmxnet3, 0x1000, 0), (Profile::Full, 0x2000, 1 << 16)] {
+    use Profile::{Full, Vmxnet3};
+    for (before, after, size, granted) in
+        [(Vmxnet3, Full, 0x1000, 0), (Full, Full, 0x2000, 1 << 16), (Full, Vmxnet3, 0x2000, 0)]
+    {
         let machine = NicMachine::with_profile(before);
         let mut driver = NicDriver::probe(&machine, DriverSpec::linux(before.revision()));
         driver.open(&machine);
-        let machine = replaced_by(Profile::Full, machine);
+        let machine = replaced_by(after, machine);
         assert_eq!(machine.device.lock().region(0).size, size);
         machine.write32(CONFIG_REGION, 0x10, u32::MAX);
         assert_eq!(u64::from(!machine.read32(CONFIG_REGION, 0x10)) + 1, size);
