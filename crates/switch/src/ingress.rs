@@ -245,7 +245,7 @@ pub enum Job {
 
 /// A frame whose sender's requests were checked.
 ///
-/// The frame is not moved here, for the reason that [`crate::in_flight::InFlight`] has.
+/// The frame is not moved here, for the reason that [`crate::flight::Fetched`] has.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked<'a> {
     pub frame: &'a Frame<'a>,

@@ -32,8 +32,8 @@ impl Waker {
         }
     }
 
-    /// Sleeps until there is something at `socket`, its end included, or an interrupt wakes the thread before.
-    /// True: one has.
+    /// Sleeps until there is something at `socket`, its end included, or an interrupt wakes the thread
+    /// before. True: one has.
     pub fn sleep(&self, socket: impl AsFd) -> Result<bool, Errno> {
         self.asleep.store(true, Ordering::Release);
         let mut fds = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];

@@ -50,8 +50,8 @@ pub fn guarded<T>(write: impl FnOnce() -> T) -> Option<T> {
         let turn = &own.as_ref()?.0.turn;
         let before = turn.load(Ordering::Relaxed);
         turn.store(before.wrapping_add(1), Ordering::Relaxed);
-        // One of two comes first: this store, which the last check before the sleep finds, or the sleep, which
-        // this load finds.
+        // One of two comes first: this store, which the last check before the sleep finds, or the sleep,
+        // which this load finds.
         fence(Ordering::SeqCst);
         if !WATCHES.load(Ordering::Relaxed) {
             wake(watcher);

@@ -156,8 +156,8 @@ mod tests {
     #[test]
     fn between_questions_and_answers_a_core_may_be_gone_for_longer() {
         let start = Instant::now();
-        // Whether a core that comes back after so long, again and again, is taken for contended, where so many
-        // bytes had moved by each idle round.
+        // Whether a core that comes back after so long, again and again, is taken for contended, where so
+        // many bytes had moved by each idle round.
         let is_contended = |moved: &[u64], after: Duration| {
             let mut window = Window::new(MOST);
             moved.iter().for_each(|moved| window.became_idle(*moved));
