@@ -104,8 +104,8 @@ mod tests {
     /// Longer than a test takes.
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// What a wait did, in order: p is a poll, s a sleep, r a receiving that may sleep. `interrupts`: how often
-    /// an interrupt ends a sleep; something is there for the third poll, or after the last sleep.
+    /// What a wait did, in order: p is a poll, s a sleep, r a receiving that may sleep. `interrupts`: how
+    /// often an interrupt ends a sleep; something is there for the third poll, or after the last sleep.
     fn trace(waiter: &mut Waiter, expected: Expected, interrupts: usize) -> String {
         let trace = std::cell::RefCell::new(String::new());
         let did = |what| trace.borrow_mut().push(what);
