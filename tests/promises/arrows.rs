@@ -145,6 +145,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "guestsim",
             "host",
             "lab",
+            "mem",
             "port",
             "sock",
             "stream",

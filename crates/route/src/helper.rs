@@ -153,12 +153,13 @@ impl Helper {
             return self.poll(events, Duration::ZERO);
         }
         let start = Instant::now();
+        self.policy.gap_begins(Some(start));
         for rounds in 0.. {
             self.poll(events, Duration::ZERO)?;
             let now = Instant::now();
             let idle = now.saturating_duration_since(start);
             if !events.is_empty() {
-                self.policy.found(now, idle);
+                self.policy.found(now);
                 break;
             }
             self.policy.resumed(now);
@@ -169,7 +170,7 @@ impl Helper {
                 Decision::Nap(_) | Decision::Sleep(_) => {
                     self.poll(events, TICK)?;
                     if !events.is_empty() {
-                        self.policy.found(Instant::now(), start.elapsed());
+                        self.policy.found(Instant::now());
                     }
                     break;
                 }

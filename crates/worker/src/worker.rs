@@ -59,8 +59,6 @@ pub struct Worker<E: Engine> {
     napped: bool,
     /// Rounds in a row that found nothing.
     idle_rounds: u32,
-    /// Since when nothing has moved, if what comes next ends a gap.
-    idle_since: Option<Instant>,
     faults: FaultStreak,
     /// Dropped last: only then has the worker let go of everything.
     requests: Closes<E>,
@@ -99,7 +97,6 @@ impl<E: Engine> Worker<E> {
             waited: Duration::ZERO,
             napped: false,
             idle_rounds: 0,
-            idle_since: None,
             faults: FaultStreak::default(),
             requests: Closes(requests),
         }
@@ -169,9 +166,7 @@ impl<E: Engine> Worker<E> {
         }
         self.until_clock -= 1;
         if self.engine.round(self.now) {
-            if let Some(since) = self.idle_since.take() {
-                self.policy.found(self.now, self.now.saturating_duration_since(since));
-            }
+            self.policy.found(self.now);
             if std::mem::take(&mut self.napped) {
                 self.policy.napped(self.now, self.engine.moved_bytes());
                 // What was learned holds from the next round on.
@@ -183,7 +178,7 @@ impl<E: Engine> Worker<E> {
         } else {
             if self.moved {
                 self.busy = self.now;
-                self.idle_since = Some(self.now);
+                self.policy.gap_begins(Some(self.now));
                 self.policy.became_idle(self.engine.moved_bytes());
             }
             self.moved = false;
@@ -230,7 +225,7 @@ impl<E: Engine> Worker<E> {
         self.engine.notified();
         if !commands.is_empty() {
             // What moves now is not what was waited for.
-            self.idle_since = None;
+            self.policy.gap_begins(None);
         }
         for command in commands.drain(..) {
             let now = self.now;

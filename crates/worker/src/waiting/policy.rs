@@ -93,13 +93,15 @@ pub struct Policy {
     ring_naps: RingNaps,
     /// The next sleep while a port announces nothing.
     backoff: Duration,
+    /// Since when nothing has moved, if what comes next ends a gap.
+    gap_began: Option<Instant>,
 }
 
 impl Policy {
     /// `spin`: the longest time that it spins and yields.
     pub fn new(spin: Duration) -> Policy {
         let (long_naps, ring_naps) = (LongNaps::default(), RingNaps::default());
-        Policy { window: Window::new(spin), long_naps, ring_naps, backoff: NAP }
+        Policy { window: Window::new(spin), long_naps, ring_naps, backoff: NAP, gap_began: None }
     }
 
     /// The clock was read: how ports are polled until it is read again.
@@ -129,11 +131,19 @@ impl Policy {
         self.ring_naps.found_nothing();
     }
 
-    /// It has polled again and something moved, `idle` after what had moved before.
+    /// Nothing has moved since; None: what comes next was not waited for.
     #[inline]
-    pub fn found(&mut self, now: Instant, idle: Duration) {
+    pub fn gap_begins(&mut self, at: Option<Instant>) {
+        self.gap_began = at;
+    }
+
+    /// It has polled again and something moved.
+    #[inline]
+    pub fn found(&mut self, now: Instant) {
         self.window.resumed(now);
-        self.window.found(idle);
+        if let Some(began) = self.gap_began.take() {
+            self.window.found(now.saturating_duration_since(began));
+        }
     }
 
     /// Is a long nap worth it after `moved` bytes, once it neither spins nor yields?
