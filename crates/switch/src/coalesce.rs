@@ -145,6 +145,9 @@ pub struct Flow {
     header: usize,
     /// What of them the next segment's have too.
     mask: Mask,
+    /// The sum of the words that the mask leaves out, of IPv4. Not in the mask: that costs 7 % of frames of
+    /// 1,500 bytes.
+    v4_sum: u32,
     /// Of the tables alone by which its last frame that went through all stages found its way, see
     /// [`Flight::epoch`].
     epoch: Option<u64>,
@@ -176,6 +179,7 @@ impl Flow {
             head: [0; MAX_HEADERS],
             header: 0,
             mask: Mask::default(),
+            v4_sum: 0,
             epoch: None,
             sent_tag: None,
             mss: 0,

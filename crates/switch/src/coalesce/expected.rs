@@ -19,33 +19,29 @@ const V6_LENGTH: usize = HEADER + 4;
 
 /// The bits of headers in which all segments of a flow are equal.
 #[derive(Debug)]
-pub struct Mask {
-    bits: [u8; MAX_HEADERS],
-    /// The sum of the words that are left out, of IPv4.
-    v4_sum: u32,
-}
+pub struct Mask([u8; MAX_HEADERS]);
 
 impl Default for Mask {
     fn default() -> Mask {
-        Mask { bits: [0; MAX_HEADERS], v4_sum: 0 }
+        Mask([0; MAX_HEADERS])
     }
 }
 
 impl Mask {
     /// Begins anew: all bits of the first `header` bytes.
     fn begin(&mut self, header: usize) {
-        self.bits.fill(0);
+        self.0.fill(0);
         self.set(0..header, u8::MAX);
     }
 
     fn set(&mut self, range: std::ops::Range<usize>, bits: u8) {
-        self.bits.get_mut(range).into_iter().for_each(|bytes| bytes.fill(bits));
+        self.0.get_mut(range).into_iter().for_each(|bytes| bytes.fill(bits));
     }
 
     /// Do these begin with headers, of `header` bytes, that are equal?
     #[inline]
     fn equal(&self, a: &[u8; MAX_HEADERS], b: &[u8; MAX_HEADERS], header: usize) -> bool {
-        let words = a.as_chunks().0.iter().zip(b.as_chunks().0).zip(self.bits.as_chunks().0);
+        let words = a.as_chunks().0.iter().zip(b.as_chunks().0).zip(self.0.as_chunks().0);
         let differs =
             |((&a, &b), &mask)| (u64::from_ne_bytes(a) ^ u64::from_ne_bytes(b)) & u64::from_ne_bytes(mask);
         words.take(header.div_ceil(8)).map(differs).fold(0, |all, one| all | one) == 0
@@ -60,8 +56,8 @@ impl Flow {
             return;
         }
         let at = usize::from(self.layers.transport_at);
+        self.v4_sum = v4_sum(&self.head);
         self.mask.begin(self.header);
-        self.mask.v4_sum = v4_sum(&self.head);
         let words: &[usize] = match self.layers.network {
             Network::V4 => &[V4_LENGTH, V4_IDENTIFICATION, V4_CHECKSUM],
             _ => &[V6_LENGTH],
@@ -127,7 +123,7 @@ impl Flow {
     fn has_length(&self, head: &[u8; MAX_HEADERS], length: usize) -> bool {
         if self.layers.network == Network::V4 {
             // The first one's is right, and so is this one if the words that differ have the same sum.
-            word(head, V4_LENGTH).map(usize::from) == Some(length) && v4_sum(head) == self.mask.v4_sum
+            word(head, V4_LENGTH).map(usize::from) == Some(length) && v4_sum(head) == self.v4_sum
         } else {
             word(head, V6_LENGTH).is_some_and(|word| usize::from(word) + IPV6 == length)
         }
