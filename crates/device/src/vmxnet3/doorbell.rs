@@ -3,7 +3,7 @@
 //! BAR 0 of such a NIC has two pages. The masks are in the first one, which the VMM maps: changing them costs
 //! no exit. The doorbells of a driver that was granted [`capability::LARGE_BAR`] are in the second one, which
 //! is trapped. It rings only if `txThreshold` allows it, so while the worker is awake there are no exits
-//! either, and each sleep of the worker costs its guest one trapped write at most.
+//! either: the guest pays for what it sends from the end of a sleep until the worker has run.
 //!
 //! [`capability::LARGE_BAR`]: vmlane_wire::vmxnet3::regs::capability::LARGE_BAR
 
