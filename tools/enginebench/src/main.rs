@@ -10,6 +10,7 @@ mod folders;
 mod frames;
 mod host;
 mod idle;
+mod kvm;
 mod pair;
 mod process;
 mod report;
@@ -76,6 +77,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     rows::register(&mut registry)?;
     data_in::register(&mut registry);
     vfio::register(&mut registry, &options.only);
+    kvm::register(&mut registry);
     frames::register(&mut registry);
     host::register(&mut registry);
     vsock::register(&mut registry, &options.only);
