@@ -85,7 +85,10 @@ fn left_out(report: &Value) -> String {
 fn sentences(report: &Value) -> Vec<String> {
     let list = report["findings"].as_array().expect("a list of findings").iter();
     list.map(|finding| {
-        format!("{}: {}", finding["check"].as_str().unwrap(), finding["what"].as_str().unwrap())
+        let seen = finding["evidence"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let seen = seen.filter(|line| line.starts_with("seen by ")).map(|line| format!(" ({line})"));
+        let (check, what) = (finding["check"].as_str().unwrap(), finding["what"].as_str().unwrap());
+        format!("{check}: {what}{}", seen.collect::<String>())
     })
     .collect()
 }
@@ -253,7 +256,7 @@ fn wrong_cards_are_found() {
         find_all(
             &bed,
             TO,
-            &[&Fault { name: device, check: "nic-model", phrase, put: &[], undo: &[], is_long: false }],
+            &[&Fault { name: device, check: "nic-model", phrase, put: &[], undo: &[], is_long: false, symptom: None }],
         );
         drop(server);
         bed.lab_down();

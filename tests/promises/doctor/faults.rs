@@ -13,6 +13,8 @@ pub struct Fault {
     pub undo: &'static [(&'static str, &'static str)],
     /// Needs more than a quick examination.
     pub is_long: bool,
+    /// The check that finds its effect, without seeing its cause: part of the finding's evidence.
+    pub symptom: Option<&'static str>,
 }
 
 impl Fault {
@@ -32,7 +34,18 @@ impl Fault {
 
     /// Whether it is this one that the doctor speaks of.
     pub fn is_in(&self, sentence: &str) -> bool {
-        sentence.starts_with(&format!("{}: ", self.check)) && sentence.contains(self.phrase)
+        let by = self.symptom.map(|check| format!("seen by {check}: "));
+        sentence.starts_with(&format!("{}: ", self.check))
+            && sentence.contains(self.phrase)
+            && by.is_none_or(|by| sentence.contains(&by))
+    }
+
+    const fn with(self, symptom: &'static str) -> Fault {
+        Fault { symptom: Some(symptom), ..self }
+    }
+
+    const fn long(self) -> Fault {
+        Fault { is_long: true, ..self }
     }
 }
 
@@ -43,7 +56,7 @@ const fn fault(
     put: &'static [(&'static str, &'static str)],
     undo: &'static [(&'static str, &'static str)],
 ) -> Fault {
-    Fault { name, check, phrase, put, undo, is_long: false }
+    Fault { name, check, phrase, put, undo, is_long: false, symptom: None }
 }
 
 const NO_QDISC: &str = "tc qdisc del dev eth0 root";
@@ -137,15 +150,16 @@ pub const COMMON: &[Fault] = &[
     ),
     fault(
         "segments of 500 bytes",
-        "small-segments",
-        "segments of",
+        "route",
+        "advmss 500",
         &[("b", "ip route replace 10.77.0.0/24 dev eth0 src 10.77.0.2 advmss 500")],
         &[("b", "ip route replace 10.77.0.0/24 dev eth0 src 10.77.0.2")],
-    ),
+    )
+    .with("small-segments"),
     fault(
         "jumbo frames that do not arrive",
-        "path-mtu",
-        "without effect",
+        "traffic-filter",
+        "drops frames",
         &[
             ("a", "ip link set eth0 mtu 9000"),
             (
@@ -154,67 +168,74 @@ pub const COMMON: &[Fault] = &[
             ),
         ],
         &[("a", "ip link set eth0 mtu 1500"), ("b", NO_FILTER), ("b", "ip link set eth0 mtu 1500")],
-    ),
+    )
+    .with("path-mtu"),
     fault(
         "super-frames that are lost",
-        "super-frames-lost",
-        "from a to b",
+        "traffic-filter",
+        "drops frames",
         // Behind the sender's card, which is why it cannot know. With LRO they arrive whole.
         &[(
             "b",
             "tc qdisc add dev eth0 clsact && tc filter add dev eth0 ingress basic match 'meta(pkt_len gt 1600)' action drop",
         )],
         &[("b", NO_FILTER)],
-    ),
+    )
+    .with("super-frames-lost"),
     // Of the few datagrams of a quick examination, too few may be lost to prove anything.
-    Fault {
-        name: "loss of 5 %",
-        check: "loss",
-        phrase: "lost",
-        put: &[("a", "tc qdisc add dev eth0 root netem loss 5% limit 10000")],
-        undo: &[("a", NO_QDISC)],
-        is_long: true,
-    },
-    Fault {
-        name: "duplicates",
-        check: "loss",
-        phrase: "duplicated",
-        put: &[("b", "tc qdisc add dev eth0 root netem duplicate 10% limit 10000")],
-        undo: &[("b", NO_QDISC)],
-        is_long: true,
-    },
+    fault(
+        "loss of 5 %",
+        "queueing",
+        "loses 5%",
+        &[("a", "tc qdisc add dev eth0 root netem loss 5% limit 10000")],
+        &[("a", NO_QDISC)],
+    )
+    .with("loss")
+    .long(),
+    fault(
+        "duplicates",
+        "queueing",
+        "duplicates 10%",
+        &[("b", "tc qdisc add dev eth0 root netem duplicate 10% limit 10000")],
+        &[("b", NO_QDISC)],
+    )
+    .with("loss")
+    .long(),
     fault(
         "a delay of 80 ms",
-        "latency",
-        "round trip",
+        "queueing",
+        "delays frames by 80ms",
         &[("a", "tc qdisc add dev eth0 root netem delay 80ms limit 10000")],
         &[("a", NO_QDISC)],
-    ),
-    Fault {
-        name: "a policer",
-        check: "policing",
-        phrase: "from a to b",
-        put: &[(
+    )
+    .with("latency"),
+    fault(
+        "a policer",
+        "traffic-filter",
+        "police",
+        &[(
             "b",
             "tc qdisc add dev eth0 clsact && tc filter add dev eth0 ingress matchall action police rate 20mbit burst 128k conform-exceed drop",
         )],
-        undo: &[("b", NO_FILTER)],
-        is_long: true,
-    },
-    Fault {
-        name: "a long queue",
-        check: "bufferbloat",
-        phrase: "Beside a transfer from a to b",
+        &[("b", NO_FILTER)],
+    )
+    .with("policing")
+    .long(),
+    fault(
+        "a long queue",
+        "queueing",
+        "through",
         // Behind the sender, whose own queues Linux keeps short. An ifb loses what LRO has merged.
-        put: &[(
+        &[(
             "b",
             "ethtool -K eth0 lro off 2>/dev/null; modprobe ifb numifbs=0; ip link add ifb0 type ifb && ip link set ifb0 up && tc qdisc add dev eth0 clsact && \
              tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0 && \
              tc qdisc add dev ifb0 root netem rate 20mbit limit 1000",
         )],
-        undo: &[("b", NO_FILTER), ("b", "ip link del ifb0; ethtool -K eth0 lro on 2>/dev/null; true")],
-        is_long: true,
-    },
+        &[("b", NO_FILTER), ("b", "ip link del ifb0; ethtool -K eth0 lro on 2>/dev/null; true")],
+    )
+    .with("bufferbloat")
+    .long(),
     fault(
         "a program that spins",
         "busy-cpu",

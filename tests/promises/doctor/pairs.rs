@@ -22,7 +22,7 @@ fn takes(fault: &Fault) -> BTreeSet<String> {
         }
     }
     // One may hide the other: what is lost on the way shows nothing of a queue, and the other way round.
-    let is_on_the_way = ["loss", "latency", "policing", "bufferbloat", "super-frames-lost", "path-mtu"];
+    let is_on_the_way = ["queueing", "traffic-filter"];
     all.extend(is_on_the_way.contains(&fault.check).then(|| "the way".to_owned()));
     all.insert(fault.check.to_owned());
     all

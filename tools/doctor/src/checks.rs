@@ -6,11 +6,14 @@ mod bufferbloat;
 mod busy;
 mod captured;
 mod checksum;
+mod counters;
 mod delayed_ack;
 mod duplicate_address;
 mod foreign_driver;
 mod interrupts;
+mod kernel_setting;
 mod latency;
+mod limits;
 mod link_speed;
 mod loopback;
 mod loss;
@@ -38,15 +41,19 @@ mod super_frames;
 mod switch_drops;
 mod tcp_options;
 mod tunnel_offload;
+mod unexplained;
 mod vm_network;
 mod vmm_settings;
 mod vsock_address;
 mod vsock_buffers;
 mod vsock_transport;
+mod way;
 mod zero_window;
 
 use crate::evidence::Evidence;
 use crate::finding::Finding;
+
+pub use unexplained::{NAME as UNEXPLAINED, health, unexplained};
 
 pub struct Check {
     /// Its name in reports, and its anchor in the guide.
@@ -55,7 +62,7 @@ pub struct Check {
 }
 
 /// All checks, in the order of the guide: from the card up.
-pub const ALL: [&Check; 42] = [
+pub const ALL: [&Check; 57] = [
     &nic_model::CHECK,
     &foreign_driver::CHECK,
     &mtu_mismatch::CHECK,
@@ -73,6 +80,15 @@ pub const ALL: [&Check; 42] = [
     &rss_table::CHECK,
     &interrupts::CHECK,
     &moderation::CHECK,
+    &limits::QUEUEING,
+    &limits::TRAFFIC_FILTER,
+    &limits::FIREWALL,
+    &limits::XDP,
+    &counters::BACKLOG,
+    &counters::CONNTRACK,
+    &way::ROUTE,
+    &way::NETMASK,
+    &way::NEIGHBOUR,
     &loss::CHECK,
     &retransmits::CHECK,
     &order::CHECK,
@@ -85,8 +101,14 @@ pub const ALL: [&Check; 42] = [
     &delayed_ack::CHECK,
     &sender_limit::CHECK,
     &tcp_options::CHECK,
+    &counters::TCP_MEMORY,
+    &counters::ACCEPT_QUEUE,
+    &kernel_setting::CHECK,
     &duplicate_address::CHECK,
     &busy::CHECK,
+    &counters::CPU_QUOTA,
+    &counters::MEMORY_PRESSURE,
+    &kernel_setting::CLOCK,
     &steal::CHECK,
     &slow_answers::CHECK,
     &vsock_transport::CHECK,
@@ -111,7 +133,8 @@ mod tests {
 
     #[test]
     fn the_guide_explains_each_check_under_its_name_and_no_other() {
-        let names: Vec<&str> = ALL.iter().map(|check| check.name).collect();
+        let names = ALL.iter().map(|check| check.name).chain([UNEXPLAINED]);
+        let names: Vec<&str> = names.collect();
         let page = include_str!("../../../docs/guide/slow-network.md");
         let parts: Vec<(&str, &str)> =
             page.split("\n### ").skip(1).filter_map(|part| part.split_once('\n')).collect();

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use vmlane_bench::Report;
 
 use crate::capture::Capture;
-use crate::facts::{Counters, Facts, Interface};
+use crate::facts::{Counters, Facts, Interface, Limit, Limits, counted};
 use crate::host::Host;
 
 /// One of the two machines.
@@ -46,6 +46,10 @@ pub enum RunKind {
     /// A connection that sends single segments, or two at a time, at a fraction of the rate that it can.
     SlowSegments,
     SlowPairs,
+    /// Several connections that send as fast as they can.
+    Streams,
+    /// Datagrams, as fast as they can be sent.
+    Datagrams,
 }
 
 /// A measurement, and what both ends counted meanwhile.
@@ -148,6 +152,9 @@ pub struct Evidence {
     /// Bits per second over the loopback of each end.
     pub loopback_near: Option<f64>,
     pub loopback_far: Option<f64>,
+    /// What limits each end, after all measurements.
+    pub limits_near: Option<Limits>,
+    pub limits_far: Option<Limits>,
     /// Captures, where those are judged instead of the machines.
     pub captures: Vec<Capture>,
     /// What the host knows, where VMs are examined from there.
@@ -194,6 +201,25 @@ impl Evidence {
             PathEnd::Near => self.loopback_near,
             PathEnd::Far => self.loopback_far,
         }
+    }
+
+    /// Limits of an end of one kind, each with what it has counted during the measurements: dropped, matched.
+    pub fn counted(
+        &self,
+        end: PathEnd,
+        kind: fn(&Limits) -> &Vec<Limit>,
+    ) -> impl Iterator<Item = (&Limit, u64, u64)> {
+        let before = self.facts(end).map_or(&[][..], |facts| kind(&facts.limits));
+        let after = match end {
+            PathEnd::Near => self.limits_near.as_ref(),
+            PathEnd::Far => self.limits_far.as_ref(),
+        };
+        counted(before, after.map_or(&[][..], |limits| kind(limits)))
+    }
+
+    /// What an end's stack has counted during all runs of one kind, or during all.
+    pub fn sum(&self, end: PathEnd, name: &str) -> u64 {
+        self.runs.iter().map(|run| run.counters(end).stack(name)).sum()
     }
 
     pub fn slower_loopback(&self) -> Option<f64> {

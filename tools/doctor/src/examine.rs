@@ -7,6 +7,7 @@
 mod budget;
 mod prepared;
 
+use std::net::{IpAddr, ToSocketAddrs};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use budget::Budget;
 use prepared::Prepared;
 
 use crate::evidence::{Evidence, PathEnd, Run, RunKind, Wait};
-use crate::facts::{Counters, Facts, Load, WATCHED};
+use crate::facts::{Counters, Facts, Limits, Load, WATCHED};
 use crate::loopback;
 use crate::question::Question;
 use crate::text::tame;
@@ -34,6 +35,7 @@ pub struct Plan {
     /// What is left out of a quick examination.
     slow: Option<f64>,
     loaded: Option<f64>,
+    several: Option<f64>,
     loopback: Option<f64>,
     /// Seconds of all together, after which nothing more is waited for.
     all: f64,
@@ -51,12 +53,13 @@ impl Plan {
             requests: 0.3,
             slow: None,
             loaded: None,
-            loopback: None,
+            several: None,
+            loopback: Some(0.2),
             all: 4.8,
         }
     }
 
-    /// Below 30 s.
+    /// Below 40 s.
     pub fn full() -> Plan {
         Plan {
             round_trips: 1.0,
@@ -67,8 +70,9 @@ impl Plan {
             requests: 1.0,
             slow: Some(1.0),
             loaded: Some(1.5),
+            several: Some(1.0),
             loopback: Some(1.0),
-            all: 28.5,
+            all: 38.5,
         }
     }
 }
@@ -85,6 +89,8 @@ const LOOPBACK_STARTS: f64 = 0.3;
 const COOLDOWN: f64 = 0.15;
 /// So is a transfer that does not get anywhere.
 const CRAWLS: f64 = 5e6;
+/// Connections at once, where it is measured what several reach.
+const SEVERAL: u32 = 4;
 /// A retransmission in so many segments is worth a closer examination.
 const SUSPICIOUS: f64 = 0.002;
 /// Many segments at once lose as many, if each super-frame of them is lost.
@@ -126,7 +132,7 @@ pub fn examine(
         }
         Err(error) => {
             note_silence(&mut evidence, &error);
-            evidence.near = Facts::read_with(load, None, None);
+            evidence.near = Facts::read_with(load, None, resolve(to));
             evidence.unreachable = Some(error.to_string());
             return Ok(evidence);
         }
@@ -143,6 +149,12 @@ pub fn examine(
         examination.measure(first);
         Ok(examination.evidence)
     })
+}
+
+/// The address of the machine, to see how it would be reached.
+fn resolve(to: &Address) -> Option<IpAddr> {
+    let Address::Tcp { host, port } = to else { return None };
+    (host.as_str(), *port).to_socket_addrs().ok()?.next().map(|address| address.ip())
 }
 
 /// The other end took our question and did not answer: no fault of the way to it.
@@ -221,9 +233,11 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         if !self.evidence.is_vsock {
             for from in [PathEnd::Near, PathEnd::Far] {
                 self.loaded(from);
+                self.several(from);
             }
         }
         self.loopbacks();
+        self.limits();
     }
 
     /// Where only many segments at once lose some: is it their rate, or that they come as one frame? Far
@@ -268,7 +282,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     fn run(&mut self, kind: RunKind, from: PathEnd, spec: &Spec) {
         let seconds = spec.warmup + spec.seconds + spec.cooldown;
         self.run_with(kind, from, seconds, |examination| {
-            examination.bench(spec, matches!(kind, RunKind::Probe { .. }))
+            examination.bench(spec, matches!(kind, RunKind::Probe { .. } | RunKind::Datagrams))
         });
     }
 
@@ -487,6 +501,33 @@ impl<'scope, 'env> Examination<'scope, 'env> {
                 asked
             })
         });
+    }
+
+    /// What several connections reach together, and datagrams as fast as they can be sent.
+    fn several(&mut self, from: PathEnd) {
+        let Some(seconds) = self.plan.several else { return };
+        (self.progress)(&format!("measuring several connections {}", self.evidence.way(from)));
+        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
+        let spec = Spec { sessions: SEVERAL, ..self.spec(test, seconds) };
+        self.run(RunKind::Streams, from, &spec);
+        let bytes = self.evidence.probes().filter(|(_, run)| run.from == from && run.lost() < 1.0);
+        let bytes = bytes.map(|(bytes, _)| bytes).max();
+        if let Some(spec) = bytes.and_then(|bytes| self.probe_spec(from, bytes)) {
+            let spec = Spec { rate_bps: None, seconds: seconds / 2.0, ..spec };
+            self.run(RunKind::Datagrams, from, &spec);
+        }
+    }
+
+    /// Once more, at the end: what has counted meanwhile?
+    fn limits(&mut self) {
+        let path = |facts: Option<&Facts>| facts?.path.clone();
+        let (near, far) = (path(Some(&self.evidence.near)), path(self.evidence.far.as_ref()));
+        let interface = |path: &Option<crate::facts::Path>| path.as_ref().map(|path| path.interface.clone());
+        let question = Question::Limits { interface: interface(&far) };
+        let answer = self.ask("reading its limits", &question, Duration::ZERO);
+        let far = answer.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
+        let near = Limits::read(near.as_ref().map(|path| path.peer), interface(&near).as_deref());
+        (self.evidence.limits_near, self.evidence.limits_far) = (Some(near), far);
     }
 
     fn loopbacks(&mut self) {

@@ -3,12 +3,15 @@
 //! The same structure is read here and sent by a `vmlane bench server --doctor` at the other end. What comes
 //! from there is bounded and escaped by [`Facts::from_answer`] before anything uses it.
 
+mod cgroup;
 mod cpu;
 mod files;
 mod interface;
+mod limits;
 mod machine;
 mod path;
 mod tcp;
+mod tools;
 mod vsock;
 
 use std::net::IpAddr;
@@ -17,8 +20,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use cgroup::Quota;
 pub use cpu::{CpuTime, Load, Process};
 pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings, Spread};
+pub use limits::{Limit, Limits, Neighbour, Route, counted};
 pub use machine::Machine;
 pub use path::Path;
 pub use tcp::{Counters, Sysctls};
@@ -41,6 +46,8 @@ pub struct Facts {
     /// How the other end is reached; none over vsock.
     pub path: Option<Path>,
     pub vsock: Vsock,
+    /// Of the way to the other end.
+    pub limits: Limits,
     /// Before anything was measured.
     pub load: Load,
 }
@@ -59,8 +66,9 @@ impl Facts {
             machine: Machine::read(),
             sysctls: tcp::sysctls(path.as_ref().map(|path| path.interface.as_str())),
             interfaces: interface::read(),
-            path,
             vsock: vsock::read(),
+            limits: Limits::read(there, path.as_ref().map(|path| path.interface.as_str())),
+            path,
             load,
         }
     }

@@ -30,6 +30,27 @@ impl Severity {
     }
 }
 
+/// How sure it is that this is the cause, and not something that has the same signs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Confidence {
+    /// It was seen to act while it was measured.
+    Certain,
+    Likely,
+    /// It can be, and nothing shows that it is.
+    Possible,
+}
+
+impl Confidence {
+    pub fn name(self) -> &'static str {
+        match self {
+            Confidence::Certain => "certain",
+            Confidence::Likely => "likely",
+            Confidence::Possible => "possible",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
@@ -62,6 +83,9 @@ pub struct Finding {
     /// The name of the check.
     pub check: &'static str,
     pub severity: Severity,
+    pub confidence: Confidence,
+    /// The end whose data is affected, if it is one direction only.
+    pub from: Option<PathEnd>,
     /// The machine that has it; none where it is between the two.
     pub end: Option<PathEnd>,
     /// One sentence.
@@ -70,6 +94,9 @@ pub struct Finding {
     pub evidence: Vec<String>,
     pub cost: Cost,
     pub remedies: Vec<Remedy>,
+    /// Names of checks that find what this one causes.
+    #[serde(skip)]
+    pub explains: &'static [&'static str],
 }
 
 impl Finding {
@@ -77,11 +104,46 @@ impl Finding {
         Finding {
             check,
             severity,
+            confidence: Confidence::Likely,
+            from: None,
             end: None,
             what: sentence(what.into()),
             evidence: Vec::new(),
             cost,
             remedies: Vec::new(),
+            explains: &[],
+        }
+    }
+
+    /// Only what this end sends is affected.
+    pub fn of_way(mut self, from: PathEnd) -> Finding {
+        self.from = Some(from);
+        self
+    }
+
+    pub fn confidence(mut self, confidence: Confidence) -> Finding {
+        self.confidence = confidence;
+        self
+    }
+
+    /// It is the cause of what these checks find in the same direction.
+    pub fn explains(mut self, checks: &'static [&'static str]) -> Finding {
+        self.explains = checks;
+        self
+    }
+
+    fn is_cause_of(&self, other: &Finding) -> bool {
+        let same_way = self.from.is_none() || other.from.is_none() || self.from == other.from;
+        self.confidence < Confidence::Possible && same_way && self.explains.contains(&other.check)
+    }
+
+    /// What another check has found of the same cause becomes evidence of this one.
+    fn absorb(&mut self, symptom: Finding) {
+        self.evidence.push(format!("seen by {}: {}", symptom.check, symptom.what));
+        self.evidence.extend(symptom.evidence);
+        self.severity = self.severity.min(symptom.severity);
+        if symptom.cost.share > self.cost.share {
+            self.cost = symptom.cost;
         }
     }
 
@@ -117,9 +179,64 @@ fn sentence(text: String) -> String {
     }
 }
 
-/// The most important first. Stable: findings alike stay in the order of the checks.
+/// The most important first. Findings alike stay in the order of the checks.
 pub fn sort(findings: &mut [Finding]) {
     findings.sort_by(|one, other| {
-        one.severity.cmp(&other.severity).then(other.cost.share.total_cmp(&one.cost.share))
+        let by_severity = one.severity.cmp(&other.severity);
+        let by_confidence = one.confidence.cmp(&other.confidence);
+        by_severity.then(by_confidence).then(other.cost.share.total_cmp(&one.cost.share))
     });
+}
+
+/// Causes with what they cause, the most important first.
+pub fn settle(mut found: Vec<Finding>) -> Vec<Finding> {
+    sort(&mut found);
+    let mut causes = Vec::new();
+    while let Some(at) = found.iter().position(|finding| !finding.explains.is_empty()) {
+        let mut cause = found.remove(at);
+        let (symptoms, others): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|finding| cause.is_cause_of(finding));
+        symptoms.into_iter().for_each(|symptom| cause.absorb(symptom));
+        found = others;
+        causes.push(cause);
+    }
+    causes.append(&mut found);
+    sort(&mut causes);
+    causes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(check: &'static str, severity: Severity) -> Finding {
+        Finding::new(check, severity, format!("{check} it is."), Cost::estimated(0.5, "much"))
+    }
+
+    #[test]
+    fn a_cause_takes_what_it_causes_in_the_same_direction() {
+        let cause = finding("queueing", Severity::Slow).of_way(PathEnd::Near).explains(&["loss", "latency"]);
+        let all = || {
+            vec![
+                finding("loss", Severity::Broken).of_way(PathEnd::Near),
+                finding("loss", Severity::Broken).of_way(PathEnd::Far),
+                finding("latency", Severity::Slow),
+                finding("rings", Severity::Slow),
+            ]
+        };
+        let names = |cause: Finding| {
+            let found = settle([all(), vec![cause]].concat());
+            found.iter().map(|finding| (finding.check, finding.severity)).collect::<Vec<_>>()
+        };
+        let (broken, slow) = (Severity::Broken, Severity::Slow);
+        assert_eq!(
+            names(cause.clone().confidence(Confidence::Certain)),
+            [("queueing", broken), ("loss", broken), ("rings", slow)]
+        );
+        let possible = names(cause.confidence(Confidence::Possible));
+        assert_eq!(
+            possible.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+            ["loss", "loss", "latency", "rings", "queueing"]
+        );
+    }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vmlane_bench::server::Examiner;
 
-use crate::facts::{Counters, Facts};
+use crate::facts::{Counters, Facts, Limits};
 use crate::loopback;
 
 /// Answers are read, never followed: no question changes a setting.
@@ -16,6 +16,10 @@ pub enum Question {
     Facts,
     /// Of the stack and of the interface that leads to the one who asks.
     Counters {
+        interface: Option<String>,
+    },
+    /// What limits the way to the one who asks, and what that has counted.
+    Limits {
         interface: Option<String>,
     },
     /// How fast the machine talks to itself: it is measured for a moment.
@@ -42,6 +46,10 @@ pub fn examiner() -> Examiner {
             Question::Counters { interface } => {
                 let known = interface.filter(|name| is_interface(name));
                 serde_json::to_value(Counters::read(known.as_deref()))
+            }
+            Question::Limits { interface } => {
+                let known = interface.filter(|name| is_interface(name));
+                serde_json::to_value(Limits::read(asked.there, known.as_deref()))
             }
             Question::Loopback { seconds } if seconds > 0.0 && seconds <= loopback::LONGEST => {
                 serde_json::to_value(loopback::measure(seconds)?)

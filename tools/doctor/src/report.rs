@@ -27,7 +27,9 @@ pub struct Diagnosis {
 
 impl Diagnosis {
     pub fn new(evidence: Evidence, seconds: f64) -> Diagnosis {
-        let mut all: Vec<Finding> = checks::ALL.iter().flat_map(|check| (check.examine)(&evidence)).collect();
+        let all = checks::ALL.iter().flat_map(|check| (check.examine)(&evidence)).collect();
+        let mut all: Vec<Finding> = finding::settle(all);
+        all.extend(checks::unexplained(&evidence, &all));
         finding::sort(&mut all);
         let (own, findings) = all.into_iter().partition(|finding| finding.severity == Severity::Machine);
         Diagnosis { evidence, findings, own, seconds }
@@ -36,16 +38,28 @@ impl Diagnosis {
     /// 0: nothing found; 1: findings; 3: the other end, or a capture, could not be examined, and nothing here
     /// explains it.
     pub fn exit_code(&self) -> u8 {
+        let is_explained = self.findings.iter().any(|finding| finding.check != checks::UNEXPLAINED);
         match (self.findings.is_empty(), self.is_examined()) {
+            (_, false) if !is_explained => 3,
             (false, _) => 1,
-            (true, false) => 3,
-            (true, true) => 0,
+            (true, _) => 0,
         }
     }
 
     /// Whether all was examined that should be.
     fn is_examined(&self) -> bool {
-        self.evidence.unreachable.is_none()
+        let evidence = &self.evidence;
+        // A measurement that failed is no health.
+        let ways = [
+            (RunKind::RoundTrips, PathEnd::Near),
+            (RunKind::Stream, PathEnd::Near),
+            (RunKind::Stream, PathEnd::Far),
+        ];
+        let is_measured = evidence.far.is_none()
+            || evidence.failed.is_empty()
+                && ways.iter().all(|(kind, from)| evidence.run(*kind, *from).is_some());
+        is_measured
+            && evidence.unreachable.is_none()
             && self.evidence.captures.iter().all(|capture| capture.examined > 0)
     }
 
@@ -115,17 +129,31 @@ impl Diagnosis {
         if !evidence.left_out.is_empty() {
             line(0, &format!("not measured, because time was short: {}", evidence.left_out.join("; ")));
         }
+        for (end, facts) in evidence.ends() {
+            for unread in &facts.limits.unread {
+                line(0, &format!("not read on {}: {unread}", evidence.name(end)));
+            }
+        }
         for capture in evidence.captures.iter().filter(|capture| capture.examined == 0) {
             line(0, "");
             line(0, &format!("{}: no packet in it could be examined.", capture.file));
         }
         if self.findings.is_empty() && self.is_examined() {
             line(0, "");
-            line(0, "Nothing found.");
+            line(0, &checks::health(evidence));
         }
         for (number, finding) in self.findings.iter().enumerate() {
             line(0, "");
-            line(0, &format!("{}. {} [{}]", number + 1, finding.what, finding.severity.name()));
+            line(
+                0,
+                &format!(
+                    "{}. {} [{}, {}]",
+                    number + 1,
+                    finding.what,
+                    finding.severity.name(),
+                    finding.confidence.name()
+                ),
+            );
             for shown in &finding.evidence {
                 line(3, &format!("seen: {shown}"));
             }
@@ -228,6 +256,8 @@ pub fn name(kind: RunKind) -> &'static str {
         RunKind::LargeRequests => "requests of many segments",
         RunKind::SlowSegments => "single segments at a low rate",
         RunKind::SlowPairs => "pairs of segments at a low rate",
+        RunKind::Streams => "throughput of several connections",
+        RunKind::Datagrams => "datagrams without a pause",
     }
 }
 
@@ -289,6 +319,10 @@ fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
         RunKind::Probe { bytes } => {
             let loss = run.report.datagrams?;
             format!("datagrams of {bytes} bytes {way}: {} of {} lost", loss.lost, loss.counts.sent)
+        }
+        RunKind::Streams => format!("{} {way}: {}", name(run.kind), rate(run.bps())),
+        RunKind::Datagrams => {
+            format!("{} {way}: {} arrive, {:.1} % lost", name(run.kind), rate(run.bps()), run.lost() * 100.0)
         }
         RunKind::SmallRequests | RunKind::LargeRequests => format!(
             "{} {way}: {:.1} a second",

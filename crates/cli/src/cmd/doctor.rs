@@ -56,7 +56,7 @@ pub struct Args {
     /// Examine these captures (pcap, pcapng) instead of machines
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["to", "quick", "prove", "undo", "guard", "secret_file", "vms"])]
     pcap: Vec<PathBuf>,
-    /// Take less than 5 s instead of 30 s: measure shorter, and skip loopbacks and round trips under load
+    /// Take less than 5 s instead of 40 s: measure shorter, and skip several connections and round trips under load
     #[arg(long)]
     quick: bool,
     /// Try each remedy that is a setting of this machine: measure without and with it, and restore it

@@ -33,7 +33,7 @@ fn of(evidence: &Evidence, from: PathEnd, idle: f64) -> Option<Finding> {
         .run(&["tc", "-s", "qdisc", "show", "dev", &card])
         .run(&["tc", "qdisc", "replace", "dev", &card, "root", "fq_codel"])
         .lasting("sysctl.d", "net.core.default_qdisc = fq_codel");
-    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(from);
+    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(from).of_way(from);
     let finding = finding.evidence(format!("at rest {} in the median", time(idle)));
     Some(
         match of_transfer {

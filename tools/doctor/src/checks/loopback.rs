@@ -19,7 +19,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             format!("Throughput {way} has no network cause: the machines' own loopback is hardly faster.");
         let cost = Cost::measured(0.1, "none by the network");
         let seen = format!("{} {way}, {} over the slower loopback", rate(run.bps()), rate(slower));
-        Finding::new(CHECK.name, Severity::Machine, what, cost).evidence(seen)
+        Finding::new(CHECK.name, Severity::Machine, what, cost).of_way(run.from).evidence(seen)
     });
     found.collect()
 }

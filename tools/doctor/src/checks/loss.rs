@@ -53,6 +53,7 @@ fn of(evidence: &Evidence, from: PathEnd) -> Vec<Finding> {
         .run(&["vmlane", "stats"]);
         found.push(
             Finding::new(CHECK.name, severity, sentence, cost)
+                .of_way(from)
                 .evidence(format!("of {sent} datagrams of {bytes} bytes, {count} were {what}"))
                 .remedy(remedy),
         );

@@ -34,7 +34,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         )
         .run(&["ip", "route", "get", &peer])
         .run(&["nft", "list", "ruleset"]);
-        let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(run.from);
+        let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(run.from).of_way(run.from);
         Some(finding.evidence(format!("TCP_INFO: {mss} bytes; MTU {mtu}")).remedy(remedy))
     });
     captured.extend(found);

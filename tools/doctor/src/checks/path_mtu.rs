@@ -48,7 +48,7 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         let cost = Cost::measured(1.0, "everything that uses UDP");
         let remedy = Remedy::new("search for a filter of UDP on both machines and between them")
             .run(&["nft", "list", "ruleset"]);
-        return Some(Finding::new(CHECK.name, Severity::Broken, what, cost).remedy(remedy));
+        return Some(Finding::new(CHECK.name, Severity::Broken, what, cost).of_way(from).remedy(remedy));
     };
     // Frames above the receiver's MTU: that is the mismatch of the ends, and another check's.
     if on_link && smallest_lost > receiver.mtu {
@@ -70,6 +70,7 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         Cost::measured(0.95, "connections open and then hang, or fall back to small segments after time-outs"),
     )
     .at(from)
+    .of_way(from)
     .evidence(format!("with the don't-fragment bit, all datagrams of {smallest_lost} bytes were lost, those of {arrived} arrived"))
     .remedy(Remedy::mtu(&card.name, arrived))
     .remedy(

@@ -87,7 +87,8 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         probe.report.datagrams?.counts.sent,
         probe.lost() * 100.0
     );
-    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).evidence(slow).remedy(remedy))
+    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).of_way(from);
+    Some(finding.evidence(seen).evidence(slow).remedy(remedy))
 }
 
 #[cfg(test)]

@@ -105,7 +105,8 @@ fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         Remedy::new("capture at both ends and compare: vmlane doctor --pcap FILE FILE")
             .run(&["ip", "-s", "-s", "link", "show"])
     };
-    Some(Finding::new(CHECK.name, Severity::Advice, what, cost).at(from).evidence(seen).remedy(remedy))
+    let finding = Finding::new(CHECK.name, Severity::Advice, what, cost).at(from).of_way(from);
+    Some(finding.evidence(seen).remedy(remedy))
 }
 
 #[cfg(test)]

@@ -39,7 +39,8 @@ fn of_run(evidence: &Evidence, run: &Run) -> Option<Finding> {
     );
     let remedy = Remedy::new("check the sender: a busy CPU, small writes, what the program waits for")
         .run(&["top", "-b", "-H", "-n", "1"]);
-    Some(Finding::new(CHECK.name, Severity::Machine, what, cost).at(run.from).evidence(seen).remedy(remedy))
+    let finding = Finding::new(CHECK.name, Severity::Machine, what, cost).at(run.from).of_way(run.from);
+    Some(finding.evidence(seen).remedy(remedy))
 }
 
 fn of(way: &Way) -> Option<Finding> {

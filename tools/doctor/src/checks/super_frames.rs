@@ -132,6 +132,7 @@ fn finding(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     let on = card.feature("tx-tcp-segmentation").is_some_and(|feature| feature.on);
     let finding = Finding::new(CHECK.name, Severity::Broken, what, cost)
         .at(from)
+        .of_way(from)
         .evidence(format!(
             "requests of 1000 bytes: {:.1} a second; of 32 KiB: {:.1}",
             per_second(small),

@@ -60,6 +60,7 @@ fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     Some(
         Finding::new(CHECK.name, Severity::Slow, what, cost)
             .at(from.other())
+            .of_way(from)
             .evidence(shown)
             .remedy(reader()),
     )

@@ -4,32 +4,58 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{cpu::CpuTime, files, interface};
+use super::{cgroup, cpu::CpuTime, files, interface};
 
 /// Settings that are read; those of the interface that leads to the other end are added.
-const SETTINGS: [&str; 22] = [
+const SETTINGS: [&str; 48] = [
+    "net.core.bpf_jit_enable",
+    "net.core.busy_read",
+    "net.core.default_qdisc",
+    "net.core.dev_weight",
+    "net.core.gro_normal_batch",
     "net.core.netdev_budget",
+    "net.core.netdev_budget_usecs",
     "net.core.netdev_max_backlog",
     "net.core.optmem_max",
     "net.core.rmem_default",
     "net.core.rmem_max",
+    "net.core.somaxconn",
     "net.core.wmem_default",
     "net.core.wmem_max",
-    "net.core.busy_read",
-    "net.core.default_qdisc",
     "net.ipv4.ip_forward",
-    "net.ipv6.conf.all.forwarding",
+    "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_no_pmtu_disc",
+    "net.ipv4.tcp_adv_win_scale",
+    "net.ipv4.tcp_autocorking",
     "net.ipv4.tcp_base_mss",
+    "net.ipv4.tcp_comp_sack_delay_ns",
     "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_dsack",
+    "net.ipv4.tcp_ecn",
+    "net.ipv4.tcp_frto",
+    "net.ipv4.tcp_limit_output_bytes",
+    "net.ipv4.tcp_max_reordering",
+    "net.ipv4.tcp_max_syn_backlog",
+    "net.ipv4.tcp_mem",
+    "net.ipv4.tcp_min_tso_segs",
     "net.ipv4.tcp_moderate_rcvbuf",
     "net.ipv4.tcp_mtu_probing",
+    "net.ipv4.tcp_notsent_lowat",
+    "net.ipv4.tcp_pacing_ca_ratio",
+    "net.ipv4.tcp_pacing_ss_ratio",
+    "net.ipv4.tcp_recovery",
+    "net.ipv4.tcp_reordering",
     "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_rto_min_us",
     "net.ipv4.tcp_sack",
     "net.ipv4.tcp_timestamps",
+    "net.ipv4.tcp_tso_win_divisor",
     "net.ipv4.tcp_window_scaling",
     "net.ipv4.tcp_wmem",
-    "net.ipv4.tcp_adv_win_scale",
+    "net.ipv4.udp_mem",
+    "net.ipv6.conf.all.forwarding",
+    "net.netfilter.nf_conntrack_count",
+    "net.netfilter.nf_conntrack_max",
 ];
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -79,6 +105,10 @@ impl Counters {
         for path in ["/proc/net/snmp", "/proc/net/netstat"] {
             stack.append(&mut table(&files::text(path).unwrap_or_default()));
         }
+        stack.extend(cgroup::counters());
+        let pressure = files::text("/proc/pressure/memory").and_then(|text| cgroup::memory_pressure(&text));
+        stack.extend(pressure.map(|waited| ("Pressure.MemoryUsec".to_owned(), waited)));
+        stack.append(&mut conntrack(&files::text("/proc/net/stat/nf_conntrack").unwrap_or_default()));
         let (backlog_drops, squeezed) = softnet(&files::text("/proc/net/softnet_stat").unwrap_or_default());
         Counters {
             stack,
@@ -134,6 +164,23 @@ fn table(text: &str) -> BTreeMap<String, u64> {
     counters
 }
 
+/// A line of names, and one of hexadecimal numbers a CPU.
+fn conntrack(text: &str) -> BTreeMap<String, u64> {
+    let mut lines = text.lines();
+    let names: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+    let mut counters = BTreeMap::new();
+    for line in lines {
+        for (name, value) in names.iter().zip(line.split_whitespace()) {
+            let value = u64::from_str_radix(value, 16).unwrap_or(0);
+            // The first one is the size of the table, in each line.
+            if ["drop", "early_drop", "insert_failed"].contains(name) {
+                *counters.entry(format!("Conntrack.{name}")).or_default() += value;
+            }
+        }
+    }
+    counters
+}
+
 /// A line a CPU, in hexadecimal: processed, dropped, squeezed ...
 fn softnet(text: &str) -> (u64, u64) {
     let column = |line: &str, at: usize| {
@@ -152,6 +199,11 @@ mod tests {
         let table = table(text);
         assert_eq!(table.get("Tcp.RetransSegs"), Some(&17));
         assert!(!table.contains_key("Tcp.MaxConn") && !table.contains_key("Icmp.InMsgs"));
+        let text = "entries  searched drop early_drop\n000000ff 1 0000000a 1\n000000ff 1 00000001 0\n";
+        assert_eq!(
+            conntrack(text),
+            [("Conntrack.drop".to_owned(), 11), ("Conntrack.early_drop".to_owned(), 1)].into()
+        );
         assert_eq!(softnet("00000010 00000002 0000000a 0\n00000010 00000001 00000001 0\n"), (3, 11));
     }
 

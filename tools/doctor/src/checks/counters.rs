@@ -1,0 +1,220 @@
+//! What the kernel counted while it was measured: room that was used up, and time that was spent waiting for
+//! it. One table, a row a cause.
+
+use super::Check;
+use crate::evidence::{Evidence, PathEnd};
+use crate::facts::Facts;
+use crate::finding::{Confidence, Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+/// A cause, and the counters that show it.
+struct Cause {
+    name: &'static str,
+    counters: &'static [&'static str],
+    /// From so much on, in all.
+    least: f64,
+    /// The counters are microseconds, and `least` a part of the time that was measured.
+    is_time: bool,
+    /// Behind the machine's name.
+    what: &'static str,
+    costs: &'static str,
+    share: f64,
+    explains: &'static [&'static str],
+    remedy: fn(&Facts) -> Remedy,
+    /// What else belongs to it.
+    context: fn(&Facts) -> Option<String>,
+}
+
+const CONNTRACK_CAUSE: Cause = Cause {
+    name: "conntrack",
+    counters: &["Conntrack.drop", "Conntrack.early_drop", "Conntrack.insert_failed"],
+    least: 1.0,
+    is_time: false,
+    what: "has no room for more connections in its table (conntrack), and drops packets of new ones.",
+    costs: "connections that do not open, or only after a second",
+    share: 0.7,
+    explains: &["loss", "retransmits", "path-mtu"],
+    remedy: |_| Remedy::sysctl("net.netfilter.nf_conntrack_max", "262144"),
+    context: |facts| {
+        let number = |name: &str| facts.sysctls.number(&format!("net.netfilter.nf_conntrack_{name}"));
+        Some(format!("{} entries of at most {}", number("count")?, number("max")?))
+    },
+};
+const TCP_MEMORY_CAUSE: Cause = Cause {
+    name: "tcp-memory",
+    counters: &["TcpExt.TCPMemoryPressures", "TcpExt.TCPRcvQDrop", "TcpExt.TCPAbortOnMemory"],
+    least: 1.0,
+    is_time: false,
+    what: "has used up the memory that all of its TCP connections may have (tcp_mem): it drops what arrives and closes windows.",
+    costs: "what is dropped is sent again after time-outs",
+    share: 0.8,
+    explains: &[
+        "loss",
+        "retransmits",
+        "zero-window",
+        "super-frames-lost",
+        "sender-limit",
+        "socket-buffers",
+        "policing",
+    ],
+    remedy: |facts| {
+        let pages = (facts.machine.memory / 4096 / 8).max(4096);
+        Remedy::sysctl("net.ipv4.tcp_mem", &format!("{} {pages} {}", pages * 3 / 4, pages * 3 / 2))
+    },
+    context: |facts| Some(format!("net.ipv4.tcp_mem is {} pages", facts.sysctls.0.get("net.ipv4.tcp_mem")?)),
+};
+const CPU_QUOTA_CAUSE: Cause = Cause {
+    name: "cpu-quota",
+    counters: &["Cgroup.ThrottledUsec"],
+    least: 0.05,
+    is_time: true,
+    what: "has a control group whose quota of CPU time stops programs such as this one.",
+    costs: "a program that is stopped neither sends nor reads",
+    share: 0.85,
+    explains: &[
+        "sender-limit",
+        "zero-window",
+        "slow-answers",
+        "latency",
+        "machine-limit",
+        "bufferbloat",
+        "steal",
+        "retransmits",
+    ],
+    remedy: |facts| {
+        let group = facts.limits.quota.as_ref().map_or("GROUP", |quota| quota.group.as_str());
+        Remedy::new("raise the quota (cpu.max), of the service or container that the program runs in")
+            .run(&["cat", &format!("{group}/cpu.stat")])
+            .lasting("systemd", "systemctl set-property UNIT CPUQuota=")
+    },
+    context: |facts| {
+        let quota = facts.limits.quota.as_ref()?;
+        Some(format!("{}/cpu.max allows {:.2} CPUs", quota.group, quota.cpus))
+    },
+};
+const MEMORY_PRESSURE_CAUSE: Cause = Cause {
+    name: "memory-pressure",
+    counters: &["Pressure.MemoryUsec"],
+    least: 0.1,
+    is_time: true,
+    what: "is short of memory: its programs wait for it.",
+    costs: "every program waits, and so does what it sends and reads",
+    share: 0.6,
+    explains: &["sender-limit", "zero-window", "slow-answers", "latency", "busy-cpu"],
+    remedy: |_| {
+        Remedy::new("find out what uses the memory")
+            .run(&["cat", "/proc/pressure/memory"])
+            .run(&["free", "-m"])
+    },
+    context: |facts| Some(format!("{} MiB of memory in all", facts.machine.memory >> 20)),
+};
+const ACCEPT_QUEUE_CAUSE: Cause = Cause {
+    name: "accept-queue",
+    counters: &[
+        "TcpExt.ListenOverflows",
+        "TcpExt.ListenDrops",
+        "TcpExt.TCPReqQFullDrop",
+        "TcpExt.SyncookiesSent",
+    ],
+    least: 1.0,
+    is_time: false,
+    what: "refuses or delays new connections: the queue of a listening program is full.",
+    costs: "connections that open only after a second, or not at all",
+    share: 0.5,
+    explains: &["slow-answers"],
+    remedy: |_| {
+        Remedy::new("let the program accept faster, or give it a longer queue").run(&["ss", "-ltn"]).run(&[
+            "sysctl",
+            "net.core.somaxconn",
+            "net.ipv4.tcp_max_syn_backlog",
+        ])
+    },
+    context: |facts| Some(format!("net.core.somaxconn is {}", facts.sysctls.number("net.core.somaxconn")?)),
+};
+
+pub const CONNTRACK: Check = Check { name: "conntrack", examine: |evidence| of(evidence, &CONNTRACK_CAUSE) };
+pub const TCP_MEMORY: Check =
+    Check { name: "tcp-memory", examine: |evidence| of(evidence, &TCP_MEMORY_CAUSE) };
+pub const CPU_QUOTA: Check = Check { name: "cpu-quota", examine: |evidence| of(evidence, &CPU_QUOTA_CAUSE) };
+pub const MEMORY_PRESSURE: Check =
+    Check { name: "memory-pressure", examine: |evidence| of(evidence, &MEMORY_PRESSURE_CAUSE) };
+pub const ACCEPT_QUEUE: Check =
+    Check { name: "accept-queue", examine: |evidence| of(evidence, &ACCEPT_QUEUE_CAUSE) };
+pub const BACKLOG: Check = Check { name: "backlog", examine: backlog };
+
+fn of(evidence: &Evidence, cause: &Cause) -> Vec<Finding> {
+    let seconds: f64 = evidence.runs.iter().map(|run| run.report.seconds).sum();
+    let found = evidence.ends().filter_map(|(end, facts)| {
+        let counts = cause.counters.iter().map(|name| (*name, evidence.sum(end, name)));
+        let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+        let all = counts.iter().map(|(_, count)| *count as f64).fold(0.0, f64::max);
+        let least = if cause.is_time { cause.least * seconds.max(1.0) * 1e6 } else { cause.least };
+        if all < least {
+            return None;
+        }
+        let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}: {count}")).collect();
+        let what = format!("{} {}", evidence.name(end), cause.what);
+        let finding =
+            Finding::new(cause.name, Severity::Slow, what, Cost::measured(cause.share, cause.costs))
+                .confidence(Confidence::Certain)
+                .at(end)
+                .explains(cause.explains)
+                .evidence(format!("counted while it was measured: {}", counts.join(", ")))
+                .remedy((cause.remedy)(facts));
+        Some((cause.context)(facts).into_iter().fold(finding, Finding::evidence))
+    });
+    found.collect()
+}
+
+/// Frames that were dropped between the card and the stack.
+fn backlog(evidence: &Evidence) -> Vec<Finding> {
+    let found = [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|end| {
+        let dropped: u64 = evidence.runs.iter().map(|run| run.counters(end).backlog_drops).sum();
+        let what = format!(
+            "{} drops received frames before its stack sees them: a CPU's backlog is full.",
+            evidence.name(end)
+        );
+        (dropped >= 10).then(|| {
+            Finding::new(BACKLOG.name, Severity::Slow, what, Cost::measured(0.5, format!("{dropped} frames")))
+                .confidence(Confidence::Certain)
+                .of_way(end.other())
+                .at(end)
+                .explains(&["loss", "retransmits", "policing"])
+                .evidence(format!("{dropped} in the second column of /proc/net/softnet_stat"))
+                .remedy(Remedy::sysctl("net.core.netdev_max_backlog", "1000"))
+        })
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn a_cause_is_found_where_its_own_counter_has_moved() {
+        for (cause, count, is_found) in [
+            (&CONNTRACK_CAUSE, 1, true),
+            (&CONNTRACK_CAUSE, 0, false),
+            (&TCP_MEMORY_CAUSE, 1, true),
+            (&CPU_QUOTA_CAUSE, 3_000_000, true),
+            (&CPU_QUOTA_CAUSE, 20_000, false),
+            (&MEMORY_PRESSURE_CAUSE, 3_000_000, true),
+            (&ACCEPT_QUEUE_CAUSE, 2, true),
+        ] {
+            let mut evidence = fixture::healthy();
+            evidence.runs[0].far.stack.insert(cause.counters[0].to_owned(), count);
+            let found = of(&evidence, cause);
+            assert_eq!(found.len(), usize::from(is_found), "{} {count}", cause.name);
+            assert!(found.iter().all(|finding| finding.end == Some(PathEnd::Far)));
+        }
+    }
+
+    #[test]
+    fn dropped_backlogs_are_the_receivers() {
+        let mut evidence = fixture::healthy();
+        evidence.runs[0].near.backlog_drops = 99;
+        assert_eq!(backlog(&evidence)[0].from, Some(PathEnd::Far));
+    }
+}

@@ -1,0 +1,71 @@
+//! The system's own tools. They decode what each kernel's interfaces hold, for its queueing disciplines,
+//! filters, routes and rules; nothing of what they are called with comes from the other end.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Bytes of output that are read.
+const MOST: usize = 1 << 18;
+/// For all of a tool's work.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Where tools are that are not in every user's path.
+const PATH: &str = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin";
+
+/// What the tool prints when it gets `input`: all that came before its time was up. The error names the tool.
+pub fn output(program: &str, args: &[&str], input: &str) -> Result<String, String> {
+    let child = Command::new(program)
+        .args(args)
+        .env("PATH", PATH)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = child.map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => format!("{program} is not installed"),
+        _ => format!("{program}: {error}"),
+    })?;
+    let text = read(&mut child, input).map_err(|error| format!("{program}: {error}"));
+    let _ = child.kill(); // one that has ended cannot be killed, and need not be
+    let _ = child.wait();
+    text
+}
+
+fn read(child: &mut Child, input: &str) -> std::io::Result<String> {
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes())?;
+    }
+    let mut stdout = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
+    let (until, mut bytes) = (Instant::now() + TIMEOUT, Vec::new());
+    while bytes.len() < MOST {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        if poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&left))? == 0 {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        let mut part = [0; 4096];
+        let read = stdout.read(&mut part)?;
+        if read == 0 {
+            break;
+        }
+        bytes.extend(part.iter().take(read));
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_gets_its_input_and_is_ended() {
+        assert_eq!(output("cat", &[], "one\ntwo\n").as_deref(), Ok("one\ntwo\n"));
+        assert_eq!(output("no-such-tool", &[], "").unwrap_err(), "no-such-tool is not installed");
+        let endless = output("sh", &["-c", "while :; do echo; done"], "").unwrap();
+        assert!((MOST..MOST + 4096).contains(&endless.len()), "{}", endless.len());
+        assert_eq!(output("sleep", &["60"], "").unwrap_err(), "sleep: timed out");
+    }
+}
