@@ -139,6 +139,9 @@ struct Extras {
 pub struct RxPart {
     /// What `end` can receive, as of this round.
     pub capabilities: RxCapabilities,
+    /// It gets sums that were not computed: it is an endpoint, and relies on the verdict that comes with them. With many ports,
+    /// what is read for each frame is to be in as few cache lines as can be.
+    unsummed: bool,
     pub counts: RxCounts,
     pub pending: PendingQueue,
 }
@@ -178,7 +181,12 @@ impl Port {
                 counts: TxCounts::default(),
                 merging: MergeHistory::default(),
             },
-            rx: RxPart { capabilities: RxCapabilities::default(), counts: RxCounts::default(), pending },
+            rx: RxPart {
+                capabilities: RxCapabilities::default(),
+                unsummed: false,
+                counts: RxCounts::default(),
+                pending,
+            },
             watch: Watch::new(true, now),
         };
         let config = port.config.clone();
@@ -230,7 +238,7 @@ impl Port {
     pub fn receiver(&mut self, tag: Option<Tci>, mirror: bool) -> Option<Receiver<'_>> {
         let end = &mut **self.end.as_mut()?;
         let capabilities = &self.rx.capabilities;
-        let unsummed = self.config.endpoint && capabilities.verdicts && !mirror;
+        let unsummed = self.rx.unsummed && !mirror;
         Some(Receiver { end, capabilities, counts: &mut self.rx.counts, tag, mirror, unsummed })
     }
 
@@ -322,6 +330,7 @@ impl Port {
         let effective = if let Some(end) = &self.end {
             self.access = Access::new(&self.config, end.filter());
             self.rx.capabilities = end.capabilities();
+            self.rx.unsummed = self.config.endpoint && self.rx.capabilities.verdicts;
             key(0, self.access.effective)
         } else {
             self.access = Access::detached(&self.config);

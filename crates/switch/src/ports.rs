@@ -96,7 +96,7 @@ impl Ports {
     /// May frames of `sender` get to others than their destination, or to any member of a team?
     #[inline]
     pub fn go_aside(&self, sender: &Port) -> bool {
-        self.is_mirrored(sender.group) || !sender.config.uplink && !self.teams.is_empty()
+        self.is_mirrored(sender.group) || !self.teams.is_empty() && !sender.config.uplink
     }
 
     /// The uplink of a group that has one.

@@ -2,13 +2,17 @@
 //!
 //! A spin costs its time. A sleep costs the wake-up: who waits for the worker waits for that, the guest's
 //! notice is an exit, and arming and waking take both CPUs some time. So a window is worth its time where
-//! most gaps end within it, and where they are longer, the shortest one is.
+//! most gaps end within it, and where they are longer, the shortest one is. Where there are so few gaps that
+//! even a long window is a small part of the time, latency counts alone: that is the request after a pause,
+//! whose answer is to be polled for.
 
 use std::time::Duration;
 
 /// What a sleep costs, as a time of spinning. A wake-up across CPUs takes 20 to 60 us, and a guest's notice
 /// some 10 us more.
 const SLEEP: Duration = Duration::from_micros(100);
+/// The part of the time that may be spent on spinning whatever it saves.
+const BUDGET: f32 = 0.02;
 /// Windows to choose from: the longest one, and half of each for the next.
 const WINDOWS: usize = 7;
 /// After so many gaps a window is chosen anew.
@@ -24,13 +28,22 @@ pub struct Gaps {
     /// Halved whenever a window is chosen.
     counts: [f32; WINDOWS],
     longer: f32,
+    /// Seconds of all gaps together, halved with them.
+    time: f32,
     until_chosen: u32,
 }
 
 impl Gaps {
     /// Begins with the longest window.
     pub fn new(longest: Duration) -> Gaps {
-        Gaps { longest, window: longest, counts: [0.0; WINDOWS], longer: 0.0, until_chosen: CHOSEN_EVERY }
+        Gaps {
+            longest,
+            window: longest,
+            counts: [0.0; WINDOWS],
+            longer: 0.0,
+            time: 0.0,
+            until_chosen: CHOSEN_EVERY,
+        }
     }
 
     /// The window that is in force.
@@ -52,6 +65,7 @@ impl Gaps {
             Some(count) => *count += 1.0,
             None => self.longer += 1.0,
         }
+        self.time += gap.as_secs_f32();
         self.until_chosen -= 1;
         if self.until_chosen == 0 {
             self.until_chosen = CHOSEN_EVERY;
@@ -60,18 +74,20 @@ impl Gaps {
     }
 
     fn choose(&mut self) {
-        let costs = (0..WINDOWS).map(|index| self.cost(index));
+        let cheap = (0..WINDOWS).find(|&window| self.cost(window, 0.0) <= BUDGET * self.time);
+        let costs = (0..WINDOWS).map(|window| self.cost(window, SLEEP.as_secs_f32()));
         // Of equal ones the longest.
         let best = costs.enumerate().reduce(|best, next| if next.1 < best.1 { next } else { best });
-        self.window = self.length(best.map_or(0, |(index, _)| index));
+        self.window = self.length(cheap.or(best.map(|(window, _)| window)).unwrap_or(0));
         self.counts.iter_mut().for_each(|count| *count /= 2.0);
         self.longer /= 2.0;
+        self.time /= 2.0;
     }
 
-    /// Seconds that these gaps would have cost with a window.
-    fn cost(&self, window: usize) -> f32 {
+    /// Seconds that these gaps would have cost with a window, if a sleep costs so many.
+    fn cost(&self, window: usize, sleep: f32) -> f32 {
         let length = |index: usize| self.length(index).as_secs_f32();
-        let missed = length(window) + SLEEP.as_secs_f32();
+        let missed = length(window) + sleep;
         let counts = self.counts.iter().enumerate();
         let of = |(index, count): (usize, &f32)| {
             // In the middle of what is counted there.
@@ -106,11 +122,15 @@ mod tests {
             (&[100], 512),
             // A core for 3,000 frames a second.
             (&[333], 8),
-            (&[1_000_000], 8),
+            (&[2_000], 8),
+            // Little of the time, whatever it is for.
+            (&[10_000], 128),
+            (&[1_000_000], 512),
             // An answer comes soon, the next question does not.
-            (&[30, 10_000], 32),
+            (&[30, 5_000], 64),
+            (&[30, 30_000], 512),
             // Hardly anything comes soon.
-            (&[30, 10_000, 10_000, 10_000, 10_000, 10_000, 10_000, 10_000], 8),
+            (&[30, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000], 8),
         ] {
             assert_eq!(after(gaps), window, "{gaps:?}");
         }
@@ -120,6 +140,7 @@ mod tests {
     fn what_was_long_ago_does_not_count() {
         let mut gaps = Gaps::new(LONGEST);
         (0..10_000).for_each(|_| gaps.add(Duration::from_millis(1)));
+        assert_eq!(gaps.window(), Duration::from_micros(16));
         (0..200).for_each(|_| gaps.add(Duration::from_micros(20)));
         assert!(gaps.window() >= Duration::from_micros(32));
     }
