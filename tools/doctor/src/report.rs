@@ -38,7 +38,7 @@ impl Diagnosis {
     /// 0: nothing found; 1: findings; 3: the other end, or a capture, could not be examined, and nothing here
     /// explains it.
     pub fn exit_code(&self) -> u8 {
-        let is_explained = self.findings.iter().any(|finding| finding.check != checks::UNEXPLAINED);
+        let is_explained = self.findings.iter().any(|finding| finding.check != checks::unexplained::NAME);
         match (self.findings.is_empty(), self.is_examined()) {
             (_, false) if !is_explained => 3,
             (false, _) => 1,

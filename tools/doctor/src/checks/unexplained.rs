@@ -25,6 +25,7 @@ const STALL_US: f64 = 20_000.0;
 const EXCESS: f64 = 0.45;
 
 /// What is missing of one direction.
+#[derive(Debug)]
 struct Missing {
     /// Behind the direction and its throughput.
     what: String,
@@ -49,11 +50,18 @@ fn explains(cause: &Finding, unexplained: &Finding) -> bool {
     cause.severity <= Severity::Slow && cause.confidence < Confidence::Possible && same_way && is_enough
 }
 
+/// Runs that show something missing, to be measured once more.
+pub fn unclear(evidence: &Evidence) -> Vec<(RunKind, PathEnd)> {
+    let ways = [PathEnd::Near, PathEnd::Far].into_iter();
+    let slow = ways.filter(|from| missing(evidence, *from).is_some()).map(|from| (RunKind::Stream, from));
+    let stalls = stalls(evidence).map(|_| (RunKind::RoundTrips, PathEnd::Near));
+    slow.chain(stalls).collect()
+}
+
 fn of_way(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
-    let run = evidence.run(RunKind::Stream, from)?;
-    let missing = missing(evidence, from, run)?;
-    let way = evidence.way(from);
-    let what = format!("Throughput {way} is {}, {}; no check explains it.", rate(run.bps()), missing.what);
+    let missing = missing(evidence, from)?;
+    let (way, bps) = (evidence.way(from), evidence.run(RunKind::Stream, from)?.bps());
+    let what = format!("Throughput {way} is {}, {}; no check explains it.", rate(bps), missing.what);
     let cost = Cost::measured(missing.share, format!("{:.0} % of the throughput", missing.share * 100.0));
     Some(report(evidence, from, what, cost))
 }
@@ -77,24 +85,22 @@ fn no_connection(evidence: &Evidence) -> Option<Finding> {
 }
 
 /// The largest part that is missing, compared with what is there to be had.
-fn missing(evidence: &Evidence, from: PathEnd, run: &Run) -> Option<Missing> {
+fn missing(evidence: &Evidence, from: PathEnd) -> Option<Missing> {
     let bps = |kind, from| evidence.run(kind, from).map(Run::bps);
+    let one = bps(RunKind::Stream, from)?;
+    let all = bps(RunKind::Streams, from).map_or(one, |several| several.max(one));
     let compared = [
-        (bps(RunKind::Stream, from.other()), DIRECTION, "in the other direction"),
-        (evidence.slower_loopback(), LOOPBACK, "over the slower loopback"),
-        (bps(RunKind::Streams, from), SEVERAL, "with several connections"),
-        (bps(RunKind::Datagrams, from), DATAGRAMS, "with datagrams"),
+        (all, bps(RunKind::Stream, from.other()), DIRECTION, "in the other direction"),
+        (all, evidence.slower_loopback(), LOOPBACK, "over the slower loopback"),
+        (one, bps(RunKind::Streams, from), SEVERAL, "with several connections"),
+        (one, bps(RunKind::Datagrams, from), DATAGRAMS, "with datagrams"),
     ];
-    let mut worst: Option<(f64, Missing)> = None;
-    for (there, factor, what) in compared {
-        let Some(there) = there else { continue };
-        let exceeds = there / run.bps().max(1.0) / factor;
-        if exceeds > 1.0 && worst.as_ref().is_none_or(|(most, _)| exceeds > *most) {
-            let what = format!("where {} are reached {what}", rate(there));
-            worst = Some((exceeds, Missing { what, share: 1.0 - run.bps() / there }));
-        }
-    }
-    worst.map(|(_, missing)| missing)
+    let parts = compared.into_iter().filter_map(|(here, there, factor, what)| {
+        let there = there.filter(|there| *there > here.max(1.0) * factor)?;
+        let what = format!("where {} are reached {what}", rate(there));
+        Some((there / here.max(1.0) / factor, Missing { what, share: 1.0 - here / there }))
+    });
+    parts.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, missing)| missing)
 }
 
 /// Round trips that now and then, or beside a transfer, take far longer than the others.
