@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::change::Change;
 use crate::evidence::PathEnd;
+use crate::facts::Machine;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Remedy {
@@ -24,6 +25,24 @@ pub struct Remedy {
 pub struct Persistent {
     pub system: &'static str,
     pub text: String,
+}
+
+impl Persistent {
+    /// Whether one of these machines can use it. They run Linux, as all that report facts do; if nothing is
+    /// known of them, all that Linux machines may need is for them.
+    pub fn is_for(&self, machines: &[&Machine]) -> bool {
+        let any =
+            |fits: &dyn Fn(&Machine) -> bool| machines.is_empty() || machines.iter().any(|one| fits(one));
+        match self.system {
+            "Windows" => false,
+            "NetworkManager" | "systemd-networkd" | "ifupdown" => any(&|machine| {
+                machine.network.is_empty() || machine.network.iter().any(|it| it == self.system)
+            }),
+            "VMware" => any(&Machine::is_on_vmware),
+            "QEMU" | "libvirt" | "vmlane" => any(&|machine| !machine.is_on_vmware()),
+            _ => true,
+        }
+    }
 }
 
 impl Remedy {
@@ -111,13 +130,23 @@ impl Remedy {
 
     /// A change that systems make when the interface comes up.
     pub fn ethtool(what: impl Into<String>, change: Change) -> Remedy {
-        let line = change.command().join(" ");
-        Remedy::new(what)
-            .change(change)
-            .lasting(
-                "NetworkManager, systemd-networkd, ifupdown",
-                format!("run `{line}` when the interface comes up: a file in /etc/NetworkManager/dispatcher.d, a .link file, or post-up"),
-            )
+        let line = line(&change.command());
+        Remedy::new(what).change(change).when_up(&line)
+    }
+
+    /// With a command that each system of Linux runs when the interface comes up.
+    pub fn when_up(self, line: &str) -> Remedy {
+        self.lasting(
+            "NetworkManager",
+            format!("an executable file in /etc/NetworkManager/dispatcher.d: {line}"),
+        )
+        .lasting(
+            "systemd-networkd",
+            format!(
+                "a unit that is WantedBy= the interface's .device: [Service] Type=oneshot ExecStart={line}"
+            ),
+        )
+        .lasting("ifupdown", format!("/etc/network/interfaces, below the interface's iface: post-up {line}"))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The doctor's report: as text, and as JSON.
 
+mod remedies;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -8,7 +10,6 @@ use crate::checks;
 use crate::evidence::{Evidence, PathEnd, Run, RunKind};
 use crate::finding::{self, Basis, Finding, Severity};
 use crate::host::Vm;
-use crate::remedy;
 use crate::text::{printable, rate, size, tame, time};
 
 /// Raised when a key changes its meaning or goes away.
@@ -142,6 +143,7 @@ impl Diagnosis {
             line(0, "");
             line(0, &checks::health(evidence));
         }
+        let mut remedies = remedies::Remedies::of(evidence);
         for (number, finding) in self.findings.iter().enumerate() {
             line(0, "");
             line(
@@ -162,19 +164,8 @@ impl Diagnosis {
                 Basis::Estimated => "estimated",
             };
             line(3, &format!("cost, {basis}: {}", finding.cost.text));
-            for (which, remedy) in finding.remedies.iter().enumerate() {
-                let or = if which == 0 { "" } else { "or " };
-                let place = remedy
-                    .end
-                    .or(finding.end)
-                    .map_or(String::new(), |end| format!(", on {}", evidence.name(end)));
-                line(3, &format!("remedy: {or}{}{place}", remedy.what));
-                for command in &remedy.temporary {
-                    line(6, &format!("now: {}", remedy::line(command)));
-                }
-                for lasting in &remedy.persistent {
-                    line(6, &format!("for good, {}: {}", lasting.system, lasting.text));
-                }
+            for (indent, words) in remedies.lines(number + 1, finding) {
+                line(indent, &words);
             }
             line(3, &format!("more: {}", finding.guide()));
         }

@@ -32,8 +32,8 @@ fn of(way: &Way) -> Option<Finding> {
         "in the sending program: one write for a message (writev, MSG_MORE, TCP_CORK), or TCP_NODELAY",
     )
     .lasting(
-        "Windows, the receiving machine",
-        "TcpAckFrequency = 1 below HKLM\\SYSTEM\\CurrentControlSet\\Services\\Tcpip\\Parameters\\Interfaces",
+        "Windows",
+        "at the receiver: TcpAckFrequency = 1 below HKLM\\SYSTEM\\CurrentControlSet\\Services\\Tcpip\\Parameters\\Interfaces",
     );
     Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(shown).remedy(remedy))
 }

@@ -135,6 +135,19 @@ pub fn healthy() -> Evidence {
     }
 }
 
+/// Writes a file below `root`, with the directories above it.
+pub fn write(root: &std::path::Path, path: &str, text: &str) {
+    let mut at = root.to_owned();
+    let (directories, name) = path.rsplit_once('/').unwrap();
+    for part in directories.split('/') {
+        at.push(part);
+        if !at.exists() {
+            std::fs::create_dir(&at).unwrap();
+        }
+    }
+    std::fs::write(at.join(name), text).unwrap();
+}
+
 /// The interface of the near end.
 pub fn card(evidence: &mut Evidence) -> &mut Interface {
     &mut evidence.near.interfaces[0]

@@ -23,19 +23,17 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let share = 0.5 * (1.0 - 1.0 / f64::from(used));
         let cost = Cost::estimated(share, "with several connections: one CPU receives for all");
         let line = format!("ethtool -X {} default", card.name);
-        let remedy = Remedy::new("spread over all queues, as drivers do by default")
-            .change(Change::Spread { interface: card.name.clone(), queues: used })
-            .lasting(
-                "NetworkManager, systemd-networkd, ifupdown",
-                format!("remove what sets the table, or run `{line}` when the interface comes up"),
-            )
-            .lasting(
-                "Windows",
-                format!(
-                    "PowerShell: Set-NetAdapterRss -Name \"{}\" -NumberOfReceiveQueues {used}",
-                    card.name
-                ),
-            );
+        let remedy =
+            Remedy::new("spread over all queues, as drivers do by default; remove what sets the table")
+                .change(Change::Spread { interface: card.name.clone(), queues: used })
+                .when_up(&line)
+                .lasting(
+                    "Windows",
+                    format!(
+                        "PowerShell: Set-NetAdapterRss -Name \"{}\" -NumberOfReceiveQueues {used}",
+                        card.name
+                    ),
+                );
         let seen = format!(
             "ethtool -x {}: {} entries, all with the same queue; {used} queues, {} CPUs",
             card.name, spread.entries, facts.machine.cpus

@@ -1,5 +1,7 @@
 //! The machine itself: kernel, processors, and what it runs in.
 
+use std::path::{Path, PathBuf};
+
 use raw_cpuid::{CpuId, Hypervisor};
 use serde::{Deserialize, Serialize};
 
@@ -21,9 +23,16 @@ pub struct Machine {
     pub clock_source: Option<String>,
     /// Bytes.
     pub memory: u64,
+    /// What configures its interfaces, as remedies name it: `NetworkManager`, `systemd-networkd`, `ifupdown`.
+    pub network: Vec<String>,
 }
 
 impl Machine {
+    /// Whether its hypervisor is VMware's.
+    pub fn is_on_vmware(&self) -> bool {
+        self.hypervisor.as_deref() == Some("VMware")
+    }
+
     pub fn read() -> Machine {
         let info = rustix::system::uname();
         let (hypervisor, is_emulated) = hypervisor();
@@ -42,8 +51,32 @@ impl Machine {
             governor: files::line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             clock_source: files::line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             memory: kib.unwrap_or(0).saturating_mul(1024),
+            network: network(Path::new("/")),
         }
     }
+}
+
+/// By what they leave at `root` while they run, or by what they are to do.
+fn network(root: &Path) -> Vec<String> {
+    let has = |path: &str| root.join(path).exists();
+    let found = [
+        ("NetworkManager", has("run/NetworkManager")),
+        // The directory above is there without it, too.
+        ("systemd-networkd", has("run/systemd/netif/state")),
+        ("ifupdown", configures(root.join("etc/network/interfaces"))),
+    ];
+    found.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name.to_owned()).collect()
+}
+
+/// A file of ifupdown, or one beside it, has another interface than the loopback.
+fn configures(interfaces: PathBuf) -> bool {
+    let beside = interfaces.with_extension("d");
+    let others = files::names(&beside, 64).into_iter().map(|name| beside.join(name));
+    let mut texts = std::iter::once(interfaces).chain(others).filter_map(files::text);
+    texts.any(|text| {
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("iface "));
+        names.filter_map(|rest| rest.split_whitespace().next()).any(|name| name != "lo")
+    })
 }
 
 /// The name of what runs this machine, and whether that emulates its processor.
@@ -63,4 +96,36 @@ fn hypervisor() -> (Option<String>, bool) {
 
 fn is_user_mode_linux(cpuinfo: &str) -> bool {
     cpuinfo.lines().any(|line| line.starts_with("vendor_id") && line.contains("User Mode Linux"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checks::fixture;
+
+    #[test]
+    fn what_configures_the_network_is_found_by_its_files() {
+        type File = (&'static str, &'static str);
+        let cases: [(&[File], &[&str]); 6] = [
+            (&[], &[]),
+            (&[("run/NetworkManager/devices/2", "")], &["NetworkManager"]),
+            (&[("run/systemd/netif/links/2", "")], &[]),
+            (&[("run/systemd/netif/state", "")], &["systemd-networkd"]),
+            (&[("etc/network/interfaces", "auto lo\niface lo inet loopback\n")], &[]),
+            (
+                &[
+                    ("run/NetworkManager/x", ""),
+                    ("etc/network/interfaces.d/eth0", "  iface eth0 inet dhcp\n"),
+                ],
+                &["NetworkManager", "ifupdown"],
+            ),
+        ];
+        for (paths, expected) in cases {
+            let root = tempfile::tempdir().unwrap();
+            for (path, text) in paths {
+                fixture::write(root.path(), path, text);
+            }
+            assert_eq!(network(root.path()), expected, "{paths:?}");
+        }
+    }
 }
