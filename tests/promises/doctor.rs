@@ -226,6 +226,7 @@ fn faults_between_vmxnet3_cards_are_found() {
     }
     drop(server);
     from_host::a_lab_and_its_vms(&bed);
+    from_host::what_the_switch_limits_is_found(&bed);
     bed.finish();
 }
 

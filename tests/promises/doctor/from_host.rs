@@ -1,8 +1,8 @@
 //! The doctor on the host of VMs, and on a lab.
 
 use serde_json::Value;
-use vmlane_tests::Bed;
 use vmlane_tests::alone::vmlane;
+use vmlane_tests::{Bed, TIMEOUT, wait_until};
 
 /// The report of `vmlane doctor WORDS...` on the host, and its exit code.
 fn doctor(bed: &Bed, words: &[&str]) -> (Value, i32) {
@@ -45,6 +45,39 @@ pub fn a_lab_and_its_vms(bed: &Bed) {
         code == 3 && why.as_str().is_some_and(|why| why.contains("has no VM \"none-such\"; it has: a, b")),
         "{why}"
     );
+}
+
+/// A port that is shaped, and a source address that its port group refuses, while the guest sends: each is
+/// found with the setting that limits it.
+pub fn what_the_switch_limits_is_found(bed: &Bed) {
+    let _limits = bed.configured(
+        "[[port_group]]\nname = \"net0\"\nforged_transmits = false\nshape = { in = { average = \"5M\" } }\n",
+    );
+    let sends = "import socket\n\
+        own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+        raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n\
+        raw.bind(('eth0', 0))\n\
+        forged = bytes.fromhex('ffffffffffff' '020000000099' '0806') + bytes(46)\n\
+        print('sending', flush=True)\n\
+        while True:\n \
+            raw.send(forged)\n \
+            [own.sendto(bytes(1400), ('10.77.0.2', 9)) for _ in range(20)]";
+    let sender = bed.guest("a").spawn(["python3", "-c", sends]).unwrap();
+    sender.wait_for("sending", TIMEOUT).unwrap();
+    let found = |report: &Value, phrase: &str, setting: &str| {
+        let all = report["findings"].as_array().into_iter().flatten();
+        let mut those = all.filter(|finding| {
+            finding["check"] == "switch-drops" && finding["what"].as_str().is_some_and(|what| what.contains(phrase))
+        });
+        those.any(|finding| finding["severity"] != "advice" && finding["remedies"].to_string().contains(setting))
+    };
+    wait_until("both limits are found", || {
+        let (report, code) = doctor(bed, &["a"]);
+        println!("  while a sends: {:?}", super::sentences(&report));
+        code == 1
+            && found(&report, "nic0 of VM a sends more than its traffic shaping", "shape = { in =")
+            && found(&report, "nic0 of VM a sends frames with another source", "forged_transmits = true")
+    });
 }
 
 /// Servers in both guests report to the doctor on their host what only they know.

@@ -1,6 +1,7 @@
 //! What a host knows of its VMs without asking them: what the daemon counts, how their VMMs were started, and
 //! the host's CPUs.
 
+mod cgroup;
 mod vmm;
 
 use std::collections::BTreeMap;
@@ -10,9 +11,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vmlane_access::Peer;
-use vmlane_api::{Client, ClientError, Ports, Stats, Status, VmStatus, call};
+use vmlane_api::{Client, ClientError, Ports, Stats, Status, UplinkStatus, VmStatus, WorkerStatus, call};
 
 use crate::text::printable;
+pub use cgroup::Quota;
 pub use vmm::{Device, Vmm};
 
 /// For how long the counters are watched.
@@ -35,13 +37,18 @@ pub struct Host {
     pub duplicates: Vec<(String, String, String)>,
     /// Virtual CPUs of all VMMs of this daemon's VMs.
     pub all_vcpus: usize,
+    pub uplinks: Vec<UplinkStatus>,
+    /// Seconds between the two times at which counters were read.
+    pub watched: f64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Worker {
     pub name: String,
-    /// Where it may run, as a list of CPUs.
+    /// Where it may run, as a list of CPUs; empty if that is not known.
     pub cpus: String,
+    /// Which part of the time it had work, while it was watched.
+    pub busy: f64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -55,6 +62,8 @@ pub struct Vm {
     pub ready: bool,
     /// Of its device for sockets: see [`VmStatus`].
     pub state: String,
+    /// Its devices whose sessions the keeper holds while no daemon runs.
+    pub held: Vec<String>,
     pub quarantined: bool,
     /// Those of its device for sockets.
     pub sockets: Vec<String>,
@@ -74,6 +83,8 @@ pub struct Nic {
     pub vlan: String,
     pub attached: bool,
     pub active: bool,
+    /// See [`VmStatus`].
+    pub state: String,
     pub link_down: bool,
     /// The address that the guest uses.
     pub mac_in_use: Option<String>,
@@ -95,6 +106,7 @@ impl Nic {
 /// What the daemon reported, twice.
 struct Answers {
     status: Status,
+    now: Status,
     ports: Ports,
     before: Stats,
     after: Stats,
@@ -122,21 +134,54 @@ pub fn read(runtime_dir: &Path, names: &[String], progress: &dyn Fn(&str)) -> Re
         }
     }
     progress("reading the daemon's counters");
+    let quotas = |status: &Status| match &shows {
+        Ok(()) => quotas(status, names),
+        Err(_) => BTreeMap::new(),
+    };
+    let quotas_before = quotas(&status);
     let before = ask()?.call(&call::Stats {}).map_err(failed)?;
     std::thread::sleep(WATCHED);
     let after = ask()?.call(&call::Stats {}).map_err(failed)?;
     let ports = ask()?.call(&call::Ports {}).map_err(failed)?;
     progress("reading how the VMs were started");
-    let vmms = match &shows {
-        Ok(()) => {
-            let read = vmms(&status);
-            // A process that has ended meanwhile was disconnected, and another one may have its number.
-            of_same_processes(read, &ask()?.call(&call::Status {}).map_err(failed)?)
-        }
+    let mut vmms = match &shows {
+        Ok(()) => vmms(&status),
         Err(why) => attached(&status).map(|vm| (vm.name.clone(), Err(why.clone()))).collect(),
     };
+    for (pid, now) in quotas(&status) {
+        let before = quotas_before.get(&pid).map(Vec::as_slice).unwrap_or_default();
+        let now = cgroup::since(before, now);
+        vmms.values_mut().flatten().filter(|vmm| vmm.pid == pid).for_each(|vmm| vmm.quotas.clone_from(&now));
+    }
     let threads = if shows.is_ok() { vmm::threads(status.pid) } else { Vec::new() };
-    Ok(of(&Answers { status, ports, before, after, vmms, threads }, names))
+    let now = ask()?.call(&call::Status {}).map_err(failed)?;
+    // A process that has ended meanwhile was disconnected, and another one may have its number.
+    let vmms = of_same_processes(vmms, &now);
+    Ok(of(&Answers { status, now, ports, before, after, vmms, threads }, names))
+}
+
+/// These VMs while no daemon runs, if a keeper holds, or has closed, sessions of them. `held` and `lost` are
+/// the keeper's names of devices, such as `web.vsock`.
+pub fn without_daemon(names: &[String], held: &[String], lost: &[String]) -> Option<Host> {
+    let devices = |all: &[String], vm: &str| -> Vec<String> {
+        let parts = all.iter().filter_map(|name| name.rsplit_once('.'));
+        parts.filter(|(owner, _)| *owner == vm).map(|(_, device)| printable(device)).collect()
+    };
+    let vms = names.iter().map(|name| Vm {
+        name: printable(name),
+        held: devices(held, name),
+        state: if devices(lost, name).is_empty() { "absent" } else { "lost" }.to_owned(),
+        ..Vm::default()
+    });
+    let vms: Vec<Vm> = vms.collect();
+    let has_sessions = vms.iter().any(|vm| !vm.held.is_empty() || vm.state == "lost");
+    has_sessions.then(|| Host { vms, ..Host::default() })
+}
+
+/// Of the VMMs of these VMs, by their processes.
+fn quotas(status: &Status, names: &[String]) -> BTreeMap<u32, Vec<Quota>> {
+    let pids = attached(status).filter(|vm| names.contains(&vm.name)).filter_map(|vm| vm.vmm_pid);
+    pids.map(|pid| (pid, cgroup::of_process(pid))).collect()
 }
 
 /// Numbers of processes that the daemon names are those of /proc here only if both are in one PID namespace.
@@ -190,6 +235,7 @@ fn of(answers: &Answers, names: &[String]) -> Host {
             attached: vm.attached,
             ready: vm.ready,
             state: printable(&vm.state),
+            held: Vec::new(),
             quarantined: vm.quarantined,
             sockets: vm.sockets.clone(),
             nics: vm.nics.iter().map(|nic| card(answers, &vm.name, nic)).collect(),
@@ -207,10 +253,12 @@ fn of(answers: &Answers, names: &[String]) -> Host {
         shared_huge_pages: vmm::line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
             .as_deref()
             .and_then(chosen_of),
-        workers: workers(answers),
+        workers: answers.now.watched.iter().map(|worker| of_worker(answers, worker)).collect(),
         duplicates: duplicates(&answers.status, names),
         vms,
         all_vcpus,
+        uplinks: answers.now.uplinks.clone(),
+        watched: (answers.after.uptime_seconds - answers.before.uptime_seconds).max(0.0),
     }
 }
 
@@ -238,6 +286,7 @@ fn card(answers: &Answers, vm: &str, nic: &vmlane_api::NicStatus) -> Nic {
         vlan: port.map(|port| port.vlan.clone()).unwrap_or_default(),
         attached: nic.attached,
         active: nic.active,
+        state: nic.state.clone(),
         link_down: nic.link_down,
         mac_in_use: port.and_then(|port| port.mac_in_use.clone()),
         lately: total.iter().map(since).collect(),
@@ -251,10 +300,17 @@ fn refused(answers: &Answers, vm: &str) -> Vec<(String, u64)> {
     bounds.map(|bound| (bound.name.clone(), bound.refused)).collect()
 }
 
-fn workers(answers: &Answers) -> Vec<Worker> {
-    let known = |name: &str| answers.status.watched.iter().any(|worker| worker.name == name);
-    let threads = answers.threads.iter().filter(|(name, _)| known(name));
-    threads.map(|(name, cpus)| Worker { name: name.clone(), cpus: cpus.clone() }).collect()
+fn of_worker(answers: &Answers, worker: &WorkerStatus) -> Worker {
+    let threads = &mut answers.threads.iter();
+    let cpus = threads.find(|(name, _)| *name == worker.name).map(|(_, cpus)| cpus.clone());
+    let before = answers.status.watched.iter().find(|before| before.name == worker.name);
+    let worked = before.map_or(0.0, |before| worker.busy_seconds - before.busy_seconds);
+    let elapsed = answers.now.uptime_seconds - answers.status.uptime_seconds;
+    Worker {
+        name: worker.name.clone(),
+        cpus: cpus.unwrap_or_default(),
+        busy: if elapsed > 0.0 { (worked / elapsed).clamp(0.0, 1.0) } else { 0.0 },
+    }
 }
 
 /// The same address, configured or in use, on a card of one of these VMs and on another card of its port
@@ -320,6 +376,40 @@ mod tests {
         assert!(why.contains("no single process"), "{why}");
         let why = vmms(&status(Some(std::process::id())))["web"].clone().unwrap_err();
         assert!(why.contains("is no QEMU"), "{why}");
+    }
+
+    #[test]
+    fn vms_whose_sessions_wait_are_known_without_a_daemon() {
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
+        let names = list(&["web", "db"]);
+        let host =
+            without_daemon(&names, &list(&["web.vsock", "web.nic0", "x.y.vmci"]), &list(&["db.vsock"]));
+        let vms = host.unwrap().vms;
+        assert_eq!((&vms[0].held, vms[0].state.as_str()), (&list(&["vsock", "nic0"]), "absent"));
+        assert_eq!((&vms[1].held, vms[1].state.as_str()), (&list(&[]), "lost"));
+        assert!(without_daemon(&names, &list(&["x.vmci"]), &[]).is_none());
+    }
+
+    #[test]
+    fn a_worker_is_busy_for_a_part_of_the_time_that_it_was_watched() {
+        let at = |uptime: f64, busy: f64| {
+            let mut status = status(None);
+            status.uptime_seconds = uptime;
+            let worker = json!({ "name": "switch", "busy_seconds": busy });
+            status.watched = vec![serde_json::from_value(worker).unwrap()];
+            status
+        };
+        let answers = Answers {
+            status: at(10.0, 4.0),
+            now: at(12.0, 5.0),
+            ports: serde_json::from_value(json!({ "connections": [] })).unwrap(),
+            before: Stats::default(),
+            after: Stats::default(),
+            vmms: BTreeMap::new(),
+            threads: vec![("switch".to_owned(), "0-3".to_owned())],
+        };
+        let worker = &of(&answers, &[]).workers[0];
+        assert_eq!((worker.cpus.as_str(), worker.busy), ("0-3", 0.5));
     }
 
     #[test]

@@ -73,6 +73,11 @@ impl Remedy {
         self
     }
 
+    /// The same, of words that have no space in them.
+    pub fn command(self, line: &str) -> Remedy {
+        self.run(&line.split(' ').collect::<Vec<_>>())
+    }
+
     pub fn lasting(mut self, system: &'static str, text: impl Into<String>) -> Remedy {
         self.persistent.push(Persistent { system, text: text.into() });
         self

@@ -33,8 +33,8 @@ direction alone, and lists what it found, the most important first, with the com
 With --prove it asks, then changes settings of this machine that last until the next start at most (MTU, offloads, rings, queues, interrupts, \
 TCP's), one remedy at a time, measures without and with it in turns, and restores all. A guardian process restores them if this one is interrupted or killed; `vmlane doctor --undo` restores them from a record in /run/vmlane-doctor.
 
-With one or two VMs it reads, on their host, the daemon's counters and status, how QEMU was started, and where its threads run; a VM in which `vmlane bench server --doctor --listen vsock:` runs adds its own settings. While no daemon runs, it names the devices whose sessions the keeper \
-holds for the next one, and what to do. With `lab NAME` it examines the way from the lab's first \
+With one or two VMs it reads, on their host, the daemon's counters and status, how QEMU was started, where its threads run, and whether a quota stops them; a VM in which `vmlane bench server --doctor --listen vsock:` runs adds its own settings. While no daemon runs, it reports the devices whose sessions the keeper \
+holds for the next one, or has closed, and what to do. With `lab NAME` it examines the way from the lab's first \
 guest to its second one, and then their host.
 
 With --pcap it examines the TCP connections in the files, and no machine. A capture at the sending end that contains the connection's first segments is best; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE), 256 in tunnels (VXLAN, Geneve, GRE, IP in IP). Other packets, such as vsock's, are only counted.

@@ -45,7 +45,8 @@ const REASONS: [Reason; 12] = [
         remedy: |nic| {
             group(
                 nic,
-                "allow it where the VM is a bridge, a router or a host of VMs: forged_transmits = true",
+                "allow it where the VM is a bridge, a router or a host of VMs",
+                "forged_transmits = true",
             )
         },
     },
@@ -55,7 +56,7 @@ const REASONS: [Reason; 12] = [
         severity: Severity::Broken,
         share: 0.9,
         what: "uses a MAC address that is not the configured one, which its port group forbids",
-        remedy: |nic| group(nic, "give the guest the configured address, or allow it: mac_changes = true"),
+        remedy: |nic| group(nic, "give the guest the configured address, or allow it", "mac_changes = true"),
     },
     Reason {
         counter: "drop_bad_vlan",
@@ -63,7 +64,9 @@ const REASONS: [Reason; 12] = [
         severity: Severity::Broken,
         share: 0.9,
         what: "sends frames with a VLAN tag that its port group does not take",
-        remedy: |nic| group(nic, "remove the tag in the guest, or make the group a trunk: vlan = \"trunk\""),
+        remedy: |nic| {
+            group(nic, "remove the tag in the guest, or make the group a trunk", "vlan = \"trunk\"")
+        },
     },
     Reason {
         counter: "drop_too_long",
@@ -88,7 +91,11 @@ const REASONS: [Reason; 12] = [
         share: 0.5,
         what: "sends more broadcast and multicast frames than its flood_limit",
         remedy: |nic| {
-            group(nic, "search for a loop in the guest; for streams of multicast raise flood_limit")
+            group(
+                nic,
+                "search for a loop in the guest; for streams of multicast raise it",
+                "flood_limit = ...",
+            )
         },
     },
     Reason {
@@ -97,7 +104,7 @@ const REASONS: [Reason; 12] = [
         severity: Severity::Slow,
         share: 0.4,
         what: "is sent more than its traffic shaping lets through",
-        remedy: |nic| group(nic, "raise the rate or the burst of shape"),
+        remedy: |nic| wider(nic, "out"),
     },
     Reason {
         counter: "drop_impaired",
@@ -126,45 +133,72 @@ const REASONS: [Reason; 12] = [
 ];
 
 fn ring() -> Remedy {
-    Remedy::new("in the guest: a larger receive ring, more CPU for it, or more queues").run(&[
-        "ethtool",
-        "-G",
-        "INTERFACE",
-        "rx",
-        "4096",
-    ])
+    Remedy::new("in the guest: a larger receive ring, more CPU for it, or more queues")
+        .command("ethtool -G INTERFACE rx 4096")
 }
 
 fn mtu() -> Remedy {
-    Remedy::new("give all machines of the network one MTU").run(&[
-        "ip",
-        "link",
-        "set",
-        "dev",
-        "INTERFACE",
-        "mtu",
-        "1500",
-    ])
+    Remedy::new("give all machines of the network one MTU").command("ip link set dev INTERFACE mtu 1500")
 }
 
 fn driver() -> Remedy {
     Remedy::new("update the guest's driver, and report it").run(&["vmlane", "stats"])
 }
 
-fn group(nic: &Nic, what: &str) -> Remedy {
-    Remedy::new(what).lasting(
-        "vmlane",
-        format!(
-            "in its configuration, of the port group \"{}\" or of the NIC; then vmlane reload",
-            nic.port_group
-        ),
+/// A setting of the port group, which most of them can have of their own.
+fn group(nic: &Nic, what: &str, setting: &str) -> Remedy {
+    let place = format!("[[port_group]] \"{}\"", nic.port_group);
+    Remedy::new(what).lasting("vmlane", format!("in vmlane.toml, {place}: {setting}; then vmlane reload"))
+}
+
+fn wider(nic: &Nic, direction: &str) -> Remedy {
+    let setting = format!("shape = {{ {direction} = {{ average = ..., burst = ... }} }}, or that of the NIC");
+    group(
+        nic,
+        "raise the rate or the burst, if that limit is not meant; shares divide it among senders",
+        &setting,
     )
 }
 
+/// Directions of traffic shaping, as the configuration and the counters name them. Frames to the guest for
+/// which there is no room are dropped, too: see above.
+const SHAPED: [(&str, &str, &str); 2] = [
+    ("in", "tx_shaped_us", "sends more than its traffic shaping lets through"),
+    ("out", "rx_shaped_us", "is sent more than its traffic shaping lets through"),
+];
+/// Of the time that it was watched, how long frames may wait for tokens; and how long since counting began.
+const WAITS: f64 = 0.1;
+const WAITED: f64 = 1.0;
+
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let vms = evidence.host.iter().flat_map(|host| &host.vms);
-    let cards = vms.flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic)));
-    cards.flat_map(|(vm, nic)| REASONS.iter().filter_map(move |reason| of(vm, nic, reason))).collect()
+    let Some(host) = &evidence.host else { return Vec::new() };
+    let cards = host.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic)));
+    cards
+        .flat_map(|(vm, nic)| {
+            let dropped = REASONS.iter().filter_map(move |reason| of(vm, nic, reason));
+            let delayed = SHAPED.iter().filter_map(move |way| shaped(host.watched, vm, nic, way));
+            dropped.chain(delayed)
+        })
+        .collect()
+}
+
+/// Nothing is lost: frames wait.
+fn shaped(watched: f64, vm: &Vm, nic: &Nic, way: &(&str, &str, &str)) -> Option<Finding> {
+    let (direction, counter, what) = *way;
+    let seconds = |us: u64| us as f64 / 1e6;
+    let (total, lately) = (seconds(nic.count(counter)), seconds(nic.lately(counter)));
+    let share = if watched > 0.0 { (lately / watched).min(1.0) } else { 0.0 };
+    let (severity, cost) = if share >= WAITS {
+        let cost = format!("frames waited {:.0} % of the time while it was watched", share * 100.0);
+        (Severity::Slow, Cost::measured(share, cost))
+    } else if total >= WAITED {
+        (Severity::Advice, Cost::measured(0.1, format!("frames have waited {total:.0} s in all")))
+    } else {
+        return None;
+    };
+    let seen = format!("{counter}: {total:.1} s since counting began, {lately:.2} s while it was watched");
+    let what = format!("{} of VM {} {what}: its frames wait.", nic.name, vm.name);
+    Some(Finding::new(CHECK.name, severity, what, cost).evidence(seen).remedy(wider(nic, direction)))
 }
 
 fn of(vm: &Vm, nic: &Nic, reason: &Reason) -> Option<Finding> {
@@ -207,6 +241,33 @@ mod tests {
             assert!(examine(&evidence(&nic)).is_empty(), "{}: few of many", reason.counter);
             nic.lately.insert(reason.counter.to_owned(), 5);
             assert_eq!(examine(&evidence(&nic))[0].severity, reason.severity);
+        }
+    }
+
+    #[test]
+    fn frames_that_wait_for_a_shape_are_reported() {
+        let found = |counter: &str, total: u64, lately: u64| {
+            let mut nic = Nic { name: "nic0".to_owned(), port_group: "lan".to_owned(), ..Nic::default() };
+            nic.total.insert(counter.to_owned(), total);
+            nic.lately.insert(counter.to_owned(), lately);
+            let vm = Vm { name: "web".to_owned(), nics: vec![nic], ..Vm::default() };
+            let host = Host { vms: vec![vm], watched: 2.0, ..Host::default() };
+            examine(&Evidence { host: Some(host), ..Evidence::default() })
+        };
+        for (counter, total, lately, severity) in [
+            ("tx_shaped_us", 900_000, 0, None),
+            ("tx_shaped_us", 900_000, 190_000, None),
+            ("tx_shaped_us", 900_000, 900_000, Some(Severity::Slow)),
+            ("rx_shaped_us", 1_500_000, 0, Some(Severity::Advice)),
+            ("tx_shaped_bytes", 9_000_000, 9_000_000, None),
+        ] {
+            let found = found(counter, total, lately);
+            assert_eq!(found.first().map(|finding| finding.severity), severity, "{counter} {total} {lately}");
+            for finding in found {
+                let setting = &finding.remedies[0].persistent[0].text;
+                let direction = if counter.starts_with("tx") { "in" } else { "out" };
+                assert!(setting.contains(&format!("shape = {{ {direction} =")), "{setting}");
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
 //! On the host: a VM that is not joined to what it should reach.
 
+use vmlane_api::UplinkStatus;
+
 use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::host::{Nic, Vm};
 use crate::remedy::Remedy;
+use crate::text::printable;
 
 pub const CHECK: Check = Check { name: "vm-network", examine };
 
@@ -22,6 +25,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     if let [one, other] = host.vms.as_slice() {
         found.extend(apart(one, other));
     }
+    found.extend(host.uplinks.iter().filter_map(uplink));
     found
 }
 
@@ -31,9 +35,10 @@ fn finding(severity: Severity, what: String, share: f64, cost: &str) -> Finding 
 
 fn of_vm(vm: &Vm) -> Vec<Finding> {
     let name = &vm.name;
+    if !vm.held.is_empty() {
+        return [held(vm)].into_iter().chain(sockets(vm)).collect();
+    }
     let mut found = Vec::new();
-    let start =
-        Remedy::new("start the VM with the arguments that vmlane prints").run(&["vmlane", "qemu-args", name]);
     if vm.quarantined {
         let what = format!("The devices of VM {name} are out of service: they failed too often.");
         let remedy = Remedy::new("read the daemon's log, then release it").run(&["vmlane", "release", name]);
@@ -43,67 +48,143 @@ fn of_vm(vm: &Vm) -> Vec<Finding> {
                 .remedy(remedy),
         );
     }
-    if vm.state == "lost" {
-        let what =
-            format!("The virtio-vsock device of VM {name} is dead: no daemon came for its session in time.");
-        let remedy = Remedy::new("restart its QEMU; have sessions held for longer, if need be")
-            .lasting("vmlane", "hold = SECONDS in [daemon]");
-        found.push(
-            finding(Severity::Broken, what, 1.0, "no connection over vsock")
-                .evidence("vmlane status: lost")
-                .remedy(remedy),
-        );
-    }
-    if !vm.attached && vm.nics.iter().all(|nic| !nic.attached) {
+    found.extend(sockets(vm));
+    if !vm.attached && vm.state != "lost" && vm.nics.iter().all(|nic| !nic.attached) {
         let what = format!("No VMM is connected to the devices of VM {name}.");
         found.push(
             finding(Severity::Broken, what, 1.0, "it has no network")
                 .evidence("vmlane status: not attached")
-                .remedy(start),
+                .remedy(start(name)),
         );
         return found;
     }
-    for nic in &vm.nics {
-        let card = format!("{} of VM {name}", nic.name);
-        if nic.link_down {
-            let what = format!("The link of {card} was set down.");
-            let remedy =
-                Remedy::new("set it up").run(&["vmlane", "link", &format!("{name}/{}", nic.name), "up"]);
-            found.push(
-                finding(Severity::Broken, what, 1.0, "no frame passes")
-                    .evidence("vmlane status")
-                    .remedy(remedy),
-            );
-        } else if !nic.attached {
-            let what = format!("The VMM of VM {name} does not have {}.", nic.name);
-            found.push(
-                finding(Severity::Broken, what, 0.9, "the card is missing")
-                    .evidence("vmlane status: not attached")
-                    .remedy(start.clone()),
-            );
-        } else if !nic.active {
-            let what = format!("The guest's driver has not set up {card}.");
-            let remedy = Remedy::new("in the guest: load the driver and set the interface up").run(&[
-                "ip",
-                "link",
-                "set",
-                "dev",
-                "INTERFACE",
-                "up",
-            ]);
-            found.push(
-                finding(Severity::Broken, what, 0.9, "no frame passes")
-                    .evidence("vmlane status: not active")
-                    .remedy(remedy),
-            );
-        }
-    }
-    for (bound, refused) in &vm.refused {
-        let what = format!("VM {name} has reached its bound {bound}.");
-        let seen = format!("vmlane stats: refused {refused} times");
-        found.push(finding(Severity::Advice, what, 0.3, "what is beyond it is refused").evidence(seen));
-    }
+    found.extend(vm.nics.iter().filter_map(|nic| card(vm, nic)));
+    found.extend(vm.refused.iter().map(|(bound, refused)| reached(name, bound, *refused)));
     found
+}
+
+fn start(name: &str) -> Remedy {
+    Remedy::new("start the VM with the arguments that vmlane prints").run(&["vmlane", "qemu-args", name])
+}
+
+fn resume(name: &str) -> Remedy {
+    Remedy::new("let the VM run again, if it is paused")
+        .run(&["virsh", "resume", name])
+        .lasting("QEMU", "cont in its monitor")
+}
+
+/// No daemon runs.
+fn held(vm: &Vm) -> Finding {
+    let what = format!(
+        "No daemon runs, and the keeper holds the sessions of VM {} ({}) for the next one.",
+        vm.name,
+        vm.held.join(", ")
+    );
+    let remedy =
+        Remedy::new("start the daemon: the VM continues").run(&["systemctl", "start", "vmlane"]).lasting(
+            "vmlane",
+            "hold = SECONDS in [daemon]: how long virtio-vsock devices wait, at most; then vmlane reload",
+        );
+    finding(Severity::Broken, what, 1.0, "no frame and no byte of a stream passes")
+        .evidence("vmlane status: held")
+        .remedy(remedy)
+}
+
+/// The device for sockets.
+fn sockets(vm: &Vm) -> Option<Finding> {
+    let name = &vm.name;
+    let device = if vm.vsock == "vmci" { "VMCI" } else { "virtio-vsock" };
+    let driver = if vm.vsock == "vmci" { "vmw_vsock_vmci_transport" } else { "vmw_vsock_virtio_transport" };
+    let load = || Remedy::new("in the guest: load the driver").run(&["modprobe", driver]);
+    let seen = format!("vmlane status: {}", vm.state);
+    let found = match vm.state.as_str() {
+        "lost" => {
+            let what = format!(
+                "The virtio-vsock device of VM {name} is dead: no daemon came for its session in time."
+            );
+            let remedy = Remedy::new("start the daemon, if none runs, then restart the VM's QEMU; have sessions held for longer, if need be")
+                .lasting("vmlane", "hold = SECONDS in [daemon]; then vmlane reload");
+            finding(Severity::Broken, what, 1.0, "no connection over vsock").remedy(remedy)
+        }
+        "stopped" => {
+            let what = format!(
+                "The {device} device of VM {name} has stopped: its guest is paused or reboots, or has unloaded the driver."
+            );
+            finding(Severity::Broken, what, 0.9, "no connection over vsock")
+                .remedy(resume(name))
+                .remedy(load())
+        }
+        "booting" | "no driver" => {
+            let what = format!("No driver of the guest uses the {device} device of VM {name}.");
+            finding(Severity::Advice, what, 0.3, "no connection over vsock").remedy(load())
+        }
+        _ => return None,
+    };
+    Some(found.evidence(seen))
+}
+
+fn card(vm: &Vm, nic: &Nic) -> Option<Finding> {
+    let name = &vm.name;
+    let card = format!("{} of VM {name}", nic.name);
+    let found = if nic.link_down {
+        let what = format!("The link of {card} was set down.");
+        let remedy = Remedy::new("set it up").run(&["vmlane", "link", &format!("{name}/{}", nic.name), "up"]);
+        finding(Severity::Broken, what, 1.0, "no frame passes").evidence("vmlane status").remedy(remedy)
+    } else if !nic.attached {
+        let what = format!("The VMM of VM {name} does not have {}.", nic.name);
+        finding(Severity::Broken, what, 0.9, "the card is missing")
+            .evidence("vmlane status: not attached")
+            .remedy(start(name))
+    } else if nic.state == "stopped" {
+        let what = format!("A driver has used {card} and does not now: the guest is paused or reboots.");
+        finding(Severity::Broken, what, 0.9, "no frame passes")
+            .evidence("vmlane status: stopped")
+            .remedy(resume(name))
+    } else if !nic.active {
+        let what = format!("The guest's driver has not set up {card}.");
+        let remedy = Remedy::new("in the guest: load the driver and set the interface up")
+            .command("ip link set dev INTERFACE up");
+        finding(Severity::Broken, what, 0.9, "no frame passes")
+            .evidence("vmlane status: not active")
+            .remedy(remedy)
+    } else {
+        return None;
+    };
+    Some(found)
+}
+
+fn reached(vm: &str, bound: &str, refused: u64) -> Finding {
+    let what = format!("VM {vm} has reached its bound {bound}.");
+    let seen = format!("vmlane stats: refused {refused} times");
+    let found = finding(Severity::Advice, what, 0.3, "what is beyond it is refused").evidence(seen);
+    let name = bound.rsplit('.').next().unwrap_or_default();
+    // Others are fixed.
+    let key = match name {
+        "memory_bytes" => "memory",
+        "queue_pairs" | "queue_pair_bytes" | "connections" | "doorbells" | "inbox_bytes"
+        | "overflow_bytes" => name,
+        _ => return found,
+    };
+    let setting =
+        format!("limits = {{ {key} = ... }} in its [[vm]], or {key} in [limits]; then vmlane reload");
+    found.remedy(Remedy::new("allow it more, if that is meant").lasting("vmlane", setting))
+}
+
+fn uplink(uplink: &UplinkStatus) -> Option<Finding> {
+    let (name, to) = (printable(&uplink.name), printable(&uplink.to));
+    let (what, remedy) = if uplink.link_down {
+        let up = Remedy::new("set it up").run(&["vmlane", "link", &name, "up"]);
+        (format!("The link of uplink {name} was set down."), up)
+    } else if !uplink.attached {
+        let remedy = Remedy::new("make what it leads to, or correct its name")
+            .lasting("vmlane", format!("[[uplink]] \"{name}\" ({to}); then vmlane reload"));
+        (format!("Uplink {name} ({to}) is not attached."), remedy)
+    } else {
+        return None;
+    };
+    let seen = format!("vmlane status: {}", printable(&uplink.how));
+    let found = finding(Severity::Advice, what, 0.6, "no frame passes between the VMs and what is behind it");
+    Some(found.evidence(seen).remedy(remedy))
 }
 
 /// What keeps two VMs apart.
@@ -133,17 +214,15 @@ fn apart(one: &Vm, other: &Vm) -> Vec<Finding> {
                 .remedy(remedy),
         );
     }
-    if one.cid.is_some() && other.cid.is_some() && one.group != other.group {
+    if one.group != other.group {
         let what = format!(
-            "VM {} and VM {} are in different groups of CIDs: they cannot connect over vsock.",
+            "VM {} and VM {} are in different isolation groups: neither frames nor connections pass between them.",
             one.name, other.name
         );
         let seen = format!("groups \"{}\" and \"{}\"", one.group, other.group);
         let remedy = Remedy::new("if that is not meant, put both into one group")
-            .lasting("vmlane", "group = \"...\" in their [[vm]]");
-        found.push(
-            finding(Severity::Advice, what, 0.5, "no connection over vsock").evidence(seen).remedy(remedy),
-        );
+            .lasting("vmlane", "group = \"...\" in their [[vm]]; then vmlane reload");
+        found.push(finding(Severity::Advice, what, 0.7, "all of it").evidence(seen).remedy(remedy));
     }
     found
 }
@@ -184,14 +263,42 @@ mod tests {
     fn what_keeps_a_vm_apart_is_found() {
         assert!(found(|_| ()).is_empty());
         type Change = fn(&mut Host);
-        let cases: [(Change, &str); 10] = [
+        fn uplink(how: &str, is_there: bool) -> UplinkStatus {
+            UplinkStatus {
+                name: "lan".to_owned(),
+                to: "tap = \"vmlane0\"".to_owned(),
+                attached: is_there,
+                how: how.to_owned(),
+                link_down: is_there,
+                since: None,
+            }
+        }
+        let cases: [(Change, &str); 16] = [
             (|host| host.vms[0].quarantined = true, "out of service"),
             (|host| host.vms[0].nics[0].active = false, "has not set up nic0"),
             (|host| host.vms[0].nics[0].attached = false, "does not have nic0"),
             (|host| host.vms[0].state = "lost".to_owned(), "vsock device of VM web is dead"),
+            (
+                |host| host.vms[0].held.push("vsock".to_owned()),
+                "the keeper holds the sessions of VM web (vsock)",
+            ),
+            (|host| host.vms[0].state = "stopped".to_owned(), "virtio-vsock device of VM web has stopped"),
+            (
+                |host| host.vms[0].state = "no driver".to_owned(),
+                "No driver of the guest uses the virtio-vsock",
+            ),
+            (
+                |host| host.vms[0].nics[0].state = "stopped".to_owned(),
+                "has used nic0 of VM web and does not now",
+            ),
             (|host| host.vms[0].nics[0].link_down = true, "was set down"),
+            (
+                |host| host.uplinks.push(uplink("no such interface", false)),
+                "Uplink lan (tap = \"vmlane0\") is not attached",
+            ),
+            (|host| host.uplinks.push(uplink("TAP", true)), "The link of uplink lan was set down"),
             (|host| host.vms[1].nics[0].vlan = "7".to_owned(), "no card in one VLAN"),
-            (|host| host.vms[1].group = "other".to_owned(), "different groups"),
+            (|host| host.vms[1].group = "other".to_owned(), "different isolation groups"),
             (|host| host.vms[1].refused.push(("connections".to_owned(), 3)), "its bound connections"),
             (
                 |host| host.duplicates.push(("02:1".to_owned(), "web/nic0".to_owned(), "db/nic0".to_owned())),

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
-use crate::host::{Host, Vm, Vmm};
+use crate::host::{Host, Quota, Vm, Vmm, Worker};
 use crate::remedy::Remedy;
 
 pub const CHECK: Check = Check { name: "vmm-settings", examine };
@@ -11,6 +11,11 @@ pub const CHECK: Check = Check { name: "vmm-settings", examine };
 /// Milliseconds of a device's time-out: QEMU's default, and the least that is no fault.
 const DEFAULT: u64 = 5000;
 const LEAST: u64 = 30_000;
+/// Of the periods of a quota, those that may be cut short: while it was watched, and since it is counted.
+const THROTTLED: f64 = 0.05;
+const EVER_THROTTLED: f64 = 0.1;
+/// Of its time, how much work a worker may have.
+const BUSY: f64 = 0.95;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let Some(host) = &evidence.host else { return Vec::new() };
@@ -78,6 +83,7 @@ fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
             );
         }
     }
+    found.extend(vmm.quotas.iter().filter_map(|quota| throttled(name, quota)));
     if vmm.accelerator.as_deref().is_none_or(|accelerator| accelerator == "tcg") {
         let what = format!("The processor of VM {name} is emulated.");
         found.push(
@@ -96,8 +102,45 @@ fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
     found
 }
 
+/// A quota of CPU time stops a VM's threads in the midst of their work.
+fn throttled(vm: &str, quota: &Quota) -> Option<Finding> {
+    let ever = quota.throttled as f64 / quota.periods.max(1) as f64;
+    let (severity, share) = match quota.lately() {
+        lately if lately >= THROTTLED => (Severity::Slow, lately),
+        _ if ever >= EVER_THROTTLED => (Severity::Advice, ever),
+        _ => return None,
+    };
+    let Quota { group, cpus, .. } = quota;
+    let what = format!("VM {vm} is stopped again and again: it has used up its quota of {cpus:.2} CPUs.");
+    let cost = format!("{:.0} % of the periods are cut short; frames wait meanwhile", share * 100.0);
+    let seen = format!(
+        "/sys/fs/cgroup/{group}/cpu.stat: nr_throttled {} of {}, {} of {} while it was watched",
+        quota.throttled, quota.periods, quota.lately_throttled, quota.lately_periods
+    );
+    let remedy = Remedy::new("raise or remove the quota (cpu.max)")
+        .lasting("systemd", "CPUQuota= of the unit, or of the slice above it")
+        .lasting("libvirt", format!("virsh schedinfo {vm} --live --config vcpu_quota=-1 emulator_quota=-1"));
+    let finding = Finding::new(CHECK.name, severity, what, Cost::measured(share, cost));
+    Some(finding.evidence(seen).remedy(remedy))
+}
+
+/// The daemon's own thread is the limit.
+fn worker(worker: &Worker) -> Option<Finding> {
+    let name = &worker.name;
+    if worker.busy < BUSY {
+        return None;
+    }
+    let what = format!("The daemon's {name} has work all the time: its CPU is the limit.");
+    let cost = Cost::measured(0.6, format!("it was busy {:.0} % of the time", worker.busy * 100.0));
+    let remedy =
+        Remedy::new("have more workers, if there are CPUs for them, or CPUs that no other program uses")
+            .lasting("vmlane", "workers and cpus of [daemon]; then restart the daemon: VMs continue");
+    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost);
+    Some(finding.evidence("vmlane status --json, twice: busy_seconds").remedy(remedy))
+}
+
 fn of_host(host: &Host) -> Vec<Finding> {
-    let mut found = Vec::new();
+    let mut found: Vec<Finding> = host.workers.iter().filter_map(worker).collect();
     if host.all_vcpus > host.cpus {
         let what = format!("The VMs have {} virtual CPUs on {} CPUs of the host.", host.all_vcpus, host.cpus);
         found.push(
@@ -115,7 +158,7 @@ fn of_host(host: &Host) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{Device, Worker};
+    use crate::host::Device;
 
     fn found(change: impl FnOnce(&mut Host)) -> Vec<(Severity, String)> {
         let device = Device {
@@ -138,8 +181,9 @@ mod tests {
             vmm: Some(vmm),
             ..Vm::default()
         };
-        let workers = vec![Worker { name: "worker-0".to_owned(), cpus: "2".to_owned() }];
-        let mut host = Host { cpus: 4, all_vcpus: 2, workers, vms: vec![vm], ..Host::default() };
+        let worker = Worker { name: "worker-0".to_owned(), cpus: "2".to_owned(), ..Worker::default() };
+        let mut host =
+            Host { cpus: 4, all_vcpus: 2, workers: vec![worker], vms: vec![vm], ..Host::default() };
         change(&mut host);
         let evidence = Evidence { host: Some(host), ..Evidence::default() };
         examine(&evidence).into_iter().map(|finding| (finding.severity, finding.what)).collect()
@@ -149,15 +193,23 @@ mod tests {
         host.vms[0].vmm.as_mut().unwrap()
     }
 
+    fn quota(throttled: u64, lately_throttled: u64) -> Quota {
+        let group = "machine.slice".to_owned();
+        Quota { group, cpus: 0.5, periods: 1000, throttled, lately_periods: 20, lately_throttled }
+    }
+
     #[test]
     fn what_a_vmm_lacks_is_found() {
         assert!(found(|_| ()).is_empty());
         type Change = fn(&mut Host);
-        let cases: [(Change, Severity, &str); 8] = [
+        let cases: [(Change, Severity, &str); 11] = [
             (|host| vmm(host).shared_memory = Some(false), Severity::Broken, "not shared"),
             (|host| vmm(host).devices[0].no_posted_writes = false, Severity::Broken, "posted writes"),
             (|host| vmm(host).devices[0].message_timeout = None, Severity::Advice, "only 5000 ms"),
             (|host| vmm(host).vcpu_threads[0].1 = "2".to_owned(), Severity::Slow, "may only run on CPU 2"),
+            (|host| vmm(host).quotas = vec![quota(9, 0), quota(90, 2)], Severity::Slow, "quota of 0.50 CPUs"),
+            (|host| vmm(host).quotas = vec![quota(100, 0)], Severity::Advice, "quota of 0.50 CPUs"),
+            (|host| host.workers[0].busy = 0.97, Severity::Slow, "worker-0 has work all the time"),
             (|host| vmm(host).accelerator = Some("tcg".to_owned()), Severity::Machine, "emulated"),
             (|host| vmm(host).huge_pages = false, Severity::Machine, "small pages"),
             (|host| host.all_vcpus = 9, Severity::Machine, "9 virtual CPUs on 4"),

@@ -5,12 +5,15 @@
 
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
 
+use super::cgroup::Quota;
+
 /// Threads of a process that are examined; bytes of a command line.
-const MOST_THREADS: usize = 1024;
+pub const MOST_THREADS: usize = 1024;
 const LONGEST: u64 = 1 << 20;
 
 /// A QEMU.
@@ -28,6 +31,8 @@ pub struct Vmm {
     pub devices: Vec<Device>,
     /// Threads of virtual CPUs and where they may run.
     pub vcpu_threads: Vec<(String, String)>,
+    /// Of CPU time.
+    pub quotas: Vec<Quota>,
 }
 
 /// A device of vfio-user.
@@ -72,7 +77,7 @@ pub fn threads(pid: u32) -> Vec<(String, String)> {
 }
 
 /// The one line of a file.
-pub fn line(path: &str) -> Option<String> {
+pub fn line(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use vmlane_api::{Client, ClientError};
 use vmlane_doctor::{Diagnosis, host, join, printable_lines};
+use vmlane_keeper::takeover;
 use vmlane_lab::Lab;
 
 use super::{Args, print};
-use crate::cmd::control::waiting;
 
 /// For a server in a guest to listen.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,11 +36,10 @@ fn vms(args: &Args, runtime_dir: &Path, names: &[String], ask: bool) -> Result<D
     let began = Instant::now();
     let progress = args.progress();
     if let Err(error @ ClientError::NoDaemon { .. }) = Client::connect(runtime_dir) {
-        return Err([waiting(runtime_dir), Some(error.to_string())]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join(": "));
+        let sessions = takeover::sessions(runtime_dir).unwrap_or_default();
+        let host = host::without_daemon(names, &sessions.held, &sessions.lost);
+        let evidence = join(host.ok_or_else(|| error.to_string())?, None, &progress);
+        return Ok(Diagnosis::new(evidence, began.elapsed().as_secs_f64()));
     }
     let host = host::read(runtime_dir, names, &progress)?;
     let options = args.reach.options().map_err(|error| error.to_string())?;
