@@ -131,6 +131,68 @@ mod tests {
 
     use super::*;
 
+    /// The checks that answer each of the guide's ten questions, in the order of asking.
+    const QUESTIONS: [&[&str]; 10] = [
+        &[
+            "duplicate-address",
+            "slow-answers",
+            "vsock-transport",
+            "vsock-address",
+            "vm-network",
+            "netmask",
+            "neighbour",
+        ],
+        &["latency", "route"],
+        &[
+            "busy-cpu",
+            "steal",
+            "vmm-settings",
+            "machine-limit",
+            "machine",
+            "cpu-quota",
+            "memory-pressure",
+            "clock",
+        ],
+        &["nic-model", "foreign-driver", "link-speed", "xdp"],
+        &["mtu-mismatch", "path-mtu", "black-hole", "small-segments", "super-frames-lost"],
+        &["segmentation-offload", "receive-merging", "lro-forwarding", "checksum-offload", "tunnel-offload"],
+        &["rings", "queues", "rss-table", "interrupts", "interrupt-moderation", "backlog"],
+        &["loss", "retransmits", "frame-order", "switch-drops"],
+        &["policing", "bufferbloat", "queueing", "traffic-filter", "firewall", "conntrack"],
+        &[
+            "socket-buffers",
+            "small-window",
+            "zero-window",
+            "delayed-ack",
+            "sender-limit",
+            "tcp-options",
+            "vsock-buffers",
+            "tcp-memory",
+            "accept-queue",
+            "kernel-setting",
+        ],
+    ];
+
+    #[test]
+    fn each_check_answers_one_of_the_guide_s_ten_questions() {
+        let mut asked = QUESTIONS.concat();
+        asked.sort_unstable();
+        let mut names: Vec<&str> = ALL.iter().map(|check| check.name).collect();
+        names.sort_unstable();
+        assert_eq!(asked, names);
+        let page = include_str!("../../../docs/guide/slow-network.md");
+        let section = page.split("\n## ").find(|part| part.starts_with("Ten questions\n")).unwrap();
+        for (number, expected) in (1..).zip(QUESTIONS) {
+            let question = section.split_once(&format!("\n{number}. **")).unwrap().1;
+            let (question, rest) = question.split_once("\n").unwrap();
+            assert!(question.contains("?** `"), "question {number} has no command: {question}");
+            let checks = rest.split_once("Checks: ").unwrap().1.lines().next().unwrap();
+            let links = expected.iter().map(|name| format!("[{name}](#{name})"));
+            assert_eq!(checks, links.collect::<Vec<_>>().join(", ") + ".", "question {number}");
+        }
+        assert_eq!(section.matches("Checks: ").count(), QUESTIONS.len());
+    }
+
     #[test]
     fn the_guide_explains_each_check_under_its_name_and_no_other() {
         let names = ALL.iter().map(|check| check.name).chain([unexplained::NAME]);
