@@ -68,9 +68,8 @@ fn start(name: &str) -> Remedy {
 }
 
 fn resume(name: &str) -> Remedy {
-    Remedy::new("let the VM run again, if it is paused")
+    Remedy::new("let the VM run again, if it is paused (in QEMU's monitor: cont)")
         .run(&["virsh", "resume", name])
-        .lasting("QEMU", "cont in its monitor")
 }
 
 /// No daemon runs.
