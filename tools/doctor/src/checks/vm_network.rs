@@ -89,12 +89,9 @@ fn held(vm: &Vm) -> Finding {
         .remedy(remedy)
 }
 
-/// The device for sockets.
+/// The device for sockets. Only of virtio's it is known that a driver has stopped it.
 fn sockets(vm: &Vm) -> Option<Finding> {
     let name = &vm.name;
-    let device = if vm.vsock == "vmci" { "VMCI" } else { "virtio-vsock" };
-    let driver = if vm.vsock == "vmci" { "vmw_vsock_vmci_transport" } else { "vmw_vsock_virtio_transport" };
-    let load = || Remedy::new("in the guest: load the driver").run(&["modprobe", driver]);
     let seen = format!("vmlane status: {}", vm.state);
     let found = match vm.state.as_str() {
         "lost" => {
@@ -107,15 +104,10 @@ fn sockets(vm: &Vm) -> Option<Finding> {
         }
         "stopped" => {
             let what = format!(
-                "The {device} device of VM {name} has stopped: its guest is paused or reboots, or has unloaded the driver."
+                "The virtio-vsock device of VM {name} has stopped: its guest is paused or reboots, or has unloaded the driver."
             );
-            finding(Severity::Broken, what, 0.9, "no connection over vsock")
-                .remedy(resume(name))
-                .remedy(load())
-        }
-        "booting" | "no driver" => {
-            let what = format!("No driver of the guest uses the {device} device of VM {name}.");
-            finding(Severity::Advice, what, 0.3, "no connection over vsock").remedy(load())
+            let load = Remedy::new("in the guest: load it").command("modprobe vmw_vsock_virtio_transport");
+            finding(Severity::Broken, what, 0.9, "no connection over vsock").remedy(resume(name)).remedy(load)
         }
         _ => return None,
     };
@@ -272,7 +264,7 @@ mod tests {
                 since: None,
             }
         }
-        let cases: [(Change, &str); 16] = [
+        let cases: [(Change, &str); 15] = [
             (|host| host.vms[0].quarantined = true, "out of service"),
             (|host| host.vms[0].nics[0].active = false, "has not set up nic0"),
             (|host| host.vms[0].nics[0].attached = false, "does not have nic0"),
@@ -282,10 +274,6 @@ mod tests {
                 "the keeper holds the sessions of VM web (vsock)",
             ),
             (|host| host.vms[0].state = "stopped".to_owned(), "virtio-vsock device of VM web has stopped"),
-            (
-                |host| host.vms[0].state = "no driver".to_owned(),
-                "No driver of the guest uses the virtio-vsock",
-            ),
             (
                 |host| host.vms[0].nics[0].state = "stopped".to_owned(),
                 "has used nic0 of VM web and does not now",
