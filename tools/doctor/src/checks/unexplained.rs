@@ -11,7 +11,7 @@ pub const NAME: &str = "unexplained";
 /// How much slower than the other direction a direction may be,
 const DIRECTION: f64 = 2.5;
 /// than the slower loopback,
-pub const LOOPBACK: f64 = 12.0;
+const LOOPBACK: f64 = 8.0;
 /// one connection than several together, or than datagrams.
 const SEVERAL: f64 = 3.5;
 const DATAGRAMS: f64 = 2.0;
@@ -21,6 +21,8 @@ const LOADED: f64 = 20.0;
 /// Microseconds below which that does not matter.
 const STALL_US: f64 = 20_000.0;
 
+/// Rates of links, in bits a second: who reaches all of one is limited by that.
+const LINKS: [f64; 7] = [1e9, 2.5e9, 5e9, 1e10, 2.5e10, 4e10, 1e11];
 /// By how much more of the throughput may be missing than a finding costs.
 const EXCESS: f64 = 0.45;
 
@@ -89,9 +91,10 @@ fn missing(evidence: &Evidence, from: PathEnd) -> Option<Missing> {
     let bps = |kind, from| evidence.run(kind, from).map(Run::bps);
     let one = bps(RunKind::Stream, from)?;
     let all = bps(RunKind::Streams, from).map_or(one, |several| several.max(one));
+    let loopback = evidence.slower_loopback().filter(|_| link(all).is_none());
     let compared = [
         (all, bps(RunKind::Stream, from.other()), DIRECTION, "in the other direction"),
-        (all, evidence.slower_loopback(), LOOPBACK, "over the slower loopback"),
+        (all, loopback, LOOPBACK, "over the slower loopback"),
         (one, bps(RunKind::Streams, from), SEVERAL, "with several connections"),
         (one, bps(RunKind::Datagrams, from), DATAGRAMS, "with datagrams"),
     ];
@@ -101,6 +104,11 @@ fn missing(evidence: &Evidence, from: PathEnd) -> Option<Missing> {
         Some((there / here.max(1.0) / factor, Missing { what, share: 1.0 - here / there }))
     });
     parts.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, missing)| missing)
+}
+
+/// The link that a throughput fills.
+fn link(bps: f64) -> Option<f64> {
+    LINKS.into_iter().find(|link| (0.9..1.0).contains(&(bps / link)))
 }
 
 /// Round trips that now and then, or beside a transfer, take far longer than the others.
@@ -174,10 +182,10 @@ pub fn health(evidence: &Evidence) -> String {
     parts.push(format!("{} there and {} back", rate(there), rate(back)));
     if let Some(loopback) = evidence.slower_loopback() {
         let factor = loopback / there.min(back).max(1.0);
-        parts.push(if factor < 1.0 {
-            format!("more than the {} of the slower loopback", rate(loopback))
-        } else {
-            format!("within a factor of {factor:.1} of the slower loopback ({})", rate(loopback))
+        parts.push(match link(there.min(back)) {
+            Some(link) if factor > LOOPBACK => format!("as much as a link of {} carries", rate(link)),
+            _ if factor < 1.0 => format!("more than the {} of the slower loopback", rate(loopback)),
+            _ => format!("within a factor of {factor:.1} of the slower loopback ({})", rate(loopback)),
         });
     }
     if let Some(us) = evidence.runs(RunKind::RoundTrips).find_map(Run::median_us) {
@@ -206,7 +214,7 @@ mod tests {
         for (kind, bps, part) in [
             (RunKind::Stream, 1e9, ""),
             (RunKind::Stream, 5e8, ""),
-            (RunKind::Stream, 3e7, "other direction"),
+            (RunKind::Stream, 3e7, "slower loopback"),
             (RunKind::Streams, 2e9, ""),
             (RunKind::Streams, 9e9, "several connections"),
             (RunKind::Datagrams, 4e9, "datagrams"),
@@ -219,7 +227,16 @@ mod tests {
         let mut slow = fixture::healthy();
         slow.loopback_far = Some(4e10);
         slow.loopback_near = Some(4e10);
+        let link = "as much as a link of 1.00 Gbit/s carries";
+        for from in [PathEnd::Near, PathEnd::Far] {
+            slow.runs.retain(|run| run.kind != RunKind::Stream || run.from != from);
+            slow.runs.push(fixture::stream(from, 5e8, TcpSummary::default()));
+        }
         assert_eq!(unexplained(&slow, &[]).len(), 2);
+        slow.runs
+            .iter_mut()
+            .for_each(|run| run.report.throughput_bps = run.report.throughput_bps.map(|_| 9.4e8));
+        assert!(unexplained(&slow, &[]).is_empty() && health(&slow).contains(link), "{}", health(&slow));
     }
 
     #[test]
