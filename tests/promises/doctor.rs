@@ -1,5 +1,6 @@
 //! The doctor finds faults that were put into real guests, one at a time, and nothing in healthy ones.
 
+mod chance;
 mod faults;
 mod from_host;
 mod ladder;
@@ -10,6 +11,7 @@ mod distinguished;
 
 use std::time::{Duration, Instant};
 
+use chance::{faults_drawn_by_chance_are_named, the_grammar_of_faults_is_consistent};
 use faults::{COMMON, Fault, VIRTIO, VMXNET3};
 use ladder::the_ladder_of_2013_is_climbed;
 use namespaces::{
@@ -22,6 +24,7 @@ use vmlane_lab::{LabSpec, Machine, Running};
 use vmlane_tests::{Bed, TIMEOUT, full, kept};
 
 vmlane_tests::tests! {
+    plain { the_grammar_of_faults_is_consistent }
     guests {
         faults_between_vmxnet3_cards_are_found,
         a_proof_shows_what_a_remedy_does_and_puts_it_back,
@@ -39,6 +42,7 @@ vmlane_tests::tests! {
         what_somebody_else_sets_meanwhile_is_left,
         a_veth_is_healthy,
         a_server_that_is_stopped_most_of_the_time_is_found,
+        faults_drawn_by_chance_are_named,
     }
 }
 
