@@ -41,19 +41,19 @@ impl Path<'_> {
     }
 
     fn throughput(&self, test: &str) -> f64 {
-        let report = self.bench(&format!("{test} --to {} -l 1 --warmup 0.3", self.to));
+        let report = self.bench(&format!("{test} --to {} -l 0.7 --warmup 0.2", self.to));
         report.and_then(|report| report["throughput_bps"].as_f64()).unwrap_or(0.0)
     }
 
     fn round_trip(&self) -> f64 {
-        let report = self.bench(&format!("rr --to {} -l 0.7 --warmup 0.1", self.to));
+        let report = self.bench(&format!("rr --to {} -l 0.5 --warmup 0.1", self.to));
         report.and_then(|report| report["rtt_us"]["p50"].as_f64()).unwrap_or(f64::INFINITY)
     }
 
     /// There are none over vsock.
     fn lost(&self, test: &str) -> f64 {
         let Some(address) = self.to.strip_prefix("tcp:") else { return 0.0 };
-        let report = self.bench(&format!("{test} --to udp:{address} --rate 5M -l 1 --warmup 0.1"));
+        let report = self.bench(&format!("{test} --to udp:{address} --rate 8M -l 0.5 --warmup 0.1"));
         report.and_then(|report| report["datagrams"]["lost_percent"].as_f64()).unwrap_or(100.0)
     }
 

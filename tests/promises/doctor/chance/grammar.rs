@@ -262,7 +262,7 @@ pub const fn mechanism(
 
 /// All mechanisms.
 pub fn all() -> impl Iterator<Item = &'static Mechanism> {
-    let tables = [super::packets::TABLE, super::kernel::TABLE, super::machine::TABLE];
+    let tables = [super::machine::TABLE, super::kernel::TABLE, super::packets::TABLE];
     tables.into_iter().flatten()
 }
 

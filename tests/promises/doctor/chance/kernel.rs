@@ -184,8 +184,8 @@ pub const TABLE: &[Mechanism] = &[
         Kernel,
         "a small budget of receiving",
         &["1", "4"],
-        &[(End, "write /proc/sys/net/core/netdev_budget {s}; write /proc/sys/net/core/netdev_budget_usecs 1")],
-        &[(End, "restore /proc/sys/net/core/netdev_budget_usecs; restore /proc/sys/net/core/netdev_budget")],
+        &[(End, "write /proc/sys/net/core/netdev_budget {s}")],
+        &[(End, "restore /proc/sys/net/core/netdev_budget")],
         &["budget"],
         &["backlog@", "kernel-setting@"],
     ),
@@ -381,12 +381,12 @@ pub const TABLE: &[Mechanism] = &[
         &["10", "100"],
         &[(
             End,
-            "mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf; python3 /chance.py xdp {s} && \
+            "grep -q /sys/fs/bpf /proc/mounts || mount -t bpf bpf /sys/fs/bpf; python3 /chance.py xdp {s} && \
              ip link set dev {if} xdpgeneric pinned /sys/fs/bpf/chance",
         )],
         &[(End, "ip link set dev {if} xdpgeneric off; rm /sys/fs/bpf/chance; ethtool -K {if} lro on 2>/dev/null; true")],
         &["xdp", "lro"],
-        &["xdp@"],
+        &["xdp@", "loss"],
     )
-    .symptoms(&["loss", "retransmits", "receive-merging"]),
+    .symptoms(&["retransmits", "receive-merging"]),
 ];

@@ -7,7 +7,7 @@ use super::grammar::{Line, Mechanism, mechanism};
 /// The measuring program goes into a control group: the server at b at once, what runs in a when it starts.
 const GROUP: Line = (
     End,
-    "g=/sys/fs/cgroup; mountpoint -q $g || mount -t cgroup2 cgroup2 $g; echo '+cpu +memory' >$g/cgroup.subtree_control && \
+    "g=/sys/fs/cgroup; [ -e $g/cgroup.procs ] || mount -t cgroup2 cgroup2 $g; echo '+cpu +memory' >$g/cgroup.subtree_control && \
      mkdir -p $g/chance && echo $g/chance >/run/chance-group && python3 /chance.py enter 'bench server' $g/chance",
 );
 const NO_GROUP: &[Line] = &[(
@@ -177,7 +177,7 @@ pub const TABLE: &[Mechanism] = &[
     shaped("a shape of what is sent", &[(Shape, "in {s}")]),
     shaped("a shape of what arrives", &[(Shape, "out {s}")]),
     impaired("loss on the line", &["loss=10", "loss=50"], &["loss", "switch-drops"]),
-    impaired("reordering on the line", &["reorder=100", "reorder=300"], &["frame-order"]),
+    impaired("reordering on the line", &["reorder=100", "reorder=300"], &["frame-order", "loss"]),
     impaired("a delay on the line", &["delay_us=2000", "delay_us=20000"], &["latency"]),
     impaired("super-frames lost on the line", &["longest=1600"], &["super-frames-lost"]),
     impaired("long frames lost on the line", &["longest=1000"], &["path-mtu", "black-hole", "super-frames-lost"]),

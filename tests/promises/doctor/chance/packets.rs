@@ -40,7 +40,15 @@ const fn ingress(
     put: &'static [Line],
     truth: &'static [&'static str],
 ) -> Mechanism {
-    mechanism(Queueing, name, strengths, put, NO_IFB, INGRESS, truth).symptoms(OF_A_RATE)
+    // LRO is off because of the fault, and said to be.
+    mechanism(Queueing, name, strengths, put, NO_IFB, INGRESS, truth).symptoms(&[
+        "bufferbloat",
+        "policing",
+        "retransmits",
+        "latency",
+        "loss",
+        "receive-merging",
+    ])
 }
 
 const fn filter(
@@ -55,7 +63,13 @@ const fn filter(
 const NO_RULES: &[Line] = &[(End, "python3 /chance.py nft_forget")];
 
 const fn rule(name: &'static str, strengths: &'static [&'static str], put: &'static [Line]) -> Mechanism {
-    mechanism(Firewall, name, strengths, put, NO_RULES, &["nft"], &["firewall@"]).symptoms(OF_A_RATE)
+    mechanism(Firewall, name, strengths, put, NO_RULES, &["nft"], &["firewall@", "loss"]).symptoms(&[
+        "bufferbloat",
+        "policing",
+        "retransmits",
+        "latency",
+        "path-mtu",
+    ])
 }
 
 const NO_ROUTE: &[Line] = &[(End, "ip route del {far}")];
@@ -135,7 +149,7 @@ pub const TABLE: &[Mechanism] = &[
         "netem jitter",
         &["5ms 4ms", "20ms 15ms"],
         &[(End, "tc qdisc replace dev {if} root netem delay {s} limit 10000")],
-        &["queueing@", "latency", "frame-order"],
+        &["queueing@", "latency", "frame-order", "loss"],
     )
     .symptoms(OF_LOSS),
     root(
@@ -163,7 +177,7 @@ pub const TABLE: &[Mechanism] = &[
         "netem reorders",
         &["25%", "60%"],
         &[(End, "tc qdisc replace dev {if} root netem delay 2ms reorder {s} limit 10000")],
-        &["queueing@", "frame-order", "latency"],
+        &["queueing@", "frame-order", "latency", "loss"],
     )
     .symptoms(OF_LOSS),
     root(
@@ -251,7 +265,7 @@ pub const TABLE: &[Mechanism] = &[
     mechanism(
         Firewall,
         "a small connection table",
-        &["1", "4"],
+        &["16", "64"],
         &[(
             End,
             "modprobe nf_tables; python3 /chance.py nft input track; write /proc/sys/net/netfilter/nf_conntrack_max {s}",
@@ -264,7 +278,7 @@ pub const TABLE: &[Mechanism] = &[
     attribute("a route's window", &["window 2920", "window 8192"], &["route@", "small-window"]),
     attribute("a route's MTU", &["mtu 576", "mtu lock 800"], &["route@", "small-segments", "path-mtu"]),
     attribute("a route's advmss", &["advmss 256", "advmss 500"], &["route@", "small-segments"]),
-    attribute("a route's cwnd", &["cwnd 2 lock cwnd 2", "cwnd lock 4"], &["route@"]).symptoms(&["small-window"]),
+    attribute("a route's cwnd", &["cwnd lock 2", "cwnd lock 4"], &["route@"]).symptoms(&["small-window"]),
     attribute("a route's initcwnd", &["initcwnd 1"], &["route@"]),
     attribute("a route's rto_min", &["rto_min 1s"], &["route@"]),
     attribute("a route's congestion control", &["congctl lock vegas", "congctl lock lp"], &["route@", "kernel-setting@"]),

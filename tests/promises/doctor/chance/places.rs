@@ -15,9 +15,9 @@ use super::grammar::{Fault, Place, Who};
 
 /// What lines of shells may use. A value that is kept already is the one from before.
 const PRELUDE: &str = "\
-kept() { echo /run/chance$(echo \"$1\" | tr / _); }
-write() { [ -e $(kept $1) ] || cat $1 >$(kept $1); printf '%s\\n' \"$2\" >$1 || exit 1; }
-restore() { cat $(kept $1) >$1 && rm $(kept $1); }
+saved() { echo /run/chance$(echo \"$1\" | tr / _); }
+write() { [ -e $(saved $1) ] || cat $1 >$(saved $1); printf '%s\\n' \"$2\" >$1 || exit 1; }
+restore() { cat $(saved $1) >$1 && rm $(saved $1); }
 ";
 
 /// Faults that are in; dropped, what the host holds of them ends.
