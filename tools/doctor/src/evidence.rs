@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use vmlane_bench::Report;
 
 use crate::capture::Capture;
-use crate::facts::{Counters, Facts, Interface, Limit, Limits, counted};
+use crate::facts::{Counted, Counters, Facts, Interface, Limit, Limits, counted};
 use crate::host::Host;
 
 /// One of the two machines.
@@ -217,12 +217,12 @@ impl Evidence {
         }
     }
 
-    /// Limits of an end of one kind, each with what it has counted during the measurements: dropped, matched.
+    /// Limits of an end of one kind, each with what it has counted during the measurements.
     pub fn counted(
         &self,
         end: PathEnd,
         kind: fn(&Limits) -> &Vec<Limit>,
-    ) -> impl Iterator<Item = (&Limit, u64, u64)> {
+    ) -> impl Iterator<Item = (&Limit, Counted)> {
         let before = self.facts(end).map_or(&[][..], |facts| kind(&facts.limits));
         let after = match end {
             PathEnd::Near => self.limits_near.as_ref(),

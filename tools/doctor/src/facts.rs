@@ -23,7 +23,7 @@ use serde_json::Value;
 pub use cgroup::Quota;
 pub use cpu::{CpuTime, Load, Process};
 pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings, Spread};
-pub use limits::{Limit, Limits, Neighbour, Route, counted};
+pub use limits::{Counted, Limit, Limits, Neighbour, Route, counted};
 pub use machine::Machine;
 pub use path::Path;
 pub use tcp::{Counters, Sysctls};

@@ -31,7 +31,7 @@ const fn setting(
 
 const ANY: i64 = i64::MAX;
 /// Of Documentation/networking/ip-sysctl and admin-guide/sysctl/net of the kernel.
-const SYSCTLS: [Setting; 21] = [
+const SYSCTLS: [Setting; 24] = [
     setting("net.core.bpf_jit_enable", 1, ANY, "1", "filters are interpreted"),
     setting("net.core.dev_weight", 16, ANY, "64", "a card's poll ends after so few frames"),
     setting("net.core.gro_normal_batch", 1, 64, "8", "merged frames wait for so many others"),
@@ -44,7 +44,28 @@ const SYSCTLS: [Setting; 21] = [
     ),
     setting("net.core.netdev_budget_usecs", 1000, ANY, "8000", "a CPU takes frames for so short a time"),
     setting("net.core.netdev_max_backlog", 100, ANY, "1000", "more frames at once are dropped"),
+    setting(
+        "net.core.rmem_default",
+        65_536,
+        ANY,
+        "212992",
+        "datagrams that a program does not take at once are dropped",
+    ),
+    setting(
+        "net.core.wmem_default",
+        65_536,
+        ANY,
+        "212992",
+        "a program may write so few bytes of datagrams in advance",
+    ),
     setting("net.ipv4.tcp_autocorking", 0, 1, "1", "small writes wait"),
+    setting(
+        "net.ipv4.tcp_base_mss",
+        512,
+        ANY,
+        "1024",
+        "probing of the path's MTU begins with so small segments",
+    ),
     setting("net.ipv4.tcp_comp_sack_delay_ns", 0, 5_000_000, "1000000", "selective acknowledgements wait"),
     setting("net.ipv4.tcp_dsack", 1, 1, "1", "senders cannot see what they sent in vain"),
     setting("net.ipv4.tcp_frto", 1, 2, "2", "time-outs in vain are taken for losses"),
@@ -97,7 +118,7 @@ const SYSCTLS: [Setting; 21] = [
     setting("net.ipv4.tcp_tso_win_divisor", 1, 32, "3", "super-frames are cut to a small part of the window"),
 ];
 /// Of Documentation/ABI/testing/sysfs-class-net and of `ip link`.
-const INTERFACE: [Setting; 9] = [
+const INTERFACE: [Setting; 11] = [
     setting("gso_max_size", 32_768, ANY, "65536", "super-frames are cut to so many bytes before the card"),
     setting("gso_max_segs", 16, ANY, "65535", "super-frames are cut to so many segments before the card"),
     setting("gro_max_size", 32_768, ANY, "65536", "received segments are merged to so many bytes only"),
@@ -109,13 +130,19 @@ const INTERFACE: [Setting; 9] = [
         "super-frames are cut to so many bytes before the card",
     ),
     setting("gro_flush_timeout", 0, 100_000, "0", "received segments wait so many nanoseconds for others"),
+    setting("mtu", 1280, ANY, "1500", "frames are that small"),
+    setting("threaded", 0, 0, "0", "received frames wait for a thread of the kernel"),
     setting("limit_max", 65_536, ANY, "1879048192", "a queue of the card holds so few bytes"),
     setting("tx_maxrate", 0, 0, "0", "a queue of the card sends at most so many Mbit/s"),
     setting("txqlen", 100, ANY, "1000", "more frames at once are dropped, or wait in their programs"),
     setting("rps_cpus", 0, 0, "0", "received frames are handed to so many CPUs (receive packet steering)"),
 ];
 /// Of TCP's ways to react to losses, those that are made for general use.
-const CONGESTION: [&str; 6] = ["cubic", "reno", "bbr", "bbr2", "bbr3", "htcp"];
+pub const CONGESTION: [&str; 6] = ["cubic", "reno", "bbr", "bbr2", "bbr3", "htcp"];
+/// Memory of TCP and of datagrams,
+const MEMORY: [&str; 2] = ["net.ipv4.tcp_mem", "net.ipv4.udp_mem"];
+/// and the pages below which each may run out of it.
+const PAGES: u64 = 4096;
 /// Ports for connections that a machine opens.
 const PORTS: i64 = 1000;
 /// Clocks that a program reads without a call of the kernel.
@@ -142,11 +169,10 @@ fn of(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Vec<Finding> {
             found(evidence, end, &name, &value.to_string(), setting.what, of_interface(card, setting))
         })
     });
-    sysctls
-        .chain(interface)
-        .chain(congestion(evidence, end, facts))
-        .chain(ports(evidence, end, facts))
-        .collect()
+    let others =
+        [congestion(evidence, end, facts), ports(evidence, end, facts), offline(evidence, end, facts)];
+    let memory = MEMORY.iter().filter_map(|name| memory(evidence, end, facts, name));
+    sysctls.chain(interface).chain(memory).chain(others.into_iter().flatten()).collect()
 }
 
 fn is_odd(setting: &Setting, value: i64) -> bool {
@@ -211,19 +237,40 @@ fn ports(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Option<Finding> {
     (count < PORTS).then(|| found(evidence, end, name, value, what, Remedy::sysctl(name, "32768 60999")))
 }
 
-/// An emulated machine has no better one.
+/// The third number is what all sockets together may have, in pages.
+fn memory(evidence: &Evidence, end: PathEnd, facts: &Facts, name: &'static str) -> Option<Finding> {
+    let pages = facts.sysctls.largest(name).filter(|pages| *pages < PAGES)?;
+    let what = "all sockets together may have so few pages of memory";
+    let usual = format!("{} {} {}", PAGES, PAGES * 2, PAGES * 4);
+    Some(found(evidence, end, name, &pages.to_string(), what, Remedy::sysctl(name, &usual)))
+}
+
+fn offline(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Option<Finding> {
+    let cpus = facts.machine.offline.as_ref()?;
+    let remedy = Remedy::new("switch them on").run(&["chcpu", "-e", cpus]);
+    Some(found(
+        evidence,
+        end,
+        "the list of CPUs that are offline",
+        cpus,
+        "the machine does without them",
+        remedy,
+    ))
+}
+
+/// Where the machine has a better one.
 fn clock(evidence: &Evidence) -> Vec<Finding> {
-    let real = evidence.ends().filter(|(_, facts)| !facts.machine.is_emulated);
-    let found = real.filter_map(|(end, facts)| {
+    let found = evidence.ends().filter_map(|(end, facts)| {
+        let better = facts.machine.clocks.split(' ').find(|clock| CLOCKS.contains(clock))?;
         let clock = facts.machine.clock_source.as_deref().filter(|clock| !CLOCKS.contains(clock))?;
         let what = format!(
-            "The clock of {} is {clock}: each time stamp costs an exit from the VM.",
+            "The clock of {} is {clock}: {better} can be read without leaving the VM.",
             evidence.name(end)
         );
         let path = "/sys/devices/system/clocksource/clocksource0";
         let remedy = Remedy::new("use the processor's, if the machine offers it")
             .run(&["cat", &format!("{path}/available_clocksource")])
-            .run(&["sh", "-c", &format!("echo tsc >{path}/current_clocksource")]);
+            .run(&["sh", "-c", &format!("echo {better} >{path}/current_clocksource")]);
         let cost = Cost::estimated(
             0.2,
             "CPU time, for each frame that is stamped and each round trip that is measured",
@@ -264,6 +311,8 @@ mod tests {
             ("net.ipv4.tcp_congestion_control", "bbr", 0),
             ("net.ipv4.ip_local_port_range", "32768 60999", 0),
             ("net.ipv4.ip_local_port_range", "40000 40010", 1),
+            ("net.ipv4.tcp_mem", "1 2 4", 1),
+            ("net.ipv4.udp_mem", "90000 180000 360000", 0),
         ] {
             let mut evidence = fixture::healthy();
             evidence.near.sysctls.0.insert(name.to_owned(), value.to_owned());
@@ -276,9 +325,10 @@ mod tests {
         let mut evidence = fixture::healthy();
         for (clock, found) in [("tsc", 0), ("kvm-clock", 0), ("hpet", 1), ("acpi_pm", 1)] {
             evidence.near.machine.clock_source = Some(clock.to_owned());
+            evidence.near.machine.clocks = "tsc hpet acpi_pm".to_owned();
             assert_eq!(super::clock(&evidence).len(), found, "{clock}");
         }
-        evidence.near.machine.is_emulated = true;
+        evidence.near.machine.clocks = "hpet acpi_pm".to_owned();
         assert!(super::clock(&evidence).is_empty());
     }
 }

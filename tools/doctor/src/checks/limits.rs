@@ -2,7 +2,7 @@
 
 use super::Check;
 use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::facts::Limit;
+use crate::facts::{Counted, Limit};
 use crate::finding::{Confidence, Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::rate;
@@ -28,15 +28,18 @@ const SYMPTOMS: &[&str] = &[
 /// A measured rate so much above a limit does not pass through it.
 const ABOVE: f64 = 1.15;
 /// What a netem discipline may do to a frame, and what that is.
-const EFFECTS: [(&str, &str); 5] = [
+const EFFECTS: [(&str, &str); 6] = [
     ("delay", "delays frames by"),
     ("loss", "loses"),
     ("duplicate", "duplicates"),
     ("corrupt", "corrupts"),
     ("reorder", "reorders"),
+    ("slot", "sends only every"),
 ];
-/// Disciplines that drop when they are full only, and not to keep a queue short.
-const PLAIN: [&str; 7] = ["pfifo", "bfifo", "pfifo_head_drop", "tbf", "netem", "sfq", "htb"];
+/// Disciplines that drop to keep a queue short do so with few packets: the part of them from which it is
+/// more.
+const MUCH: f64 = 0.02;
+const ACTIVE: [&str; 7] = ["fq", "fq_codel", "codel", "cake", "pie", "fq_pie", "sfb"];
 
 /// The end whose data passes a limit at `end`: what is on its card is for what it sends; the other places
 /// are for what it receives.
@@ -49,11 +52,11 @@ fn sender(evidence: &Evidence, end: PathEnd, limit: &Limit) -> PathEnd {
 fn each<'a>(
     evidence: &'a Evidence,
     kind: fn(&crate::facts::Limits) -> &Vec<Limit>,
-    of: impl Fn(PathEnd, &'a Limit, u64, u64) -> Option<Finding>,
+    of: impl Fn(PathEnd, &'a Limit, Counted) -> Option<Finding>,
 ) -> Vec<Finding> {
     let both = [PathEnd::Near, PathEnd::Far].into_iter();
     both.flat_map(|end| evidence.counted(end, kind).map(move |limit| (end, limit)))
-        .filter_map(|(end, (limit, dropped, matched))| of(end, limit, dropped, matched))
+        .filter_map(|(end, (limit, counted))| of(end, limit, counted))
         .collect()
 }
 
@@ -61,9 +64,9 @@ fn queueing(evidence: &Evidence) -> Vec<Finding> {
     each(
         evidence,
         |limits| &limits.queueing,
-        |end, limit, dropped, _| {
+        |end, limit, counted| {
             let from = sender(evidence, end, limit);
-            let effects: Vec<String> = effects(evidence, from, limit, dropped).collect();
+            let effects: Vec<String> = effects(evidence, from, limit, counted).collect();
             let (name, place) = (evidence.name(end), &limit.place);
             let what = format!("{} on {place} of {name} {}.", limit.kind(), effects.join(", "));
             let interface = place.as_str();
@@ -80,28 +83,40 @@ fn queueing(evidence: &Evidence) -> Vec<Finding> {
                 .of_way(from)
                 .at(end)
                 .explains(SYMPTOMS)
-                .evidence(format!("{}; dropped meanwhile: {dropped}", limit.text))
+                .evidence(format!("{}; dropped meanwhile: {}", limit.text, counted.dropped))
                 .remedy(remedy);
             (!effects.is_empty()).then_some(finding)
         },
     )
 }
 
-fn effects(evidence: &Evidence, from: PathEnd, limit: &Limit, dropped: u64) -> impl Iterator<Item = String> {
+fn effects(
+    evidence: &Evidence,
+    from: PathEnd,
+    limit: &Limit,
+    counted: Counted,
+) -> impl Iterator<Item = String> {
     let runs = [RunKind::Stream, RunKind::Streams].into_iter().filter_map(|kind| evidence.run(kind, from));
     let reached = runs.map(|run| run.bps()).fold(0.0, f64::max);
     let acts = limit.rate().filter(|most| reached > 0.0 && reached <= most * ABOVE && reached > most / 4.0);
-    let limits = acts.map(|most| format!("lets {} through", rate(most)));
-    let emulates = EFFECTS.iter().filter(|_| limit.kind() == "netem").filter_map(|(word, text)| {
+    let mut effects: Vec<String> =
+        acts.map(|most| format!("lets {} through", rate(most))).into_iter().collect();
+    effects.extend(EFFECTS.iter().filter(|_| limit.kind() == "netem").filter_map(|(word, text)| {
         let value = limit.word(word)?;
         Some(format!("{text} {value}"))
-    });
-    let queue = limit.word("limit").unwrap_or("its limit");
-    let is_full = PLAIN.contains(&limit.kind()) && dropped >= 10 && limits.is_none();
-    let full = is_full.then(|| format!("drops what does not fit into its queue of {queue}"));
-    let emulates: Vec<String> = emulates.collect();
-    let full = full.filter(|_| emulates.is_empty());
-    limits.into_iter().chain(emulates).chain(full)
+    }));
+    if effects.is_empty() && is_full(limit, counted) {
+        effects.push(format!(
+            "drops what does not fit into its queue of {}",
+            limit.word("limit").unwrap_or("few packets")
+        ));
+    }
+    effects.into_iter()
+}
+
+fn is_full(limit: &Limit, counted: Counted) -> bool {
+    let enough = counted.dropped >= 10 && limit.kind() != "noqueue";
+    enough && (!ACTIVE.contains(&limit.kind()) || counted.dropped as f64 > MUCH * counted.passed as f64)
 }
 
 /// Which part of the throughput is missing, compared with the other direction and the loopbacks.
@@ -115,7 +130,7 @@ fn traffic_filter(evidence: &Evidence) -> Vec<Finding> {
     each(
         evidence,
         |limits| &limits.filters,
-        |end, limit, dropped, _| {
+        |end, limit, counted| {
             let from = sender(evidence, end, limit);
             let what = format!(
                 "A filter of tc ({}) of {} drops frames: {}.",
@@ -123,11 +138,12 @@ fn traffic_filter(evidence: &Evidence) -> Vec<Finding> {
                 evidence.name(end),
                 limit.text
             );
-            let cost = Cost::measured(share(evidence, from), format!("{dropped} packets"));
+            let cost = Cost::measured(share(evidence, from), format!("{} packets", counted.dropped));
             let interface = limit.place.split(' ').next().unwrap_or_default();
             let remedy = Remedy::new("remove the filter, or let it drop less")
                 .run(&["tc", "-s", "filter", "show", "dev", interface, "ingress"])
                 .run(&["tc", "qdisc", "del", "dev", interface, "clsact"]);
+            let dropped = counted.dropped;
             (dropped > 0).then(|| {
                 Finding::new(TRAFFIC_FILTER.name, Severity::Slow, what, cost)
                     .confidence(Confidence::Certain)
@@ -145,7 +161,7 @@ fn firewall(evidence: &Evidence) -> Vec<Finding> {
     each(
         evidence,
         |limits| &limits.firewall,
-        |end, limit, dropped, matched| {
+        |end, limit, Counted { dropped, matched, .. }| {
             let (name, is_policy) = (evidence.name(end), limit.text.contains("policy drop"));
             let limits = limit.text.contains("limit") && matched > 0;
             let acts = dropped > 0 || limits;
@@ -216,8 +232,17 @@ mod tests {
     use super::*;
     use crate::facts::Limits;
 
+    /// Where it dropped more than one, 10,000 passed.
     fn limit(place: &str, text: &str, dropped: u64) -> Limit {
-        Limit { place: place.to_owned(), text: text.to_owned(), dropped, counts: true, ..Limit::default() }
+        let passed = 10_000 * u64::from(dropped > 1);
+        Limit {
+            place: place.to_owned(),
+            text: text.to_owned(),
+            dropped,
+            passed,
+            counts: true,
+            ..Limit::default()
+        }
     }
 
     fn with(before: Limits, after: Limits) -> Evidence {
@@ -241,7 +266,8 @@ mod tests {
             ),
             ("qdisc pfifo 1: dev eth0 root limit 1p", 99, "its queue of 1p"),
             ("qdisc fq_codel 0: dev eth0 root limit 10240p flows 1024", 99, ""),
-            ("qdisc pfifo_fast 0: dev eth0 root bands 3 priomap 1 2", 99, ""),
+            ("qdisc pfifo_fast 0: dev eth0 root bands 3 priomap 1 2", 9, ""),
+            ("qdisc fq 1: dev eth0 root limit 10000p flow_limit 1p", 9_000, "drops"),
         ] {
             let before = Limits { queueing: vec![limit("eth0", text, 1)], ..Limits::default() };
             let after = Limits { queueing: vec![limit("eth0", text, 1 + dropped)], ..Limits::default() };

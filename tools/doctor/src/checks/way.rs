@@ -1,6 +1,7 @@
 //! How each end reaches the other: its route, its network's size, and who answers for the address.
 
 use super::Check;
+use super::kernel_setting::CONGESTION;
 use super::limits::share;
 use crate::evidence::{Evidence, PathEnd};
 use crate::facts::{Facts, Neighbour, Route};
@@ -85,6 +86,20 @@ fn of_route(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Vec<Finding> {
         .filter_map(|attribute| of_attribute(evidence, end, (facts, route), attribute))
         .collect();
     let name = evidence.name(end);
+    let congestion = ["congctl", "cc_algo"].iter().find_map(|name| route.metrics.get(*name));
+    if let Some(algorithm) = congestion.filter(|name| !CONGESTION.contains(&name.as_str())) {
+        let what = format!(
+            "The route of {name} to the other end has TCP react to losses and delays by {algorithm}."
+        );
+        found.push(finding(
+            evidence,
+            end,
+            facts,
+            (end, what),
+            Severity::Slow,
+            format!("congctl {algorithm}"),
+        ));
+    }
     let is_neighbour = facts.path.as_ref().is_some_and(|path| path.on_link);
     if let Some(via) = route.via.as_ref().filter(|_| is_neighbour) {
         let what = format!("{name} sends to its neighbour through the router {via}.");

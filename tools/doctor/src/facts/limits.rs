@@ -48,6 +48,8 @@ pub struct Limit {
     /// Packets that it dropped, and that exceeded or matched it.
     pub dropped: u64,
     pub matched: u64,
+    /// Packets that it let through.
+    pub passed: u64,
     /// Whether it counts at all; rules of nftables do so where they are asked to.
     pub counts: bool,
 }
@@ -71,13 +73,25 @@ impl Limit {
     }
 
     /// What it has counted since `before`.
-    pub fn since(&self, before: &Limit) -> (u64, u64) {
-        (self.dropped.saturating_sub(before.dropped), self.matched.saturating_sub(before.matched))
+    fn since(&self, before: &Limit) -> Counted {
+        Counted {
+            dropped: self.dropped.saturating_sub(before.dropped),
+            matched: self.matched.saturating_sub(before.matched),
+            passed: self.passed.saturating_sub(before.passed),
+        }
     }
 
     fn is_same(&self, other: &Limit) -> bool {
         self.place == other.place && self.text == other.text
     }
+}
+
+/// Packets, during the measurements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub dropped: u64,
+    pub matched: u64,
+    pub passed: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -207,12 +221,11 @@ impl Limits {
     }
 }
 
-/// What these limits are now, and what each has counted since `before`: dropped, matched.
-pub fn counted<'a>(before: &'a [Limit], after: &'a [Limit]) -> impl Iterator<Item = (&'a Limit, u64, u64)> {
+/// Each limit, and what it has counted from `before` to `after`.
+pub fn counted<'a>(before: &'a [Limit], after: &'a [Limit]) -> impl Iterator<Item = (&'a Limit, Counted)> {
     before.iter().map(|limit| {
         let now = after.iter().find(|now| now.is_same(limit));
-        let (dropped, matched) = now.map_or((0, 0), |now| now.since(limit));
-        (limit, dropped, matched)
+        (limit, now.map_or_else(Counted::default, |now| now.since(limit)))
     })
 }
 
@@ -272,10 +285,10 @@ fn xdp(value: &Value) -> Option<String> {
 
 /// What the kernel keeps of an interface, beside what its driver does.
 fn numbers(card: &str, object: &Value) -> BTreeMap<String, i64> {
-    let printed = ["txqlen", "gso_max_size", "gso_max_segs", "gro_max_size", "gso_ipv4_max_size"];
+    let printed = ["mtu", "txqlen", "gso_max_size", "gso_max_segs", "gro_max_size", "gso_ipv4_max_size"];
     let printed = printed.iter().filter_map(|name| Some(((*name).to_owned(), object[*name].as_i64()?)));
     let path = format!("/sys/class/net/{card}");
-    let of_files = ["gro_flush_timeout", "napi_defer_hard_irqs"];
+    let of_files = ["gro_flush_timeout", "napi_defer_hard_irqs", "threaded"];
     let of_files = of_files
         .iter()
         .filter_map(|name| Some(((*name).to_owned(), files::number(format!("{path}/{name}"))?)));
@@ -321,6 +334,7 @@ fn parse(place: &str, text: &str) -> Vec<Limit> {
                 ..Limit::default()
             });
         } else if let Some(last) = limits.last_mut() {
+            last.passed += line.split_once(" bytes ").and_then(|(_, rest)| leading(rest)).unwrap_or(0);
             last.dropped += behind(line, "(dropped ").unwrap_or(0);
             last.matched += behind(line, "overlimits ").unwrap_or(0);
         }
@@ -343,8 +357,11 @@ fn words(line: &str) -> String {
 
 /// The number behind `name`.
 fn behind(line: &str, name: &str) -> Option<u64> {
-    let (_, rest) = line.split_once(name)?;
-    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    line.split_once(name).and_then(|(_, rest)| leading(rest))
+}
+
+fn leading(text: &str) -> Option<u64> {
+    text.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// "30Mbit", as `tc` prints rates.
@@ -387,7 +404,7 @@ fn of_rule(place: String, line: &str) -> Limit {
     };
     let drops = text.contains("drop") || text.contains("reject");
     let (dropped, matched) = if drops { (count, 0) } else { (0, count) };
-    Limit { place, text, dropped, matched, counts: line.contains("counter packets") }
+    Limit { place, text, dropped, matched, counts: line.contains("counter packets"), ..Limit::default() }
 }
 
 /// "[12:960] -A INPUT -p tcp -m statistic ... -j DROP"
@@ -402,6 +419,7 @@ fn iptables(line: &str) -> Option<Limit> {
         dropped: if drops { count } else { 0 },
         matched: if drops { 0 } else { count },
         counts: true,
+        ..Limit::default()
     })
 }
 

@@ -21,6 +21,10 @@ pub struct Machine {
     /// cpufreq's, where there is one.
     pub governor: Option<String>,
     pub clock_source: Option<String>,
+    /// The clocks that it has, separated by spaces.
+    pub clocks: String,
+    /// CPUs that are switched off, as a list.
+    pub offline: Option<String>,
     /// Bytes.
     pub memory: u64,
     /// What configures its interfaces, as remedies name it: `NetworkManager`, `systemd-networkd`, `ifupdown`.
@@ -50,6 +54,9 @@ impl Machine {
             hypervisor,
             governor: files::line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             clock_source: files::line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            clocks: files::line("/sys/devices/system/clocksource/clocksource0/available_clocksource")
+                .unwrap_or_default(),
+            offline: files::line("/sys/devices/system/cpu/offline"),
             memory: kib.unwrap_or(0).saturating_mul(1024),
             network: network(Path::new("/")),
         }

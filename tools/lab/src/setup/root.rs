@@ -13,7 +13,7 @@ use super::{Cache, Progress, digest, packages, remove_tree, run};
 use crate::dirs;
 
 // dash, because the shell of busybox prefers its own applets to the tools below.
-const PACKAGES: [&str; 18] = [
+const PACKAGES: [&str; 19] = [
     "bash",
     "busybox-static",
     "coreutils",
@@ -26,6 +26,7 @@ const PACKAGES: [&str; 18] = [
     "kmod",
     "ncat",
     "netperf",
+    "nftables",
     "openssh-server",
     "procps",
     "python3",
@@ -35,7 +36,7 @@ const PACKAGES: [&str; 18] = [
 ];
 
 /// Changes when the files below or the way of making the image do.
-const RECIPE: &str = "3";
+const RECIPE: &str = "4";
 
 /// What no guest reads, and what only makes the image larger.
 const DROPPED: [&str; 8] = [

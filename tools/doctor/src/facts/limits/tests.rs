@@ -37,8 +37,9 @@ table inet filter {
 #[test]
 fn disciplines_classes_and_actions_are_read_with_their_counters() {
     let limits = parse("", TC);
-    let seen: Vec<_> = limits.iter().map(|limit| (limit.kind(), limit.dropped, limit.matched)).collect();
-    assert_eq!(seen, [("tbf", 7, 9), ("netem", 3, 0), ("htb", 1, 2)]);
+    let seen: Vec<_> =
+        limits.iter().map(|limit| (limit.kind(), limit.dropped, limit.matched, limit.passed)).collect();
+    assert_eq!(seen, [("tbf", 7, 9, 1), ("netem", 3, 0, 0), ("htb", 1, 2, 0)]);
     assert_eq!(limits.iter().map(Limit::rate).collect::<Vec<_>>(), [Some(3e7), None, Some(2.5e7)]);
     assert_eq!(
         (limits[1].word("delay"), limits[1].word("loss"), limits[1].word("dev")),
@@ -62,14 +63,16 @@ fn rules_of_firewalls_are_those_that_drop_or_limit() {
                 text: "ip protocol tcp meta length > 1000 drop".to_owned(),
                 dropped: 5,
                 matched: 0,
-                counts: true
+                counts: true,
+                ..Limit::default()
             },
             Limit {
                 place: "nftables: inet filter, chain input".to_owned(),
                 text: "limit rate 100/second accept".to_owned(),
                 dropped: 0,
                 matched: 0,
-                counts: false
+                counts: false,
+                ..Limit::default()
             }
         ]
     );
@@ -87,7 +90,7 @@ fn what_has_counted_meanwhile_is_seen() {
     after[0].dropped += 5;
     after.remove(1);
     let counted: Vec<_> =
-        counted(&before, &after).map(|(limit, dropped, _)| (limit.kind(), dropped)).collect();
+        counted(&before, &after).map(|(limit, counted)| (limit.kind(), counted.dropped)).collect();
     assert_eq!(counted, [("tbf", 5), ("netem", 0), ("htb", 0)]);
 }
 
