@@ -139,8 +139,8 @@ struct Extras {
 pub struct RxPart {
     /// What `end` can receive, as of this round.
     pub capabilities: RxCapabilities,
-    /// It gets sums that were not computed: it is an endpoint, and relies on the verdict that comes with them. With many ports,
-    /// what is read for each frame is to be in as few cache lines as can be.
+    /// It gets sums that were not computed: it is an endpoint, and relies on the verdict that comes with
+    /// them. With many ports, what is read for each frame is to be in as few cache lines as can be.
     unsummed: bool,
     pub counts: RxCounts,
     pub pending: PendingQueue,

@@ -189,8 +189,8 @@ impl Evidence {
         self.runs(kind).find(|run| run.from == from)
     }
 
-    /// Of two runs that measured the same, the one that shows what can be had. Only speed is compared: what was
-    /// counted belongs to the run.
+    /// Of two runs that measured the same, the one that shows what can be had. Only speed is compared: what
+    /// was counted belongs to the run.
     pub fn keep_better(&mut self, kind: RunKind, from: PathEnd) {
         let all = self.runs.iter().enumerate().filter(|(_, run)| run.kind == kind && run.from == from);
         let speed = |run: &Run| match run.report.rtt_us {

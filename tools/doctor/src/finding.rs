@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::change::Change;
 use crate::evidence::PathEnd;
 use crate::remedy::Remedy;
 
@@ -141,6 +142,10 @@ impl Finding {
     fn absorb(&mut self, symptom: Finding) {
         self.evidence.push(format!("seen by {}: {}", symptom.check, symptom.what));
         self.evidence.extend(symptom.evidence);
+        // Other remedies of a symptom hide it, and cost speed.
+        let is_mtu =
+            |remedy: &Remedy| remedy.changes.iter().any(|change| matches!(change, Change::Mtu { .. }));
+        self.remedies.extend(symptom.remedies.into_iter().filter(is_mtu));
         self.severity = self.severity.min(symptom.severity);
         if symptom.cost.share > self.cost.share {
             self.cost = symptom.cost;

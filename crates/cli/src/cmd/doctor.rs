@@ -27,8 +27,8 @@ Examples:
   vmlane doctor lab NAME                                the guests of a lab, and their host
   vmlane doctor --undo                                  restore the settings that a killed proof has left
 
-With --to it reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, TCP, CPUs, vsock), measures each \
-direction alone, and lists what it found, the most important first, with the commands that fix it; it names what it had no time for. It changes nothing. Run it as root: drivers report more to root.
+With --to it reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, queueing disciplines, filters, firewalls, routes, TCP, CPUs, vsock), measures each \
+direction alone, and lists what it found, the most important first, with the commands that fix it. A finding is certain if its cause was seen to act meanwhile, likely or possible; what is slow and has no known cause is listed as unexplained. It names what it had no time for and what it could not read (ip, tc and nft read some of it). It changes nothing. Run it as root: drivers report more to root.
 
 With --prove it asks, then changes settings of this machine that last until the next start at most (MTU, offloads, rings, queues, interrupts, \
 TCP's), one remedy at a time, measures without and with it in turns, and restores all. A guardian process restores them if this one is interrupted or killed; `vmlane doctor --undo` restores them from a record in /run/vmlane-doctor.
@@ -39,7 +39,7 @@ guest to its second one, and then their host.
 
 With --pcap it examines the TCP connections in the files, and no machine. A capture at the sending end that contains the connection's first segments is best; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE), 256 in tunnels (VXLAN, Geneve, GRE, IP in IP). Other packets, such as vsock's, are only counted.
 
-Exit codes: 0 nothing found; 1 findings; 2 wrong usage; 3 the other machine or a file could not be examined (a file without a packet that can be), no remedy could be tried, or settings could not be restored. docs/guide/slow-network.md explains each finding.";
+Exit codes: 0 nothing found; 1 findings; 2 wrong usage; 3 the other machine or a file could not be examined, or a measurement failed and nothing explains it (a file without a packet that can be), no remedy could be tried, or settings could not be restored. docs/guide/slow-network.md explains each finding.";
 
 /// Find what makes the network between two machines slow or broken
 #[derive(Debug, clap::Args)]
@@ -56,7 +56,7 @@ pub struct Args {
     /// Examine these captures (pcap, pcapng) instead of machines
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["to", "quick", "prove", "undo", "guard", "secret_file", "vms"])]
     pcap: Vec<PathBuf>,
-    /// Take less than 5 s instead of 40 s: measure shorter, and skip several connections and round trips under load
+    /// Take less than 5 s instead of 40 s: measure shorter, without several connections and load
     #[arg(long)]
     quick: bool,
     /// Try each remedy that is a setting of this machine: measure without and with it, and restore it

@@ -58,7 +58,8 @@ pub enum Who {
     C,
     /// The switch: shapes the end's card. The line is a direction and a rate, or nothing.
     Shape,
-    /// The line from the switch to the end's card: `loss`, `reorder` (of 1000), `delay_us` or `longest`, a number.
+    /// The line from the switch to the end's card: `loss`, `reorder` (of 1000), `delay_us` or `longest`, a
+    /// number.
     Impair,
     /// The processes of the VMs: `stop MS MS` stops the end's again and again, `cpu N` puts both on one CPU.
     Vmm,

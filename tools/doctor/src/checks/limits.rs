@@ -115,7 +115,8 @@ fn effects(
 }
 
 fn is_full(limit: &Limit, counted: Counted) -> bool {
-    let enough = counted.dropped >= 10 && limit.kind() != "noqueue";
+    // What filters drop of received frames is counted there, too.
+    let enough = counted.dropped >= 10 && !["clsact", "ingress"].contains(&limit.kind());
     enough && (!ACTIVE.contains(&limit.kind()) || counted.dropped as f64 > MUCH * counted.passed as f64)
 }
 
@@ -267,6 +268,7 @@ mod tests {
             ("qdisc pfifo 1: dev eth0 root limit 1p", 99, "its queue of 1p"),
             ("qdisc fq_codel 0: dev eth0 root limit 10240p flows 1024", 99, ""),
             ("qdisc pfifo_fast 0: dev eth0 root bands 3 priomap 1 2", 9, ""),
+            ("qdisc clsact ffff: dev eth0 parent ffff:fff1", 99, ""),
             ("qdisc fq 1: dev eth0 root limit 10000p flow_limit 1p", 9_000, "drops"),
         ] {
             let before = Limits { queueing: vec![limit("eth0", text, 1)], ..Limits::default() };

@@ -1,5 +1,5 @@
-//! What is slow although no check explains it: how much is missing, where it begins to be missing, and what it
-//! is not.
+//! What is slow although no check explains it: how much is missing, where it begins to be missing, and what
+//! it is not.
 
 use crate::evidence::{Evidence, PathEnd, Run, RunKind};
 use crate::finding::{Confidence, Cost, Finding, Severity};

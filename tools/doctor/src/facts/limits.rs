@@ -1,5 +1,5 @@
-//! What is set up on this machine to limit, delay, drop or divert: queueing disciplines, filters, rules of the
-//! firewall, the route and the neighbour. Read before and after all measurements: what has counted
+//! What is set up on this machine to limit, delay, drop or divert: queueing disciplines, filters, rules of
+//! the firewall, the route and the neighbour. Read before and after all measurements: what has counted
 //! meanwhile acted on them.
 
 use std::collections::BTreeMap;
