@@ -25,7 +25,7 @@ use vmlane_lab::{LabSpec, Running};
 use vmlane_tests::{Bed, kept};
 
 use draw::draws;
-use effect::{Gauges, Path};
+use effect::{Gauges, Healthy, Path};
 use grammar::{Fault, NOT_DRAWN, inconsistencies};
 use places::Inserted;
 use report::{Record, Records};
@@ -56,7 +56,7 @@ struct Place {
     to: &'static str,
     bed: Bed,
     server: Running,
-    healthy: Gauges,
+    healthy: Healthy,
 }
 
 impl Place {
@@ -74,8 +74,8 @@ impl Place {
         }
         let (to, listen) = if is_ip { (super::TO, "tcp:0.0.0.0") } else { ("vsock:4", "vsock:") };
         let server = super::server(&bed, "b", listen);
-        let healthy = Path { bed: &bed, to }.healthy();
-        println!("  {device}: {healthy:?}");
+        let healthy = Healthy::of(&Path { bed: &bed, to });
+        println!("  {device}: {:?}", healthy.middle());
         Place { device: device.to_owned(), to, bed, server, healthy }
     }
 
@@ -92,26 +92,26 @@ impl Place {
         Path { bed: &self.bed, to: self.to }
     }
 
-    /// Puts a draw in, measures, examines, and takes it out. Whether the lab is as before.
-    fn try_out(&self, faults: &[Fault], record: &mut Record) -> bool {
+    /// Puts a draw in, measures, examines, and takes it out. Returns what the lab does then, if it is as before.
+    fn try_out(&self, faults: &[Fault], record: &mut Record) -> Option<Gauges> {
         let inserted = Inserted::put(&self.bed, faults);
         if inserted.problem.is_some() {
             record.problem.clone_from(&inserted.problem);
             // Not all of it is there to be taken out.
             let _ = inserted.take_out();
-            return self.path().recovers(&self.healthy);
+            return self.path().recovers(&record.healthy);
         }
-        let with = self.path().with_fault(&self.healthy);
-        record.effects = with.effects(&self.healthy);
+        let with = self.path().with_fault(&record.healthy);
+        record.effects = with.effects(&record.healthy);
         record.with = Some(with);
         if record.has_effect() {
             record.verdicts = self.examine(faults);
         }
         match inserted.take_out() {
-            Ok(()) => self.path().recovers(&self.healthy),
+            Ok(()) => self.path().recovers(&record.healthy),
             Err(why) => {
                 println!("  not taken out: {why}");
-                false
+                None
             }
         }
     }
@@ -129,7 +129,7 @@ impl Place {
             device: self.device.clone(),
             layer,
             faults: faults.iter().map(Fault::to_string).collect(),
-            healthy: self.healthy,
+            healthy: self.healthy.middle(),
             with: None,
             effects: Vec::new(),
             verdicts: BTreeMap::new(),
@@ -179,10 +179,11 @@ fn between(device: &str) -> Vec<String> {
     let mut place = Place::new(device);
     for (number, (seed, faults)) in drawn(device).into_iter().enumerate() {
         let mut record = place.record(seed, number + 1, &faults);
-        let is_as_before = place.try_out(&faults, &mut record);
+        let after = place.try_out(&faults, &mut record);
         records.add(record);
-        if !is_as_before {
-            place = place.again();
+        match after {
+            Some(healthy) => place.healthy.add(healthy),
+            None => place = place.again(),
         }
     }
     drop(place.server);

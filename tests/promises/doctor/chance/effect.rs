@@ -1,5 +1,7 @@
 //! What a fault does to what programs notice: throughput, round trips, lost datagrams.
 
+use std::collections::VecDeque;
+
 use serde::Serialize;
 use serde_json::Value;
 use vmlane_tests::{Bed, median};
@@ -67,19 +69,6 @@ impl Path<'_> {
         }
     }
 
-    /// The middle of several measurements: what a healthy lab does.
-    pub fn healthy(&self) -> Gauges {
-        let all: Vec<Gauges> = (0..5).map(|_| self.measure()).collect();
-        let of = |value: fn(&Gauges) -> f64| median(all.iter().map(value).collect());
-        Gauges {
-            forth_bps: of(|one| one.forth_bps),
-            back_bps: of(|one| one.back_bps),
-            rtt_us: of(|one| one.rtt_us),
-            lost_forth: of(|one| one.lost_forth),
-            lost_back: of(|one| one.lost_back),
-        }
-    }
-
     /// What is measured beside a fault. What is no clear effect is measured once more, and the better one
     /// counts: a busy host is no fault.
     pub fn with_fault(&self, healthy: &Gauges) -> Gauges {
@@ -90,9 +79,38 @@ impl Path<'_> {
         first.better(&self.measure())
     }
 
-    /// Waits until the lab is as it was; false if it does not get there.
-    pub fn recovers(&self, healthy: &Gauges) -> bool {
-        (0..6).any(|_| self.measure().effects(healthy).is_empty())
+    /// Waits until the lab is as it was, and returns what it does then; none if it does not get there.
+    pub fn recovers(&self, healthy: &Gauges) -> Option<Gauges> {
+        (0..6).map(|_| self.measure()).find(|now| now.effects(healthy).is_empty())
+    }
+}
+
+/// What a healthy lab does: the middle of its last measurements, because what else the host does changes with
+/// time.
+pub struct Healthy(VecDeque<Gauges>);
+
+/// So many measurements count.
+const COUNT: usize = 5;
+
+impl Healthy {
+    pub fn of(path: &Path<'_>) -> Healthy {
+        Healthy((0..COUNT).map(|_| path.measure()).collect())
+    }
+
+    pub fn add(&mut self, one: Gauges) {
+        self.0.pop_front();
+        self.0.push_back(one);
+    }
+
+    pub fn middle(&self) -> Gauges {
+        let of = |value: fn(&Gauges) -> f64| median(self.0.iter().map(value).collect());
+        Gauges {
+            forth_bps: of(|one| one.forth_bps),
+            back_bps: of(|one| one.back_bps),
+            rtt_us: of(|one| one.rtt_us),
+            lost_forth: of(|one| one.lost_forth),
+            lost_back: of(|one| one.lost_back),
+        }
     }
 }
 

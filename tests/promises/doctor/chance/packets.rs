@@ -40,7 +40,7 @@ const fn ingress(
     put: &'static [Line],
     truth: &'static [&'static str],
 ) -> Mechanism {
-    // LRO is off because of the fault, and said to be.
+    // LRO is off because of the fault, as the doctor reports.
     mechanism(Queueing, name, strengths, put, NO_IFB, INGRESS, truth).symptoms(&[
         "bufferbloat",
         "policing",
@@ -83,7 +83,7 @@ const fn attribute(
     mechanism(Layer::Route, name, strengths, put, NO_ROUTE, &["route"], truth)
 }
 
-/// Over c, which forwards and does not tell that there is a shorter way.
+/// Over c, which forwards and sends no redirects to the shorter way.
 const FORWARD: Line = (
     C,
     "for n in all eth0; do write /proc/sys/net/ipv4/conf/$n/send_redirects 0; done; write /proc/sys/net/ipv4/ip_forward 1",
