@@ -99,7 +99,8 @@ pub const TABLE: &[Mechanism] = &[
         &["tcpdump"],
         &["busy-cpu@"],
     )
-    .symptoms(OF_CPU),
+    .symptoms(OF_CPU)
+    .over_ip(),
     mechanism(
         Program,
         "a server at low priority beside a program",
