@@ -224,11 +224,14 @@ impl Evidence {
         kind: fn(&Limits) -> &Vec<Limit>,
     ) -> impl Iterator<Item = (&Limit, Counted)> {
         let before = self.facts(end).map_or(&[][..], |facts| kind(&facts.limits));
-        let after = match end {
+        counted(before, self.limits_after(end).map_or(&[][..], |limits| kind(limits)))
+    }
+
+    pub fn limits_after(&self, end: PathEnd) -> Option<&Limits> {
+        match end {
             PathEnd::Near => self.limits_near.as_ref(),
             PathEnd::Far => self.limits_far.as_ref(),
-        };
-        counted(before, after.map_or(&[][..], |limits| kind(limits)))
+        }
     }
 
     /// What an end's stack has counted during all runs of one kind, or during all.

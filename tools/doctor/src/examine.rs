@@ -19,7 +19,7 @@ use prepared::Prepared;
 
 use crate::checks::unexplained;
 use crate::evidence::{Evidence, PathEnd, Run, RunKind, Wait};
-use crate::facts::{Counters, Facts, Limits, Load, WATCHED};
+use crate::facts::{Counters, Facts, Limits, Load, Snapshot, WATCHED};
 use crate::loopback;
 use crate::question::Question;
 use crate::text::tame;
@@ -139,8 +139,18 @@ pub fn examine(
         }
     };
     std::thread::scope(|scope| {
-        let mut examination =
-            Examination { scope, to, options, plan, progress, evidence, last: None, budget, questions };
+        let mut examination = Examination {
+            scope,
+            to,
+            options,
+            plan,
+            progress,
+            evidence,
+            last: None,
+            budget,
+            questions,
+            began: Snapshot::take(),
+        };
         examination.note_wait("describing its machine", began.elapsed().saturating_sub(WATCHED));
         // While this machine's settings are read, the first connections are made.
         let first = examination.first();
@@ -182,6 +192,8 @@ struct Examination<'scope, 'env> {
     last: Option<(Counters, Counters)>,
     budget: Budget,
     questions: Questions<'env>,
+    /// Before the measurements.
+    began: Snapshot,
 }
 
 /// The measurements that every examination has.
@@ -544,8 +556,9 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let question = Question::Limits { interface: interface(&far) };
         let answer = self.ask("reading its limits", &question, Duration::ZERO);
         let far = answer.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
+        let busiest = self.began.beside_us();
         let near = Limits::read(near.as_ref().map(|path| path.peer), interface(&near).as_deref());
-        (self.evidence.limits_near, self.evidence.limits_far) = (Some(near), far);
+        (self.evidence.limits_near, self.evidence.limits_far) = (Some(Limits { busiest, ..near }), far);
     }
 
     fn loopbacks(&mut self) {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use cgroup::Quota;
-pub use cpu::{CpuTime, Load, Process};
+pub use cpu::{CpuTime, Load, Process, Snapshot};
 pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings, Spread};
 pub use limits::{Counted, Limit, Limits, Neighbour, Route, counted};
 pub use machine::Machine;

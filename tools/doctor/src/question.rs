@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vmlane_bench::server::Examiner;
 
-use crate::facts::{Counters, Facts, Limits};
+use crate::facts::{Counters, Facts, Limits, Snapshot};
 use crate::loopback;
 
 /// Answers are read, never followed: no question changes a setting.
@@ -36,20 +36,26 @@ impl Question {
 
 /// Answers questions about this machine, one after another: each costs this machine a moment's work.
 pub fn examiner() -> Examiner {
-    let busy = Mutex::new(());
+    let busy = Mutex::new(Snapshot::take());
     std::sync::Arc::new(move |asked| {
         let question: Question = serde_json::from_value(asked.request.clone())
             .map_err(|_| "a question that this version of vmlane does not know".to_owned())?;
-        let _turn = turn(&busy)?;
+        let mut began = turn(&busy)?;
         let value = match question {
-            Question::Facts => serde_json::to_value(Facts::read(asked.here, asked.there)),
+            Question::Facts => {
+                let facts = Facts::read(asked.here, asked.there);
+                *began = Snapshot::take();
+                serde_json::to_value(facts)
+            }
             Question::Counters { interface } => {
                 let known = interface.filter(|name| is_interface(name));
                 serde_json::to_value(Counters::read(known.as_deref()))
             }
             Question::Limits { interface } => {
                 let known = interface.filter(|name| is_interface(name));
-                serde_json::to_value(Limits::read(asked.there, known.as_deref()))
+                let busiest = began.beside_us();
+                let limits = Limits::read(asked.there, known.as_deref());
+                serde_json::to_value(Limits { busiest, ..limits })
             }
             Question::Loopback { seconds } if seconds > 0.0 && seconds <= loopback::LONGEST => {
                 serde_json::to_value(loopback::measure(seconds)?)
@@ -68,7 +74,7 @@ pub fn is_interface(name: &str) -> bool {
 }
 
 /// Waits a little for the one who asked before.
-fn turn(busy: &Mutex<()>) -> Result<MutexGuard<'_, ()>, String> {
+fn turn(busy: &Mutex<Snapshot>) -> Result<MutexGuard<'_, Snapshot>, String> {
     for _ in 0..40 {
         match busy.try_lock() {
             Ok(turn) => return Ok(turn),

@@ -1,13 +1,40 @@
 //! A program that uses the CPU.
 
 use super::Check;
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, PathEnd};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
 pub const CHECK: Check = Check { name: "busy-cpu", examine };
 
+/// CPUs of a program that is busy only while something is sent or received.
+const BESIDE: f64 = 0.2;
+
 fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let at_rest = at_rest(evidence);
+    let is_new = |end| !at_rest.iter().any(|finding| finding.end == Some(end));
+    let beside = evidence.ends().filter(|(end, _)| is_new(*end)).filter_map(|(end, _)| beside(evidence, end));
+    let beside: Vec<Finding> = beside.collect();
+    at_rest.into_iter().chain(beside).collect()
+}
+
+/// What works for each packet, such as a capture, is idle without them.
+fn beside(evidence: &Evidence, end: PathEnd) -> Option<Finding> {
+    let program = evidence.limits_after(end)?.busiest.first().filter(|program| program.cpus >= BESIDE)?;
+    let what = format!(
+        "While it was measured, the program {} used {:.1} CPUs of {}.",
+        program.name,
+        program.cpus,
+        evidence.name(end)
+    );
+    let cost =
+        Cost::estimated(0.5, "the network lacks that CPU time, and more if the program handles each packet");
+    let remedy = Remedy::new("find out what it does with the packets; end captures that no one reads");
+    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(end);
+    Some(finding.evidence(format!("process {} ({})", program.pid, program.name)).remedy(remedy))
+}
+
+fn at_rest(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.ends().filter_map(|(end, facts)| {
         let load = &facts.load;
         let cpus = facts.machine.cpus.max(1) as f64;
@@ -56,6 +83,9 @@ mod tests {
         evidence.near.load.busiest = vec![Process { pid: 7, name: "indexer".to_owned(), cpus: 0.9 }];
         assert!(examine(&evidence)[0].what.contains("indexer"));
         evidence.near.load.busiest.clear();
+        let tcpdump = Process { pid: 8, name: "tcpdump".to_owned(), cpus: 0.3 };
+        evidence.limits_near = Some(crate::facts::Limits { busiest: vec![tcpdump], ..Default::default() });
+        assert!(examine(&evidence)[0].what.contains("tcpdump"));
         evidence.near.load.busy = 1.9;
         assert_eq!(examine(&evidence).len(), 1);
     }

@@ -59,25 +59,56 @@ impl Load {
     }
 
     fn watch_all(period: Duration) -> Load {
-        let (began, before, processes) = (Instant::now(), CpuTime::read(), processes());
+        let (before, snapshot) = (CpuTime::read(), Snapshot::take());
         std::thread::sleep(period);
-        let seconds = began.elapsed().as_secs_f64();
-        let cpus = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64 / seconds;
+        let seconds = snapshot.at.elapsed().as_secs_f64();
+        let cpus = |ticks| cpus(ticks, seconds);
         let after = CpuTime::read();
-        let mut busiest: Vec<Process> = self::processes()
-            .into_iter()
-            .filter(|(pid, _)| *pid != std::process::id())
-            .filter_map(|(pid, (name, ticks))| {
-                let used = cpus(ticks.saturating_sub(processes.get(&pid)?.1));
-                (used >= 0.05).then_some(Process { pid, name, cpus: used })
-            })
-            .collect();
-        busiest.sort_by(|one, other| other.cpus.total_cmp(&one.cpus));
         Load {
             busy: cpus(after.busy.saturating_sub(before.busy)),
             steal: cpus(after.steal.saturating_sub(before.steal)),
-            busiest,
+            busiest: snapshot.busiest_since(0.05),
         }
+    }
+}
+
+fn cpus(ticks: u64, seconds: f64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64 / seconds
+}
+
+/// How much CPU time each program had used at a moment.
+#[derive(Debug)]
+pub struct Snapshot {
+    at: Instant,
+    processes: BTreeMap<u32, (String, u64)>,
+}
+
+impl Snapshot {
+    pub fn take() -> Snapshot {
+        Snapshot { at: Instant::now(), processes: processes() }
+    }
+
+    /// Programs that have used at least so many CPUs since then, the busiest first, without this one.
+    pub fn busiest_since(&self, least: f64) -> Vec<Process> {
+        let seconds = self.at.elapsed().as_secs_f64();
+        let used = processes().into_iter().filter_map(|(pid, (name, ticks))| {
+            let cpus = cpus(ticks.saturating_sub(self.processes.get(&pid)?.1), seconds);
+            (cpus >= least && pid != std::process::id()).then_some(Process { pid, name, cpus })
+        });
+        let mut busiest: Vec<Process> = used.collect();
+        busiest.sort_by(|one, other| other.cpus.total_cmp(&one.cpus));
+        busiest
+    }
+
+    /// The same without the kernel's own threads, which have no command line, and other parts of vmlane.
+    pub fn beside_us(&self) -> Vec<Process> {
+        let mut all = self.busiest_since(0.1);
+        all.retain(|process| {
+            let line = files::text(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+            !line.is_empty() && process.name != "vmlane"
+        });
+        all.truncate(3);
+        all
     }
 }
 

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Value};
 
+use super::cpu::Process;
 use super::{cgroup, files, tools};
 use crate::question::is_interface;
 
@@ -33,6 +34,8 @@ pub struct Limits {
     /// Numbers of the interface that are not the driver's: gso_max_size, txqlen, rps_cpus ...
     pub interface: BTreeMap<String, i64>,
     pub quota: Option<cgroup::Quota>,
+    /// Programs that used the CPU meanwhile; only after the measurements.
+    pub busiest: Vec<Process>,
     /// What could not be read, and why.
     pub unread: Vec<String>,
 }
