@@ -189,7 +189,10 @@ pub fn sort(findings: &mut [Finding]) {
     findings.sort_by(|one, other| {
         let by_severity = one.severity.cmp(&other.severity);
         let by_confidence = one.confidence.cmp(&other.confidence);
-        by_severity.then(by_confidence).then(other.cost.share.total_cmp(&one.cost.share))
+        // What is only possible comes behind all that is more.
+        let is_possible = |finding: &Finding| finding.confidence == Confidence::Possible;
+        let by_evidence = is_possible(one).cmp(&is_possible(other));
+        by_evidence.then(by_severity).then(by_confidence).then(other.cost.share.total_cmp(&one.cost.share))
     });
 }
 

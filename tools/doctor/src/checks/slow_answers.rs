@@ -2,7 +2,7 @@
 
 use super::Check;
 use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::finding::{Cost, Finding, Severity};
+use crate::finding::{Confidence, Cost, Finding, Severity};
 use crate::remedy::Remedy;
 
 /// Seconds without an answer, and seconds that answers came late in all.
@@ -41,7 +41,16 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     .run(&["cat", "/proc/pressure/cpu", "/proc/pressure/memory", "/proc/pressure/io"])
     .run(&["kill", "-CONT", "PID"])
     .lasting("Windows", "Task Manager: Suspended as the state of a process, and the load of disk and memory");
-    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).at(PathEnd::Far).remedy(remedy);
+    // Where not even a transfer was measured, its answers may be sent and not arrive.
+    let is_measured = evidence.runs(RunKind::Stream).next().is_some();
+    let confidence = if is_measured { Confidence::Likely } else { Confidence::Possible };
+    let arrives = Remedy::new("or find out whether large packets of its answers get lost")
+        .run(&["ping", "-M", "do", "-c", "3", "-s", "1472", "ADDRESS"]);
+    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost)
+        .confidence(confidence)
+        .at(PathEnd::Far)
+        .remedy(remedy);
+    let finding = if is_measured { finding } else { finding.remedy(arrives) };
     let seen = evidence.waits.iter().take(8).map(|wait| {
         let came = if wait.answered { "answered after" } else { "no answer for" };
         format!("{}: {came} {:.1} s", wait.what, wait.seconds)

@@ -17,6 +17,8 @@ const ENOUGH: f64 = 10.0;
 const FEW: u64 = 10;
 /// Single segments from which a share means something, and pairs.
 const SLOWLY: f64 = 5.0;
+/// Datagrams of one frame that are lost, from which it is not for their length.
+const LOSSY: f64 = 0.05;
 /// Segments of pairs that are sent again. Not for each pair: after a few losses TCP's window is so small that
 /// it sends the two segments apart, and they arrive.
 const AGAIN: u64 = 4;
@@ -67,7 +69,7 @@ pub fn is_broken(evidence: &Evidence, from: PathEnd) -> bool {
     };
     let per_second = |run: &Run| run.report.transactions_per_second.unwrap_or(0.0);
     let probes_arrive =
-        evidence.probes().filter(|(_, run)| run.from == from).all(|(_, run)| run.lost() < 0.5);
+        evidence.probes().filter(|(_, run)| run.from == from).all(|(_, run)| run.lost() < LOSSY);
     let enough = per_second(small) * small.report.seconds >= ENOUGH;
     let waits = large.timeouts() > 0 || enough && per_second(large) < SLOW;
     let ratio = per_second(large) / per_second(small);
