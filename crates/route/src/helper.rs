@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use vmlane_port::{Budget, Distinct};
-use vmlane_worker::{Decision, Inputs, Policy, Ports};
+use vmlane_worker::{Decision, Inputs, Policy, Ports, SLEEP};
 
 use self::state::{CONTROL, Entry, FIRST, LINE, LISTENER, Logs, PROGRAM, Stage};
 pub use self::state::{Helper, Load};
@@ -90,7 +90,7 @@ impl Helper {
             logs: Logs::default(),
             last: FIRST,
             ticked: Instant::now(),
-            policy: Policy::new(SPIN),
+            policy: Policy::new(SPIN, SLEEP),
             settings,
         };
         helper.listen()?;

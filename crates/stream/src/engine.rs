@@ -494,6 +494,12 @@ impl Rounds for StreamEngine {
         self.total
     }
 
+    /// A notice of VMCI is four accesses over vfio-user, each of which wakes a thread of the VMM and one of
+    /// ours.
+    fn sleep_costs(&self) -> Duration {
+        Duration::from_micros(300)
+    }
+
     fn ports(&mut self) -> Ports {
         if !self.polled.is_empty() {
             let filling = if self.polling.contended { self.filling() } else { None };

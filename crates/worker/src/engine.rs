@@ -1,12 +1,12 @@
 //! What a worker runs.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use crate::command_queue::Shared;
-use crate::waiting::{Polling, Ports};
+use crate::waiting::{Polling, Ports, SLEEP};
 
 /// Ports of one kind, and what a round over them is. Owned by one worker; the order of calls is in the
 /// crate's documentation.
@@ -44,6 +44,11 @@ pub trait Rounds {
     /// Bytes that it has moved so far. A worker that moves much at once gives its core to others sooner.
     fn moved_bytes(&self) -> u64 {
         0
+    }
+
+    /// What a sleep costs the worker and the guest that ends it, as a time of spinning.
+    fn sleep_costs(&self) -> Duration {
+        SLEEP
     }
 
     /// Nothing moved: what does it wait for?

@@ -63,6 +63,6 @@ pub use meter::{Account, Meter, Work};
 pub use placement::RoundRobin;
 #[cfg(not(test))]
 pub use riding::{Ride, Rider, Riding};
-pub use waiting::{Decision, Inputs, Interval, Parking, Policy, Polling, Ports, QUIET, Source, Watch};
+pub use waiting::{Decision, Inputs, Interval, Parking, Policy, Polling, Ports, QUIET, SLEEP, Source, Watch};
 #[cfg(not(test))]
 pub use worker::{Requests, Settings, Worker};

@@ -10,7 +10,7 @@
 //!
 //! | what | for whom | from | numbers |
 //! | --- | --- | --- | --- |
-//! | how long after the last work to spin and yield (`gaps.rs`) | all | how long the last gaps were | of `spin_us`, its half, ... its 64th the longest window that would have taken a fiftieth of the time at most; if there is none, the one with which those gaps would have cost least, where a sleep costs as much as 100 us of spinning; chosen after every 16 gaps, of which earlier ones count half as much each time |
+//! | how long after the last work to spin and yield (`gaps.rs`) | all | how long the last gaps were | of `spin_us`, its half, ... its 64th the longest window that would have taken a fiftieth of the time at most; if there is none, the one with which those gaps would have cost least, where a sleep costs as much as 100 us of spinning (300 us where streams are moved, since a notice of VMCI is four accesses over vfio-user); chosen after every 16 gaps, of which earlier ones count half as much each time |
 //! | when to yield in place of spinning | all | rounds that found nothing | after 32 |
 //! | whether others want the core (*contended*) (`window.rs`) | all | for how long the core was with others after yields, of those of 50 us and more (300 us where fewer than 4 KiB had moved at once) | a quarter of 8 ms; then for 50 ms: no yielding, and ports are polled for 5 us after their last work |
 //! | long naps (`long_naps.rs`) | switch, virtio-vsock | contended; bytes since the last wait; which length moved more | 150 us after 4 KiB; 8 naps of a length are judged together, unless they took 50 ms; then 10 times as many of the better one |
@@ -39,6 +39,7 @@ mod ring_naps;
 mod watch;
 mod window;
 
+pub use gaps::SLEEP;
 pub use parking::Parking;
 pub use policy::{Decision, Inputs, Policy, Polling, Ports};
 pub use watch::{Interval, QUIET, Source, Watch};

@@ -82,12 +82,13 @@ impl<E: Engine> Worker<E> {
         settings: Settings,
     ) -> Worker<E> {
         let now = Instant::now();
+        let policy = Policy::new(settings.spin, engine.sleep_costs());
         Worker {
             engine,
             settings,
             heartbeat,
             commands: Vec::new(),
-            policy: Policy::new(settings.spin),
+            policy,
             decision: Decision::Spin,
             now,
             until_clock: 0,

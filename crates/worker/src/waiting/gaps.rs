@@ -8,9 +8,9 @@
 
 use std::time::Duration;
 
-/// What a sleep costs, as a time of spinning. A wake-up across CPUs takes 20 to 60 us, and a guest's notice
-/// some 10 us more.
-const SLEEP: Duration = Duration::from_micros(100);
+/// What a sleep costs where a guest's notice is an event fd, as a time of spinning. A wake-up across CPUs
+/// takes 20 to 60 us, and the notice some 10 us more.
+pub const SLEEP: Duration = Duration::from_micros(100);
 /// The part of the time that may be spent on spinning whatever it saves.
 const BUDGET: f32 = 0.02;
 /// Windows to choose from: the longest one, and half of each for the next.
@@ -22,6 +22,8 @@ const CHOSEN_EVERY: u32 = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps {
     longest: Duration,
+    /// What a sleep costs.
+    sleep: Duration,
     /// The one that is in force.
     window: Duration,
     /// Gaps that were no longer than a window, but than the next one; then those that were longer than all.
@@ -34,10 +36,11 @@ pub struct Gaps {
 }
 
 impl Gaps {
-    /// Begins with the longest window.
-    pub fn new(longest: Duration) -> Gaps {
+    /// Begins with the longest window; a sleep costs as much as so much spinning.
+    pub fn new(longest: Duration, sleep: Duration) -> Gaps {
         Gaps {
             longest,
+            sleep,
             window: longest,
             counts: [0.0; WINDOWS],
             longer: 0.0,
@@ -75,7 +78,7 @@ impl Gaps {
 
     fn choose(&mut self) {
         let cheap = (0..WINDOWS).find(|&window| self.cost(window, 0.0) <= BUDGET * self.time);
-        let costs = (0..WINDOWS).map(|window| self.cost(window, SLEEP.as_secs_f32()));
+        let costs = (0..WINDOWS).map(|window| self.cost(window, self.sleep.as_secs_f32()));
         // Of equal ones the longest.
         let best = costs.enumerate().reduce(|best, next| if next.1 < best.1 { next } else { best });
         self.window = self.length(cheap.or(best.map(|(window, _)| window)).unwrap_or(0));
@@ -106,7 +109,7 @@ mod tests {
 
     /// The window after many gaps of these lengths in turns, in microseconds.
     fn after(gaps: &[u64]) -> u64 {
-        let mut all = Gaps::new(LONGEST);
+        let mut all = Gaps::new(LONGEST, SLEEP);
         let gaps = gaps.iter().cycle().take(1000);
         gaps.for_each(|&gap| all.add(Duration::from_micros(gap)));
         all.window().as_micros() as u64
@@ -114,7 +117,7 @@ mod tests {
 
     #[test]
     fn it_spins_as_long_as_that_costs_less_than_a_sleep() {
-        assert_eq!(Gaps::new(LONGEST).window(), LONGEST);
+        assert_eq!(Gaps::new(LONGEST, SLEEP).window(), LONGEST);
         for (gaps, window) in [
             (&[1][..], 512),
             // Each is caught.
@@ -122,7 +125,7 @@ mod tests {
             (&[100], 512),
             // A core for 3,000 frames a second.
             (&[333], 8),
-            (&[2_000], 8),
+            (&[2_000], 32),
             // Little of the time, whatever it is for.
             (&[10_000], 128),
             (&[1_000_000], 512),
@@ -137,8 +140,17 @@ mod tests {
     }
 
     #[test]
+    fn a_sleep_that_costs_more_is_worth_a_longer_window() {
+        for (sleep, window) in [(SLEEP, 8), (3 * SLEEP, 512)] {
+            let mut gaps = Gaps::new(LONGEST, sleep);
+            (0..1000).for_each(|_| gaps.add(Duration::from_micros(170)));
+            assert_eq!(gaps.window().as_micros(), window, "{sleep:?}");
+        }
+    }
+
+    #[test]
     fn what_was_long_ago_does_not_count() {
-        let mut gaps = Gaps::new(LONGEST);
+        let mut gaps = Gaps::new(LONGEST, SLEEP);
         (0..10_000).for_each(|_| gaps.add(Duration::from_millis(1)));
         assert_eq!(gaps.window(), Duration::from_micros(16));
         (0..200).for_each(|_| gaps.add(Duration::from_micros(20)));
@@ -147,7 +159,7 @@ mod tests {
 
     #[test]
     fn without_a_window_there_is_none() {
-        let mut gaps = Gaps::new(Duration::ZERO);
+        let mut gaps = Gaps::new(Duration::ZERO, SLEEP);
         (0..100).for_each(|gap| gaps.add(Duration::from_micros(gap)));
         assert_eq!(gaps.window(), Duration::ZERO);
     }

@@ -98,10 +98,10 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// `spin`: the longest time that it spins and yields.
-    pub fn new(spin: Duration) -> Policy {
+    /// `spin`: the longest time that it spins and yields. A sleep costs as much as spinning for `sleep`.
+    pub fn new(spin: Duration, sleep: Duration) -> Policy {
         let (long_naps, ring_naps) = (LongNaps::default(), RingNaps::default());
-        Policy { window: Window::new(spin), long_naps, ring_naps, backoff: NAP, gap_began: None }
+        Policy { window: Window::new(spin, sleep), long_naps, ring_naps, backoff: NAP, gap_began: None }
     }
 
     /// The clock was read: how ports are polled until it is read again.

@@ -36,10 +36,10 @@ pub struct Window {
 }
 
 impl Window {
-    /// Begins with the longest window.
-    pub fn new(longest: Duration) -> Window {
+    /// Begins with the longest window; a sleep costs as much as so much spinning.
+    pub fn new(longest: Duration, sleep: Duration) -> Window {
         let (yielded, lost, contended_until) = (None, None, None);
-        Window { gaps: Gaps::new(longest), yielded, lost, contended_until, moved: 0, at_once: MUCH }
+        Window { gaps: Gaps::new(longest, sleep), yielded, lost, contended_until, moved: 0, at_once: MUCH }
     }
 
     #[inline]
@@ -108,6 +108,7 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gaps::SLEEP;
     use super::*;
 
     const MOST: Duration = Duration::from_micros(500);
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_core_that_others_have_for_long_is_left_to_them_for_a_while() {
-        let mut window = Window::new(MOST);
+        let mut window = Window::new(MOST, SLEEP);
         let start = Instant::now();
         assert!(window.is_open(start, Duration::ZERO, true));
         let late = with(&mut window, start, &[JUDGED / 4]);
@@ -141,7 +142,7 @@ mod tests {
     #[test]
     fn a_program_that_runs_now_and_then_changes_nothing() {
         let (slice, between) = (Duration::from_millis(1), Duration::from_millis(19));
-        let (mut window, mut now) = (Window::new(MOST), Instant::now());
+        let (mut window, mut now) = (Window::new(MOST, SLEEP), Instant::now());
         for _ in 0..100 {
             now = with(&mut window, now, &[slice]) + between;
             assert!(!window.is_contended(now));
@@ -159,7 +160,7 @@ mod tests {
         // Whether a core that comes back after so long, again and again, is taken for contended, where so
         // many bytes had moved by each idle round.
         let is_contended = |moved: &[u64], after: Duration| {
-            let mut window = Window::new(MOST);
+            let mut window = Window::new(MOST, SLEEP);
             moved.iter().for_each(|moved| window.became_idle(*moved));
             let now = with(&mut window, start, &[after; 40]);
             of_ports(&window, now) == CONTENDED_WINDOW

@@ -1,5 +1,6 @@
 //! Inputs in, decision out.
 
+use super::super::gaps::SLEEP;
 use super::super::window::MUCH;
 use super::*;
 
@@ -25,7 +26,7 @@ fn decide_after(policy: &Policy, ports: Ports, idle: Duration, moved: u64) -> De
 
 /// One whose core comes back late.
 fn contended(spin: Duration) -> Policy {
-    let (mut policy, now) = (Policy::new(spin), Instant::now());
+    let (mut policy, now) = (Policy::new(spin, SLEEP), Instant::now());
     policy.window.yields(now - ms(2));
     policy.resumed(now);
     assert!(policy.clock(now).contended);
@@ -43,7 +44,7 @@ const ALL: [Ports; 6] = [
 
 #[test]
 fn within_the_window_it_spins_and_then_yields_whatever_it_waits_for() {
-    let policy = Policy::new(SPIN);
+    let policy = Policy::new(SPIN, SLEEP);
     for ports in ALL {
         for (rounds, decision) in [(0, Decision::Spin), (SPINS - 1, Decision::Spin), (SPINS, Decision::Yield)]
         {
@@ -68,7 +69,7 @@ fn where_the_core_is_contended_it_spins_and_never_yields() {
 
 #[test]
 fn without_a_window_each_kind_of_ports_has_its_wait() {
-    let policy = Policy::new(Duration::ZERO);
+    let policy = Policy::new(Duration::ZERO, SLEEP);
     let limit = Some(ms(7));
     assert_eq!(decide(&policy, Ports::Due, ms(8)), Decision::Nap(NAP));
     assert_eq!(decide(&policy, Ports::Armable(limit), ms(8)), Decision::Sleep(limit));
@@ -78,7 +79,7 @@ fn without_a_window_each_kind_of_ports_has_its_wait() {
 
 #[test]
 fn the_longer_nothing_came_that_may_not_be_announced_the_longer_it_waits() {
-    let mut policy = Policy::new(Duration::ZERO);
+    let mut policy = Policy::new(Duration::ZERO, SLEEP);
     let (some, all) = (Ports::Mixed { announced: false }, Ports::Mixed { announced: true });
     for (idle, limit) in [
         (Duration::ZERO, NAP),
@@ -126,7 +127,7 @@ fn after_much_has_moved_a_contended_worker_naps_for_longer() {
         (Ports::Mixed { announced: true }, Decision::Nap(NAP), sleep),
         (Ports::Armable(None), Decision::Sleep(None), Decision::Sleep(None)),
     ] {
-        let free = Policy::new(Duration::ZERO);
+        let free = Policy::new(Duration::ZERO, SLEEP);
         assert_eq!(decide_after(&free, ports, us(1), MUCH), alone, "the core is its own");
         let mut policy = contended(Duration::ZERO);
         assert_eq!(decide_after(&policy, ports, us(1), MUCH), long);
@@ -141,7 +142,7 @@ fn after_much_has_moved_a_contended_worker_naps_for_longer() {
 
 #[test]
 fn what_naps_found_in_rings_makes_the_next_ones_longer_or_shorter() {
-    let (mut policy, mut now) = (Policy::new(Duration::ZERO), Instant::now());
+    let (mut policy, mut now) = (Policy::new(Duration::ZERO, SLEEP), Instant::now());
     let mut nap = |policy: &mut Policy, moved: u64, brought: u64| {
         let ports = Ports::Filling(1000);
         policy.naps(&Inputs { now, idle: us(1), rounds: 0, moved, ports });
