@@ -92,7 +92,8 @@ impl Place {
         Path { bed: &self.bed, to: self.to }
     }
 
-    /// Puts a draw in, measures, examines, and takes it out. Returns what the lab does then, if it is as before.
+    /// Puts a draw in, measures, examines, and takes it out. Returns what the lab does then, if it is as
+    /// before.
     fn try_out(&self, faults: &[Fault], record: &mut Record) -> Option<Gauges> {
         let inserted = Inserted::put(&self.bed, faults);
         if inserted.problem.is_some() {

@@ -3,9 +3,8 @@
 //! The same structure is read here and sent by a `vmlane bench server --doctor` at the other end. What comes
 //! from there is bounded and escaped by [`Facts::from_answer`] before anything uses it.
 
-mod cgroup;
 mod cpu;
-mod files;
+pub(crate) mod files;
 mod interface;
 mod limits;
 mod machine;
@@ -20,7 +19,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use cgroup::Quota;
 pub use cpu::{CpuTime, Load, Process, Snapshot};
 pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings, Spread};
 pub use limits::{Counted, Limit, Limits, Neighbour, Route, counted};

@@ -1,7 +1,6 @@
 //! What a host knows of its VMs without asking them: what the daemon counts, how their VMMs were started, and
 //! the host's CPUs.
 
-mod cgroup;
 mod vmm;
 
 use std::collections::BTreeMap;
@@ -13,8 +12,10 @@ use serde::Serialize;
 use vmlane_access::Peer;
 use vmlane_api::{Client, ClientError, Ports, Stats, Status, UplinkStatus, VmStatus, WorkerStatus, call};
 
+use crate::cgroup;
+pub use crate::cgroup::Quota;
+use crate::facts::files;
 use crate::text::printable;
-pub use cgroup::Quota;
 pub use vmm::{Device, Vmm};
 
 /// For how long the counters are watched.
@@ -249,8 +250,8 @@ fn of(answers: &Answers, names: &[String]) -> Host {
     let all_vcpus = answers.vmms.values().flatten().map(|vmm| vmm.vcpus).sum();
     Host {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
-        governor: vmm::line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        shared_huge_pages: vmm::line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+        governor: files::line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        shared_huge_pages: files::line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
             .as_deref()
             .and_then(chosen_of),
         workers: answers.now.watched.iter().map(|worker| of_worker(answers, worker)).collect(),

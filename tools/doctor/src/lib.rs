@@ -16,6 +16,7 @@
 )]
 
 pub mod capture;
+mod cgroup;
 pub mod change;
 pub mod checks;
 pub mod evidence;

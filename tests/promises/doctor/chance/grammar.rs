@@ -272,8 +272,8 @@ pub const NOT_DRAWN: &[(&str, &str)] = &[
     ("uplink", "a lab with an uplink leads to a network namespace of the host, not between its guests"),
     ("IPv6", "all draws examine IPv4"),
     (
-        "nft and iptables themselves",
-        "not in the guests' image: rules are made over netlink, and so cannot be listed there by nft",
+        "rules with counters, and iptables",
+        "rules are made over netlink, without counters; nft lists them",
     ),
     ("tunnels, VLANs, bonds, bridges in guests", "the lab's guests have plain cards"),
     ("tx_maxrate, hardware rate limits, flow control", "neither vmxnet3 nor virtio-net of the lab has them"),

@@ -8,30 +8,10 @@ use super::effect::placed;
 use super::grammar::Fault;
 
 /// What stands for "something is wrong, and not what I know": neither right nor wrong.
-const UNEXPLAINED: &str = "unexplained";
-
-/// Checks that the grammar knows and the doctor does not have yet.
-const COMING: &[&str] = &[
-    "queueing",
-    "traffic-filter",
-    "firewall",
-    "route",
-    "netmask",
-    "neighbour",
-    "conntrack",
-    "tcp-memory",
-    "cpu-quota",
-    "memory-pressure",
-    "accept-queue",
-    "backlog",
-    "xdp",
-    "kernel-setting",
-    "clock",
-    UNEXPLAINED,
-];
+const UNEXPLAINED: &str = vmlane_doctor::checks::unexplained::NAME;
 
 pub fn is_check(name: &str) -> bool {
-    COMING.contains(&name) || vmlane_doctor::checks::ALL.iter().any(|check| check.name == name)
+    name == UNEXPLAINED || vmlane_doctor::checks::ALL.iter().any(|check| check.name == name)
 }
 
 /// A report, judged.

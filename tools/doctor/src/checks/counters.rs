@@ -84,12 +84,12 @@ const CPU_QUOTA_CAUSE: Cause = Cause {
     remedy: |facts| {
         let group = facts.limits.quota.as_ref().map_or("GROUP", |quota| quota.group.as_str());
         Remedy::new("raise the quota (cpu.max), of the service or container that the program runs in")
-            .run(&["cat", &format!("{group}/cpu.stat")])
+            .run(&["cat", &format!("/sys/fs/cgroup/{group}/cpu.stat")])
             .lasting("systemd", "systemctl set-property UNIT CPUQuota=")
     },
     context: |facts| {
         let quota = facts.limits.quota.as_ref()?;
-        Some(format!("{}/cpu.max allows {:.2} CPUs", quota.group, quota.cpus))
+        Some(format!("/sys/fs/cgroup/{}/cpu.max allows {:.2} CPUs", quota.group, quota.cpus))
     },
 };
 const MEMORY_PRESSURE_CAUSE: Cause = Cause {

@@ -195,7 +195,15 @@ mod tests {
 
     fn quota(throttled: u64, lately_throttled: u64) -> Quota {
         let group = "machine.slice".to_owned();
-        Quota { group, cpus: 0.5, periods: 1000, throttled, lately_periods: 20, lately_throttled }
+        Quota {
+            group,
+            cpus: 0.5,
+            periods: 1000,
+            throttled,
+            lately_periods: 20,
+            lately_throttled,
+            ..Quota::default()
+        }
     }
 
     #[test]

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Value};
 
 use super::cpu::Process;
-use super::{cgroup, files, tools};
+use super::{files, tools};
+use crate::cgroup::{self, Quota};
 use crate::question::is_interface;
 
 /// Limits that are kept; a firewall may have thousands of rules.
@@ -33,7 +34,7 @@ pub struct Limits {
     pub xdp: Option<String>,
     /// Numbers of the interface that are not the driver's: gso_max_size, txqlen, rps_cpus ...
     pub interface: BTreeMap<String, i64>,
-    pub quota: Option<cgroup::Quota>,
+    pub quota: Option<Quota>,
     /// Programs that used the CPU meanwhile; only after the measurements.
     pub busiest: Vec<Process>,
     /// What could not be read, and why.
@@ -122,7 +123,8 @@ pub struct Neighbour {
 impl Limits {
     /// Of the way to `peer`, over `interface` if that is known.
     pub fn read(peer: Option<IpAddr>, interface: Option<&str>) -> Limits {
-        let mut limits = Limits { quota: cgroup::quota(), ..Limits::default() };
+        let quota = cgroup::own().into_iter().min_by(|one, other| one.cpus.total_cmp(&other.cpus));
+        let mut limits = Limits { quota, ..Limits::default() };
         let Some(peer) = peer.filter(|peer| !peer.is_loopback()) else { return limits };
         limits.read_way(peer);
         let card = interface.map(str::to_owned).or_else(|| Some(limits.route.as_ref()?.interface.clone()));

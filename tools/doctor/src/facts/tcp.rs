@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{cgroup, cpu::CpuTime, files, interface};
+use super::{cpu::CpuTime, files, interface};
+use crate::cgroup;
 
 /// Settings that are read; those of the interface that leads to the other end are added.
 const SETTINGS: [&str; 48] = [
@@ -105,8 +106,9 @@ impl Counters {
         for path in ["/proc/net/snmp", "/proc/net/netstat"] {
             stack.append(&mut table(&files::text(path).unwrap_or_default()));
         }
-        stack.extend(cgroup::counters());
-        let pressure = files::text("/proc/pressure/memory").and_then(|text| cgroup::memory_pressure(&text));
+        let throttled = cgroup::own().iter().map(|quota| quota.throttled_us).max();
+        stack.extend(throttled.map(|us| ("Cgroup.ThrottledUsec".to_owned(), us)));
+        let pressure = files::text("/proc/pressure/memory").and_then(|text| memory_pressure(&text));
         stack.extend(pressure.map(|waited| ("Pressure.MemoryUsec".to_owned(), waited)));
         stack.append(&mut conntrack(&files::text("/proc/net/stat/nf_conntrack").unwrap_or_default()));
         let (backlog_drops, squeezed) = softnet(&files::text("/proc/net/softnet_stat").unwrap_or_default());
@@ -164,6 +166,11 @@ fn table(text: &str) -> BTreeMap<String, u64> {
     counters
 }
 
+/// Microseconds in which some task had to wait for memory (/proc/pressure).
+fn memory_pressure(text: &str) -> Option<u64> {
+    text.lines().find(|line| line.starts_with("some "))?.rsplit_once("total=")?.1.trim().parse().ok()
+}
+
 /// A line of names, and one of hexadecimal numbers a CPU.
 fn conntrack(text: &str) -> BTreeMap<String, u64> {
     let mut lines = text.lines();
@@ -199,6 +206,7 @@ mod tests {
         let table = table(text);
         assert_eq!(table.get("Tcp.RetransSegs"), Some(&17));
         assert!(!table.contains_key("Tcp.MaxConn") && !table.contains_key("Icmp.InMsgs"));
+        assert_eq!(memory_pressure("some avg10=0.00 avg60=0.00 total=42\nfull total=1\n"), Some(42));
         let text = "entries  searched drop early_drop\n000000ff 1 0000000a 1\n000000ff 1 00000001 0\n";
         assert_eq!(
             conntrack(text),

@@ -5,15 +5,12 @@
 
 use std::fs::{self, File};
 use std::io::Read as _;
-use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::cgroup::Quota;
+use crate::cgroup::{MOST_THREADS, Quota};
 
-/// Threads of a process that are examined; bytes of a command line.
-pub const MOST_THREADS: usize = 1024;
 const LONGEST: u64 = 1 << 20;
 
 /// A QEMU.
@@ -74,11 +71,6 @@ pub fn threads(pid: u32) -> Vec<(String, String)> {
             Some((field("Name:")?, field("Cpus_allowed_list:")?))
         })
         .collect()
-}
-
-/// The one line of a file.
-pub fn line(path: impl AsRef<Path>) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 /// None if it is no QEMU.

@@ -1,27 +1,32 @@
-//! Quotas of CPU time (cpu.max of control groups) that a VMM's threads are under.
+//! Quotas of CPU time (cpu.max of control groups, version 2) that this program, or a VMM's threads, are under.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::vmm::{MOST_THREADS, line};
+use crate::facts::files;
 
 /// Where version 2 of control groups is mounted.
-pub const ROOT: &str = "/sys/fs/cgroup";
+const ROOT: &str = "/sys/fs/cgroup";
+/// Threads of a process that are examined.
+pub const MOST_THREADS: usize = 1024;
 
 /// A quota, and how often it stopped the group.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Quota {
-    /// The group's path below [`ROOT`].
+    /// The group's path below /sys/fs/cgroup.
     pub group: String,
     /// How many CPUs' time it may use.
     pub cpus: f64,
     /// Periods in which it ran, and those in which its time was used up.
     pub periods: u64,
     pub throttled: u64,
-    /// The same while it was watched.
+    /// Microseconds for which it was stopped.
+    pub throttled_us: u64,
+    /// Periods while it was watched.
     pub lately_periods: u64,
     pub lately_throttled: u64,
 }
@@ -31,6 +36,11 @@ impl Quota {
     pub fn lately(&self) -> f64 {
         self.lately_throttled as f64 / self.lately_periods.max(1) as f64
     }
+}
+
+/// Those of this program.
+pub fn own() -> Vec<Quota> {
+    of_groups(Path::new(ROOT), &files::text("/proc/self/cgroup").into_iter().collect::<Vec<_>>())
 }
 
 /// Those of a process's threads: libvirt gives each virtual CPU a group of its own.
@@ -56,13 +66,12 @@ fn of_groups(root: &Path, texts: &[String]) -> Vec<Quota> {
     let paths = texts.iter().filter_map(|text| text.lines().find_map(|line| line.strip_prefix("0::/")));
     // Where groups are those of another namespace, their paths lead out of the root.
     let paths = paths.filter(|path| !path.split('/').any(|part| part == ".."));
-    let groups: BTreeSet<&Path> =
-        paths.flat_map(|path| Path::new(path).ancestors()).filter(|path| path.as_os_str() != "").collect();
+    let groups: BTreeSet<&Path> = paths.flat_map(|path| Path::new(path).ancestors()).collect();
     groups.into_iter().filter_map(|group| quota(root, group)).collect()
 }
 
 fn quota(root: &Path, group: &Path) -> Option<Quota> {
-    let limit = line(root.join(group).join("cpu.max"))?;
+    let limit = files::line(root.join(group).join("cpu.max"))?;
     let (time, period) = limit.split_once(' ')?;
     // "max" is no number.
     let (time, period): (f64, f64) = (time.parse().ok()?, period.parse().ok()?);
@@ -76,6 +85,7 @@ fn quota(root: &Path, group: &Path) -> Option<Quota> {
         cpus: time / period.max(1.0),
         periods: count("nr_periods"),
         throttled: count("nr_throttled"),
+        throttled_us: count("throttled_usec"),
         ..Quota::default()
     })
 }
