@@ -1,4 +1,4 @@
-//! Quotas of CPU time (cpu.max of control groups, version 2) that this program, or a VMM's threads, are under.
+//! Quotas of CPU time (cpu.max of control groups, version 2) of this program, or of a VMM's threads.
 
 use std::collections::BTreeSet;
 use std::fs;
