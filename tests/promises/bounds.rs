@@ -91,6 +91,10 @@ const ROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "what `vmlane doctor` reads of a tool (ip, tc, nft, iptables-save)",
+        &["doctor: facts::tools::a_tool_that_prints_without_end_or_hangs_is_ended"],
+    ),
+    (
         "mirrors",
         &[
             "config: mirror::mistakes_name_the_mirror_the_value_and_the_way_out",

@@ -68,9 +68,15 @@ pub fn examiner() -> Examiner {
     })
 }
 
-/// A name of a file of /sys is no path.
+/// A name that the kernel takes for an interface: no path of /sys, no option and no second line for a tool.
 pub fn is_interface(name: &str) -> bool {
-    !name.is_empty() && name.len() < 16 && name != "." && name != ".." && !name.contains(['/', '\0'])
+    let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    !name.is_empty()
+        && name.len() < 16
+        && !name.starts_with('-')
+        && name != "."
+        && name != ".."
+        && !name.contains(is_odd)
 }
 
 /// Waits a little for the one who asked before.
@@ -98,8 +104,19 @@ mod tests {
     }
 
     #[test]
-    fn no_question_names_a_file() {
-        for bad in ["", ".", "..", "../../kernel", "a/b", "a-name-that-is-too-long"] {
+    fn no_question_names_a_file_or_another_command() {
+        for bad in [
+            "",
+            ".",
+            "..",
+            "../../kernel",
+            "a/b",
+            "a-name-that-is-too-long",
+            "a\nlink del b",
+            "-all",
+            "a b",
+            "a\0",
+        ] {
             assert!(!is_interface(bad), "{bad}");
         }
         assert!(is_interface("eth0.10"));

@@ -144,15 +144,12 @@ impl Limits {
     }
 
     fn read_way(&mut self, peer: IpAddr) {
-        let text = self.keep(tools::output("ip", &["-j", "-d", "route", "get", &peer.to_string()], ""));
+        let text = self.keep(tools::output("ip", &["-j", "-d", "route", "get", &peer.to_string()]));
         let mut found = objects(&text);
         if found.is_empty() {
             // The kernel refuses to name a route that drops.
-            let text = self.keep(tools::output(
-                "ip",
-                &["-j", "-d", "route", "show", "match", &peer.to_string()],
-                "",
-            ));
+            let match_peer = ["-j", "-d", "route", "show", "match", &peer.to_string()];
+            let text = self.keep(tools::output("ip", &match_peer));
             found = objects(&text);
             found.retain(|route| route.get("type").is_some_and(|kind| kind != "unicast"));
         }
@@ -160,10 +157,10 @@ impl Limits {
     }
 
     fn read_interface(&mut self, card: &str, peer: IpAddr) {
-        let input = format!("address show dev {card}\nneighbour show dev {card}\n");
-        let text = self.keep(tools::output("ip", &["-j", "-d", "-force", "-batch", "-"], &input));
+        let address = self.keep(tools::output("ip", &["-j", "-d", "address", "show", "dev", card]));
+        let neighbours = self.keep(tools::output("ip", &["-j", "neighbour", "show", "dev", card]));
         let next = self.route.as_ref().and_then(|route| route.via.clone()).unwrap_or(peer.to_string());
-        for object in objects(&text) {
+        for object in objects(&address).into_iter().chain(objects(&neighbours)) {
             if object.get("addr_info").is_some() {
                 self.interface = numbers(card, &object);
                 self.prefix = prefix(&object, self.route.as_ref(), peer);
@@ -175,7 +172,7 @@ impl Limits {
     }
 
     fn read_queueing(&mut self, card: &str) {
-        let tc = |args: &[&str]| tools::output("tc", &[&["-s"], args].concat(), "");
+        let tc = |args: &[&str]| tools::output("tc", &[&["-s"], args].concat());
         let all = self.keep(tc(&["qdisc", "show"]));
         let of = |limit: &Limit| limit.word("dev").unwrap_or_default().to_owned();
         let all = parse("", &all).into_iter().map(|limit| Limit { place: of(&limit), ..limit });
@@ -213,12 +210,12 @@ impl Limits {
             return self.unread.push("rules of the firewall: root can read them".to_owned());
         }
         // One that is not installed has no rules, if the kernel has none of it either.
-        let nft = tools::output("nft", &["list", "ruleset"], "").unwrap_or_default();
+        let nft = tools::output("nft", &["list", "ruleset"]).unwrap_or_default();
         self.firewall = nftables(&nft);
         for (names, program) in [("ip_tables_names", "iptables-save"), ("ip6_tables_names", "ip6tables-save")]
         {
             if files::line(format!("/proc/net/{names}")).is_some() {
-                let text = self.keep(tools::output(program, &["-c"], ""));
+                let text = self.keep(tools::output(program, &["-c"]));
                 self.firewall.extend(text.lines().filter_map(iptables));
             }
         }
