@@ -56,7 +56,7 @@ impl Plan {
             loaded: None,
             several: None,
             loopback: Some(0.2),
-            all: 4.8,
+            all: 4.5,
         }
     }
 
