@@ -139,9 +139,8 @@ struct Extras {
 pub struct RxPart {
     /// What `end` can receive, as of this round.
     pub capabilities: RxCapabilities,
-    /// It gets sums that were not computed: it is an endpoint, and relies on the verdict that comes with
-    /// them. With many ports, what is read for each frame is to be in as few cache lines as can be.
-    unsummed: bool,
+    /// As configured. With many ports, what is read for each frame is to be in as few cache lines as can be.
+    endpoint: bool,
     pub counts: RxCounts,
     pub pending: PendingQueue,
 }
@@ -183,7 +182,7 @@ impl Port {
             },
             rx: RxPart {
                 capabilities: RxCapabilities::default(),
-                unsummed: false,
+                endpoint: false,
                 counts: RxCounts::default(),
                 pending,
             },
@@ -196,6 +195,7 @@ impl Port {
 
     /// What the operator wants of it. The groups of a remote port's guest are its own worker's to read.
     pub fn configure(&mut self, config: Config) {
+        self.rx.endpoint = config.endpoint;
         self.config = config;
         self.config.snoop &= self.remote.is_none();
     }
@@ -238,7 +238,7 @@ impl Port {
     pub fn receiver(&mut self, tag: Option<Tci>, mirror: bool) -> Option<Receiver<'_>> {
         let end = &mut **self.end.as_mut()?;
         let capabilities = &self.rx.capabilities;
-        let unsummed = self.rx.unsummed && !mirror;
+        let unsummed = self.rx.endpoint && capabilities.verdicts && !mirror;
         Some(Receiver { end, capabilities, counts: &mut self.rx.counts, tag, mirror, unsummed })
     }
 
@@ -330,7 +330,6 @@ impl Port {
         let effective = if let Some(end) = &self.end {
             self.access = Access::new(&self.config, end.filter());
             self.rx.capabilities = end.capabilities();
-            self.rx.unsummed = self.config.endpoint && self.rx.capabilities.verdicts;
             key(0, self.access.effective)
         } else {
             self.access = Access::detached(&self.config);
