@@ -219,7 +219,6 @@ pub const COMMON: &[Fault] = &[
         )],
         &[("b", NO_FILTER)],
     )
-    .with("policing")
     .long(),
     fault(
         "a long queue",
