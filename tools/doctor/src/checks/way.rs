@@ -85,39 +85,25 @@ fn of_route(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Vec<Finding> {
         .iter()
         .filter_map(|attribute| of_attribute(evidence, end, (facts, route), attribute))
         .collect();
+    let own = |what: String, severity, seen| finding(evidence, end, facts, (end, what), severity, seen);
     let name = evidence.name(end);
     let congestion = ["congctl", "cc_algo"].iter().find_map(|name| route.metrics.get(*name));
     if let Some(algorithm) = congestion.filter(|name| !CONGESTION.contains(&name.as_str())) {
         let what = format!(
             "The route of {name} to the other end has TCP react to losses and delays by {algorithm}."
         );
-        found.push(finding(
-            evidence,
-            end,
-            facts,
-            (end, what),
-            Severity::Slow,
-            format!("congctl {algorithm}"),
-        ));
+        found.push(own(what, Severity::Slow, format!("congctl {algorithm}")));
     }
     let is_neighbour = facts.path.as_ref().is_some_and(|path| path.on_link);
     if let Some(via) = route.via.as_ref().filter(|_| is_neighbour) {
         let what = format!("{name} sends to its neighbour through the router {via}.");
-        found.push(finding(
-            evidence,
-            end,
-            facts,
-            (end, what),
-            Severity::Slow,
-            format!("via {via} dev {}", route.interface),
-        ));
+        found.push(own(what, Severity::Slow, format!("via {via} dev {}", route.interface)));
     }
-    if !route.kind.is_empty() && route.kind != "unicast" && route.kind != "null" {
-        let what = format!(
-            "The route of {name} to the other end is \"{}\": what is sent there is dropped.",
-            route.kind
-        );
-        found.push(finding(evidence, end, facts, (end, what), Severity::Broken, route.kind.clone()));
+    if !route.kind.is_empty() && route.kind != "unicast" {
+        let kind = &route.kind;
+        let what =
+            format!("The route of {name} to the other end is \"{kind}\": what is sent there is dropped.");
+        found.push(own(what, Severity::Broken, kind.clone()));
     }
     found
 }
