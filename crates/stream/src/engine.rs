@@ -412,6 +412,10 @@ impl Engine for StreamEngine {
 
     const CLOCK_EVERY: u32 = 64;
 
+    fn announces(command: &Command) -> bool {
+        matches!(command, Command::Signal { .. })
+    }
+
     fn run_command(&mut self, command: Command, now: Instant) {
         self.now = now;
         match command {

@@ -145,6 +145,11 @@ impl Engine for SwitchEngine {
         self.core.end_failed();
     }
 
+    /// Cards announce by doorbells.
+    fn announces(_: &Command) -> bool {
+        false
+    }
+
     fn run_command(&mut self, command: Command, _: Instant) {
         self.run_or_defer(command);
     }

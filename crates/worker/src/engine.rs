@@ -22,6 +22,10 @@ pub trait Engine: Rounds {
     /// The worker was notified: commands may follow.
     fn notified(&mut self) {}
 
+    /// Does it announce what a guest did, so that it ends a gap as a doorbell does? Anything else is not what
+    /// the worker waited for.
+    fn announces(command: &Self::Command) -> bool;
+
     /// Carries out one command. A panic in it is contained, and its caller is answered.
     fn run_command(&mut self, command: Self::Command, now: Instant);
 }

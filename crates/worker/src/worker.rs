@@ -224,7 +224,7 @@ impl<E: Engine> Worker<E> {
         self.busy = self.now;
         self.policy.notified();
         self.engine.notified();
-        if !commands.is_empty() {
+        if !commands.iter().all(E::announces) {
             // What moves now is not what was waited for.
             self.policy.gap_begins(None);
         }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use vmlane_port::role::Role;
 use vmlane_testkit::wait_until;
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, CpuSet, Engine, Event, Heartbeat, Parking, Ports, Refused, Rounds, Settings,
-    Worker,
+    Answer, Calls, CommandQueue, CpuSet, Engine, Event, Heartbeat, Parking, Polling, Ports, Refused, Rounds,
+    Settings, Worker,
 };
 
 /// What the test and its engine share.
@@ -31,11 +31,15 @@ struct Port {
     /// Panics at the next call.
     fails: AtomicBool,
     rounds: AtomicU64,
+    /// How long ports are polled, in microseconds.
+    window: AtomicU64,
     /// Where the thread ran when it was asked.
     affinity: Mutex<Option<CpuSet>>,
 }
 
 enum Command {
+    /// A guest has written something.
+    Announce,
     Nothing(#[expect(dead_code, reason = "held until the command is done")] Answer),
     Panic(#[expect(dead_code, reason = "the same")] Answer),
     Affinity(#[expect(dead_code, reason = "the same")] Answer),
@@ -53,9 +57,13 @@ impl Engine for Loopback {
     type Command = Command;
     type Shared = ();
 
+    fn announces(command: &Command) -> bool {
+        matches!(command, Command::Announce)
+    }
+
     fn run_command(&mut self, command: Command, _: Instant) {
         match command {
-            Command::Nothing(_) => {}
+            Command::Nothing(_) | Command::Announce => {}
             Command::Affinity(_) => {
                 *self.port.affinity.lock().unwrap() = rustix::thread::sched_getaffinity(None).ok();
             }
@@ -66,6 +74,10 @@ impl Engine for Loopback {
 }
 
 impl Rounds for Loopback {
+    fn clock(&mut self, _: Instant, polling: Polling) {
+        self.port.window.store(polling.window.as_micros() as u64, SeqCst);
+    }
+
     fn round(&mut self, _: Instant) -> bool {
         self.port.rounds.fetch_add(1, SeqCst);
         if self.port.fails.swap(false, SeqCst) {
@@ -183,6 +195,25 @@ fn a_worker_stays_awake_for_what_may_not_be_delivered_yet() {
     assert_eq!(bench.port.sleeps.load(SeqCst), sleeps);
     bench.port.too_early.store(false, SeqCst);
     wait_until("it is delivered", || bench.port.delivered.load(SeqCst) == 1);
+}
+
+#[test]
+fn what_a_command_announces_ends_a_gap_as_a_doorbell_does_and_no_other_command() {
+    let bench = Bench::start(Duration::from_micros(500));
+    let window = |bench: &Bench| bench.port.window.load(SeqCst);
+    let write = |command: &dyn Fn(Answer) -> Command| {
+        std::thread::sleep(Duration::from_millis(1));
+        let before = bench.port.delivered.load(SeqCst);
+        bench.port.written.store(1, SeqCst);
+        bench.requests.post(|()| (Some(command(Calls::new().answer())), ()));
+        wait_until("it is delivered", || bench.port.delivered.load(SeqCst) > before);
+    };
+    (0..100).for_each(|_| write(&Command::Nothing));
+    assert_eq!(window(&bench), 500);
+    wait_until("a shorter window after gaps that are longer than the longest", || {
+        write(&|_| Command::Announce);
+        window(&bench) < 500
+    });
 }
 
 #[test]

@@ -335,6 +335,11 @@ impl Engine for VsockEngine {
         self.routes.notified();
     }
 
+    /// Guests announce by doorbells.
+    fn announces(_: &Command) -> bool {
+        false
+    }
+
     fn run_command(&mut self, command: Command, _: Instant) {
         // The answer goes with the command's end, however it ends.
         let Command { request, _answer } = command;
