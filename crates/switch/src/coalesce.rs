@@ -131,6 +131,16 @@ fn addresses(layers: &Layers) -> std::ops::Range<usize> {
     if layers.network == Network::V4 { at + 12..at + 20 } else { at + 8..at + 40 }
 }
 
+/// By what frames of a flow find their way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    /// Of the tables alone by which the last frame that went through all stages found it, see
+    /// [`Flight::epoch`].
+    epoch: Option<u64>,
+    /// The tag that the first frame was sent with, out of band.
+    tag: Option<Tci>,
+}
+
 /// The first segments of a flow in this burst, which wait for the next one.
 #[derive(Debug)]
 pub struct Flow {
@@ -148,11 +158,7 @@ pub struct Flow {
     /// The sum of the words that the mask leaves out, of IPv4. Not in the mask: that costs 7 % of frames of
     /// 1,500 bytes.
     v4_sum: u32,
-    /// Of the tables alone by which its last frame that went through all stages found its way, see
-    /// [`Flight::epoch`].
-    epoch: Option<u64>,
-    /// The tag that the first frame was sent with, out of band.
-    sent_tag: Option<Tci>,
+    way: Way,
     /// Payload bytes of the first segment.
     mss: usize,
     /// Payload bytes of all segments.
@@ -180,8 +186,7 @@ impl Flow {
             header: 0,
             mask: Mask::default(),
             v4_sum: 0,
-            epoch: None,
-            sent_tag: None,
+            way: Way::default(),
             mss: 0,
             payload: 0,
             limit: 0,
@@ -209,7 +214,7 @@ impl Flow {
         (self.layers, self.job) = (sent.layers, sent.job);
         (self.header, self.mss, self.payload, self.limit) = (header, payload, payload, limit);
         (self.id_step, self.verified) = (None, verified);
-        (self.epoch, self.sent_tag) = (None, sent.frame.tx.tag);
+        self.way = Way { epoch: None, tag: sent.frame.tx.tag };
         self.tokens.clear();
         self.tokens.push(token);
     }
@@ -495,7 +500,7 @@ impl Coalescer {
                 if !flow.try_add(sent, segment, (flight.end, flight.token), &mut self.read) {
                     return Join::Breaks(at);
                 }
-                flow.epoch = flight.epoch;
+                flow.way.epoch = flight.epoch;
                 if flow.is_complete() { Join::Complete(at) } else { Join::Held }
             }
             // It may be a part of anything.
@@ -529,7 +534,7 @@ impl Coalescer {
         let Some(at) = self.open.iter().position(|flow| flow.is_next(fetched.tx.head)) else {
             return Join::Nothing;
         };
-        let Some(flow) = self.open.get_mut(at).filter(|flow| flow.epoch == Some(epoch)) else {
+        let Some(flow) = self.open.get_mut(at).filter(|flow| flow.way.epoch == Some(epoch)) else {
             return Join::Nothing;
         };
         if !flow.follow(fetched, &mut self.read) {

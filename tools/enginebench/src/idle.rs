@@ -9,6 +9,7 @@
 //! | `virtio.asleep.1s`, `.20ms` | the same with virtio-net |
 //! | `vmxnet3.idle.1`, `.32` | cards that announce, whose guests do nothing: wake-ups of the daemon's threads; its CPU time |
 //! | `switch.paced.N.cpu`, `.p50`, `.p99` | N frames a second over virtio-net: the daemon's CPU time, and how long frames are on their way |
+//! | `switch.alone.rate`, `switch.beside.rate` | frames a second where each follows the one before at once; beside a program that takes 5 % of the core |
 //! | `switch.beside.…` | the same with a program that takes 5 % of the daemon's core, in slices of 1 ms |
 //! | `switch.poll.3k.…` | the same of a daemon that always polls |
 
@@ -32,6 +33,7 @@ use nics::{Idle, Model, Pair};
 /// Microseconds, of which fewer are better.
 const MICROS: &str = "us (less is better)";
 const OF_A_CORE: &str = "% of a core";
+const FRAMES_A_SECOND: &str = "frames/s";
 /// Frames of a row, at least.
 const FRAMES: usize = 5;
 /// What the daemon does about an attached VM is done after so long.
@@ -42,10 +44,15 @@ const UNTIL_IDLE: Duration = Duration::from_secs(3);
 /// The least time in which few wake-ups can be counted.
 const WATCHED: Duration = Duration::from_secs(4);
 
+/// Frames a second that are not reached: each follows as soon as the one before has arrived.
+const AT_ONCE: u32 = 1_000_000_000;
+
 /// What a paced row reports.
 #[derive(Clone, Copy)]
 enum Figure {
     Cpu,
+    /// Frames a second.
+    Rate,
     Quantile(f64),
 }
 
@@ -80,6 +87,14 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
     }
     paced_rows(registry, &program, "switch.poll.3k", ("poll", 3000, false));
     paced_rows(registry, &program, "switch.beside.3k", ("adaptive", 3000, true));
+    for (name, neighbour, base) in
+        [("switch.alone.rate", false, &[][..]), ("switch.beside.rate", true, &["switch.alone.rate"])]
+    {
+        let program = program.clone();
+        registry.add(name, FRAMES_A_SECOND, base, move |length| {
+            other(paced(&program, ("adaptive", AT_ONCE, neighbour), Figure::Rate, length))
+        });
+    }
     Ok(())
 }
 
@@ -162,6 +177,7 @@ fn paced(
     let (time, used) = (start.elapsed(), cpu_time(pair.pid())?.saturating_sub(before));
     Ok(match figure {
         Figure::Cpu => Sample { value: 100.0 * used.as_secs_f64() / time.as_secs_f64() },
+        Figure::Rate => Sample { value: times.len() as f64 / time.as_secs_f64() },
         Figure::Quantile(part) => quantile(times, part),
     })
 }

@@ -49,9 +49,9 @@ impl Mask {
 }
 
 impl Flow {
-    /// Notes what the next segment's headers have to be. `epoch`: see [`Flow::epoch`].
+    /// Notes what the next segment's headers have to be. `epoch`: see `Way::epoch`.
     pub(super) fn expect(&mut self, epoch: Option<u64>) {
-        self.epoch = epoch;
+        self.way.epoch = epoch;
         if epoch.is_none() {
             return;
         }
@@ -95,7 +95,7 @@ impl Flow {
     fn expects(&self, tx: &TxFrame<'_>) -> Option<(Segment, u16)> {
         let (head, header) = (tx.head.first_chunk()?, self.header);
         let payload = tx.len().checked_sub(header).filter(|&payload| payload > 0)?;
-        let may = tx.tag == self.sent_tag
+        let may = tx.tag == self.way.tag
             && self.mask.equal(&self.head, head, header)
             && self.has_room(payload)
             && self.has_length(head, tx.len() - HEADER);
