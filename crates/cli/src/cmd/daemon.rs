@@ -28,8 +28,8 @@ The daemon is ready when `vmlane status` answers; it also notifies systemd (Type
 that `vmlane qemu-args VM` prints.
 
 --can-replace compares the layout of the state that the running daemon keeps with the one that this program knows; if no
-daemon runs, of the state that its keeper holds. If they differ, a daemon of this program could not take over: exit code 1, as when the layout cannot be read. It also names the VMs that are attached with virtio-vsock:
-under QEMU such a device stops working when the daemon is replaced, until its VM is restarted.
+daemon runs, of the state that its keeper holds. If they differ, a daemon of this program could not take over: exit
+code 1, as when the layout cannot be read.
 
 SIGTERM and SIGINT stop the daemon and end the sessions of its VMs. SIGHUP reloads the configuration, as `vmlane reload`
 does. After a daemon was killed, start it again: its VMs continue (docs/survival.md).
