@@ -93,15 +93,15 @@ fn quota(root: &Path, group: &Path) -> Option<Quota> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::fixture;
+    use crate::testing;
 
     #[test]
     fn a_thread_is_under_the_quotas_of_all_groups_above_it() {
         let root = tempfile::tempdir().unwrap();
         let group = |path: &str, max: &str, throttled: u64| {
-            fixture::write(root.path(), &format!("{path}/cpu.max"), max);
+            testing::write(root.path(), &format!("{path}/cpu.max"), max);
             let stat = format!("usage_usec 5\nnr_periods 100\nnr_throttled {throttled}\nthrottled_usec 9\n");
-            fixture::write(root.path(), &format!("{path}/cpu.stat"), &stat);
+            testing::write(root.path(), &format!("{path}/cpu.stat"), &stat);
         };
         group("machine.slice", "max 100000\n", 0);
         group("machine.slice/qemu-1.scope", "150000 100000\n", 30);

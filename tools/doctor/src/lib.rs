@@ -31,6 +31,8 @@ pub mod question;
 pub mod remedy;
 pub mod report;
 mod sys;
+#[cfg(test)]
+mod testing;
 mod text;
 
 pub use examine::{Plan, examine};

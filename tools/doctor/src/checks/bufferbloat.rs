@@ -46,15 +46,15 @@ fn of(evidence: &Evidence, from: PathEnd, idle: f64) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn waiting_beside_a_transfer_is_compared_with_rest() {
-        let mut evidence = fixture::healthy();
-        evidence.runs.push(fixture::round_trips(RunKind::Loaded, 300_000.0));
+        let mut evidence = testing::healthy();
+        evidence.runs.push(testing::round_trips(RunKind::Loaded, 300_000.0));
         assert_eq!(examine(&evidence).len(), 1);
-        evidence.runs.insert(0, fixture::round_trips(RunKind::RoundTrips, 200_000.0));
+        evidence.runs.insert(0, testing::round_trips(RunKind::RoundTrips, 200_000.0));
         assert!(examine(&evidence).is_empty(), "the path is as long as that");
     }
 }

@@ -73,13 +73,13 @@ fn at_rest(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Process;
+    use crate::testing;
 
     #[test]
     fn the_program_is_named() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.near.load.busiest = vec![Process { pid: 7, name: "indexer".to_owned(), cpus: 0.9 }];
         assert!(examine(&evidence)[0].what.contains("indexer"));
         evidence.near.load.busiest.clear();

@@ -54,19 +54,19 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Feature;
+    use crate::testing;
 
     #[test]
     fn both_directions_are_seen() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         for name in ["tx-checksum-ip-generic", "rx-checksum"] {
-            let features = &mut fixture::card(&mut evidence).features;
+            let features = &mut testing::card(&mut evidence).features;
             features.insert(name.to_owned(), Feature { on: false, changeable: true });
         }
         assert_eq!(examine(&evidence).len(), 2);
-        let features = &mut fixture::card(&mut evidence).features;
+        let features = &mut testing::card(&mut evidence).features;
         features.insert("tx-checksum-ipv4".to_owned(), Feature { on: true, changeable: true });
         assert_eq!(examine(&evidence).len(), 1, "another kind of it is on");
     }

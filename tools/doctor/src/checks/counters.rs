@@ -189,8 +189,8 @@ fn backlog(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn a_cause_is_found_where_its_own_counter_has_moved() {
@@ -203,7 +203,7 @@ mod tests {
             (&MEMORY_PRESSURE_CAUSE, 3_000_000, true),
             (&ACCEPT_QUEUE_CAUSE, 2, true),
         ] {
-            let mut evidence = fixture::healthy();
+            let mut evidence = testing::healthy();
             evidence.runs[0].far.stack.insert(cause.counters[0].to_owned(), count);
             let found = of(&evidence, cause);
             assert_eq!(found.len(), usize::from(is_found), "{} {count}", cause.name);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn dropped_backlogs_are_the_receivers() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.runs[0].near.backlog_drops = 99;
         assert_eq!(backlog(&evidence)[0].from, Some(PathEnd::Far));
     }

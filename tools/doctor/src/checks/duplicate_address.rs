@@ -89,17 +89,17 @@ fn report(what: String, seen: String) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn copies_are_found() {
-        let mut evidence = fixture::healthy();
-        let mac = fixture::card(&mut evidence).mac.clone();
-        fixture::far(&mut evidence).interfaces[0].mac = mac;
+        let mut evidence = testing::healthy();
+        let mac = testing::card(&mut evidence).mac.clone();
+        testing::far(&mut evidence).interfaces[0].mac = mac;
         let both = "10.99.0.1".parse().unwrap();
-        fixture::card(&mut evidence).addresses.push(both);
-        fixture::far(&mut evidence).interfaces[0].addresses.push(both);
+        testing::card(&mut evidence).addresses.push(both);
+        testing::far(&mut evidence).interfaces[0].addresses.push(both);
         assert_eq!(examine(&evidence).len(), 2);
     }
 }

@@ -32,13 +32,13 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn a_module_from_outside_is_named() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).is_foreign_module = true;
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).is_foreign_module = true;
         assert!(examine(&evidence)[0].evidence[0].contains("vmxnet3"));
     }
 }

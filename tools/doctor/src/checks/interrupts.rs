@@ -43,18 +43,18 @@ fn is_queue(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn pinned_ones_are_found() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence)
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence)
             .interrupts
             .iter_mut()
             .for_each(|interrupt| interrupt.may = "0".to_owned());
         assert_eq!(examine(&evidence).len(), 1);
-        fixture::card(&mut evidence).interrupts[1].may = "1".to_owned();
+        testing::card(&mut evidence).interrupts[1].may = "1".to_owned();
         assert!(examine(&evidence).is_empty());
     }
 }

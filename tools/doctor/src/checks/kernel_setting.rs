@@ -283,22 +283,22 @@ fn clock(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn only_what_is_far_from_the_kernels_own_is_found() {
         for setting in &SYSCTLS {
             let usual: i64 = setting.usual.parse().unwrap();
             for (value, odd) in [(usual, 0), (setting.least, 0), (setting.least - 1, 1)] {
-                let mut evidence = fixture::healthy();
+                let mut evidence = testing::healthy();
                 evidence.near.sysctls.0.insert(setting.name.to_owned(), value.to_string());
                 assert_eq!(examine(&evidence).len(), odd, "{} {value}", setting.name);
             }
         }
         for setting in &INTERFACE {
             let usual: i64 = setting.usual.parse().unwrap();
-            let mut evidence = fixture::healthy();
+            let mut evidence = testing::healthy();
             evidence.near.limits.interface.insert(setting.name.to_owned(), usual);
             assert!(examine(&evidence).is_empty(), "{}", setting.name);
         }
@@ -314,7 +314,7 @@ mod tests {
             ("net.ipv4.tcp_mem", "1 2 4", 1),
             ("net.ipv4.udp_mem", "90000 180000 360000", 0),
         ] {
-            let mut evidence = fixture::healthy();
+            let mut evidence = testing::healthy();
             evidence.near.sysctls.0.insert(name.to_owned(), value.to_owned());
             assert_eq!(examine(&evidence).len(), odd, "{name} {value}");
         }
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_slow_clock_is_named_where_a_better_one_can_be() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         for (clock, found) in [("tsc", 0), ("kvm-clock", 0), ("hpet", 1), ("acpi_pm", 1)] {
             evidence.near.machine.clock_source = Some(clock.to_owned());
             evidence.near.machine.clocks = "tsc hpet acpi_pm".to_owned();

@@ -36,13 +36,13 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn neighbours_are_near() {
-        let mut evidence = fixture::healthy();
-        evidence.runs.insert(0, fixture::round_trips(RunKind::RoundTrips, 50_000.0));
+        let mut evidence = testing::healthy();
+        evidence.runs.insert(0, testing::round_trips(RunKind::RoundTrips, 50_000.0));
         assert_eq!(examine(&evidence).len(), 1);
         evidence.near.path.as_mut().unwrap().on_link = false;
         assert!(examine(&evidence).is_empty(), "a router may lead far away");

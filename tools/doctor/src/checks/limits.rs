@@ -229,9 +229,9 @@ fn xdp(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Limits;
+    use crate::testing;
 
     /// Where it dropped more than one, 10,000 passed.
     fn limit(place: &str, text: &str, dropped: u64) -> Limit {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     fn with(before: Limits, after: Limits) -> Evidence {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.near.limits = before;
         evidence.limits_near = Some(after);
         evidence
@@ -308,7 +308,7 @@ mod tests {
         let limits = Limits { firewall: vec![rule], ..Limits::default() };
         let mut evidence = with(limits.clone(), limits);
         assert!(firewall(&evidence).is_empty());
-        evidence.runs.push(fixture::probe(PathEnd::Near, 1400, 100, 9));
+        evidence.runs.push(testing::probe(PathEnd::Near, 1400, 100, 9));
         assert_eq!(firewall(&evidence)[0].confidence, Confidence::Possible);
     }
 }

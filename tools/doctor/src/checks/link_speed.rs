@@ -40,12 +40,12 @@ fn label(card: &Interface) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn a_speed_that_is_exceeded_or_made_up_is_recognized() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         // A gigabit a second is measured.
         for (driver, speed, is_found) in [
             ("vmxnet3", 10_000, false),
@@ -55,8 +55,8 @@ mod tests {
             ("e1000", 900, true),
             ("ixgbe", 1_500, false),
         ] {
-            fixture::card(&mut evidence).driver = driver.to_owned();
-            fixture::card(&mut evidence).speed_mbit = Some(speed);
+            testing::card(&mut evidence).driver = driver.to_owned();
+            testing::card(&mut evidence).speed_mbit = Some(speed);
             let found = examine(&evidence);
             assert_eq!(found.len(), usize::from(is_found), "{driver} {speed}: {found:?}");
             assert!(found.iter().all(|finding| finding.severity == Severity::Machine));

@@ -26,12 +26,12 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn a_network_as_fast_as_the_loopback_is_no_cause() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.loopback_far = Some(1.5e9);
         assert_eq!(examine(&evidence).len(), 2);
     }

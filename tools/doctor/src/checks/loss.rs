@@ -63,15 +63,15 @@ fn of(evidence: &Evidence, from: PathEnd) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn loss_at_a_low_rate_is_found() {
-        let mut evidence = fixture::healthy();
-        evidence.runs.push(fixture::probe(PathEnd::Near, 1501, 100, 6));
+        let mut evidence = testing::healthy();
+        evidence.runs.push(testing::probe(PathEnd::Near, 1501, 100, 6));
         assert_eq!(examine(&evidence)[0].severity, Severity::Broken);
-        evidence.runs.push(fixture::probe(PathEnd::Near, 1502, 100, 1));
+        evidence.runs.push(testing::probe(PathEnd::Near, 1502, 100, 1));
         assert!(examine(&evidence).is_empty(), "one proves nothing");
     }
 }

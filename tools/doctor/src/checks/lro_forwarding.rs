@@ -35,15 +35,15 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn forwarding_and_lro_exclude_each_other() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.near.sysctls.0.insert("net.ipv4.ip_forward".to_owned(), "1".to_owned());
         assert_eq!(examine(&evidence).len(), 1);
-        fixture::card(&mut evidence).features.remove("rx-lro");
+        testing::card(&mut evidence).features.remove("rx-lro");
         assert!(examine(&evidence).is_empty());
     }
 }

@@ -29,12 +29,12 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn what_a_machine_is_is_kept_apart() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.near.machine.is_emulated = true;
         evidence.near.machine.governor = Some("powersave".to_owned());
         let found = examine(&evidence);

@@ -64,14 +64,14 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Feature;
+    use crate::testing;
 
     #[test]
     fn lro_is_missed_unless_the_machine_forwards() {
-        let mut evidence = fixture::healthy();
-        let features = &mut fixture::card(&mut evidence).features;
+        let mut evidence = testing::healthy();
+        let features = &mut testing::card(&mut evidence).features;
         features.insert("rx-lro".to_owned(), Feature { on: false, changeable: true });
         assert_eq!(examine(&evidence).len(), 1);
         evidence.near.sysctls.0.insert("net.ipv4.ip_forward".to_owned(), "1".to_owned());

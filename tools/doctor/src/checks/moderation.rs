@@ -45,17 +45,17 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Coalescing;
+    use crate::testing;
 
     #[test]
     fn long_waits_are_found() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         let set = Coalescing { rx_us: 1000, ..Coalescing::default() };
-        fixture::card(&mut evidence).coalescing = Some(set);
+        testing::card(&mut evidence).coalescing = Some(set);
         assert_eq!(examine(&evidence).len(), 1);
-        fixture::card(&mut evidence).coalescing = Some(Coalescing { adaptive_rx: true, ..set });
+        testing::card(&mut evidence).coalescing = Some(Coalescing { adaptive_rx: true, ..set });
         assert!(examine(&evidence).is_empty());
     }
 }

@@ -80,17 +80,17 @@ fn of_capture(way: &Way) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::evidence::PathEnd;
+    use crate::testing;
 
     #[test]
     fn segments_are_compared_with_the_mtu() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         let tcp = vmlane_bench::report::TcpSummary { mss: 500, ..Default::default() };
-        evidence.runs.push(fixture::stream(PathEnd::Near, 1e9, tcp));
+        evidence.runs.push(testing::stream(PathEnd::Near, 1e9, tcp));
         assert_eq!(examine(&evidence).len(), 1);
-        evidence.runs.push(fixture::probe(PathEnd::Near, 1500, 9, 9));
+        evidence.runs.push(testing::probe(PathEnd::Near, 1500, 9, 9));
         assert!(examine(&evidence).is_empty());
     }
 }

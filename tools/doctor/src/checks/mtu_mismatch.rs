@@ -44,16 +44,16 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn the_smaller_end_is_named() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).mtu = 9000;
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).mtu = 9000;
         let found = examine(&evidence);
         assert_eq!((found[0].end, found[0].severity), (Some(PathEnd::Far), Severity::Slow));
-        evidence.runs.push(fixture::probe(PathEnd::Near, 9000, 10, 10));
+        evidence.runs.push(testing::probe(PathEnd::Near, 9000, 10, 10));
         assert_eq!(examine(&evidence)[0].severity, Severity::Broken);
         evidence.near.path.as_mut().unwrap().on_link = false;
         assert!(examine(&evidence).is_empty(), "a router is between them");

@@ -67,26 +67,26 @@ fn newer() -> Remedy {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn imitations_are_found_in_vms_only() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).driver = "e1000".to_owned();
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).driver = "e1000".to_owned();
         assert!(examine(&evidence).is_empty(), "a real one");
         evidence.near.machine.hypervisor = Some("KVM".to_owned());
         assert!(examine(&evidence)[0].what.contains("imitation"));
-        fixture::card(&mut evidence).driver = "e1000e".to_owned();
+        testing::card(&mut evidence).driver = "e1000e".to_owned();
         assert!(examine(&evidence).is_empty(), "a card of another kind, passed through");
-        fixture::card(&mut evidence).pci = Some(("0x8086".to_owned(), "0x10d3".to_owned()));
+        testing::card(&mut evidence).pci = Some(("0x8086".to_owned(), "0x10d3".to_owned()));
         assert_eq!(examine(&evidence).len(), 1);
     }
 
     #[test]
     fn a_vmxnet3_without_moderation_is_old() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).coalescing = None;
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).coalescing = None;
         assert!(examine(&evidence)[0].what.contains("revision 1 or 2"));
     }
 }

@@ -83,17 +83,17 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn what_is_lost_and_what_arrives_is_named() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).mtu = 9000;
-        fixture::far(&mut evidence).interfaces[0].mtu = 9000;
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).mtu = 9000;
+        testing::far(&mut evidence).interfaces[0].mtu = 9000;
         evidence.runs.retain(|run| run.kind != crate::evidence::RunKind::Probe { bytes: 1500 });
         for (bytes, lost) in [(9000, 100), (1500, 0)] {
-            evidence.runs.push(fixture::probe(PathEnd::Near, bytes, 100, lost));
+            evidence.runs.push(testing::probe(PathEnd::Near, bytes, 100, lost));
         }
         let found = examine(&evidence);
         assert_eq!(found.len(), 1);
@@ -101,15 +101,15 @@ mod tests {
             found[0].what.contains("without effect")
                 && found[0].evidence[0].contains("those of 1500 arrived")
         );
-        fixture::far(&mut evidence).interfaces[0].mtu = 1500;
+        testing::far(&mut evidence).interfaces[0].mtu = 1500;
         assert!(examine(&evidence).is_empty(), "the ends differ, which is another check's");
     }
 
     #[test]
     fn a_filter_of_udp_is_no_matter_of_size() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.runs.retain(|run| run.from != PathEnd::Far);
-        evidence.runs.push(fixture::probe(PathEnd::Far, 576, 100, 100));
+        evidence.runs.push(testing::probe(PathEnd::Far, 576, 100, 100));
         assert!(examine(&evidence)[0].what.contains("No datagram arrives"));
     }
 }

@@ -95,16 +95,16 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
 mod tests {
     use vmlane_bench::report::TcpSummary;
 
-    use super::super::fixture;
     use super::*;
     use crate::evidence::Run;
+    use crate::testing;
 
     #[test]
     fn losses_at_a_high_rate_only_are_a_limit() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.runs.retain(|run| run.kind != RunKind::Stream || run.from != PathEnd::Near);
         let tcp = TcpSummary { mss: 1448, retransmits: 300, ..TcpSummary::default() };
-        evidence.runs.push(fixture::stream(PathEnd::Near, 2e7, tcp));
+        evidence.runs.push(testing::stream(PathEnd::Near, 2e7, tcp));
         assert_eq!(examine(&evidence).len(), 1);
         let run = evidence.runs.last_mut().unwrap();
         run.near.stack.insert("TcpExt.TCPDSACKRecvSegs".to_owned(), 300);
@@ -117,7 +117,7 @@ mod tests {
             evidence.runs[probe].report.throughput_bps = Some(bps);
             assert_eq!(examine(&evidence).len(), found, "all datagrams arrive at {bps} bits a second");
         }
-        evidence.runs.push(fixture::probe(PathEnd::Near, 1501, 100, 10));
+        evidence.runs.push(testing::probe(PathEnd::Near, 1501, 100, 10));
         assert!(examine(&evidence).is_empty(), "frames are lost at any rate");
     }
 }

@@ -36,13 +36,13 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn queues_are_compared_with_cpus() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).queues = Some((1, 4));
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).queues = Some((1, 4));
         assert_eq!(examine(&evidence)[0].remedies[0].temporary[0].join(" "), "ethtool -L eth0 combined 2");
         evidence.near.machine.cpus = 1;
         assert!(examine(&evidence).is_empty());

@@ -113,15 +113,15 @@ fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
 mod tests {
     use vmlane_bench::report::TcpSummary;
 
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn what_tcp_counts_is_reported_by_cause() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.runs.retain(|run| run.kind != RunKind::Stream);
         let tcp = TcpSummary { mss: 1448, retransmits: 4000, ..TcpSummary::default() };
-        evidence.runs.push(fixture::stream(PathEnd::Near, 1e9, tcp));
+        evidence.runs.push(testing::stream(PathEnd::Near, 1e9, tcp));
         let run = evidence.runs.last_mut().unwrap();
         run.near.stack.insert("TcpExt.TCPFastRetrans".to_owned(), 3900);
         let found = examine(&evidence);
@@ -129,9 +129,9 @@ mod tests {
         assert!(found[0].evidence[0].contains("3900 after duplicate"), "{:?}", found[0].evidence);
         evidence.runs.last_mut().unwrap().near.stack.insert("TcpExt.TCPDSACKRecvSegs".to_owned(), 3800);
         assert!(examine(&evidence)[0].remedies[0].what.contains("overtake"));
-        let bus = std::mem::take(&mut fixture::card(&mut evidence).bus);
+        let bus = std::mem::take(&mut testing::card(&mut evidence).bus);
         assert!(examine(&evidence).is_empty(), "between CPUs of one host");
-        fixture::card(&mut evidence).bus = bus;
+        testing::card(&mut evidence).bus = bus;
         evidence.runs.last_mut().unwrap().report.seconds = 0.5;
         assert!(examine(&evidence).is_empty(), "a short transfer has just begun");
     }

@@ -99,17 +99,17 @@ fn drops(evidence: &Evidence, end: PathEnd) -> (u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn small_ones_and_full_ones_are_found() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).rings = Some(Rings { rx: 32, rx_max: 4096, tx: 32, tx_max: 4096 });
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).rings = Some(Rings { rx: 32, rx_max: 4096, tx: 32, tx_max: 4096 });
         let found = examine(&evidence);
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].remedies[0].temporary[0].join(" "), "ethtool -G eth0 rx 1024");
-        fixture::card(&mut evidence).rings = Some(Rings { rx: 32, rx_max: 32, tx: 32, tx_max: 32 });
+        testing::card(&mut evidence).rings = Some(Rings { rx: 32, rx_max: 32, tx: 32, tx_max: 32 });
         assert!(examine(&evidence).is_empty(), "the card has no larger ones");
         let run = evidence
             .runs

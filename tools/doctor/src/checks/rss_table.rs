@@ -45,21 +45,21 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Spread;
+    use crate::testing;
 
     #[test]
     fn a_table_that_names_one_queue_is_found() {
-        let mut evidence = fixture::healthy();
-        fixture::card(&mut evidence).spread = Some(Spread { entries: 32, queues: 1 });
+        let mut evidence = testing::healthy();
+        testing::card(&mut evidence).spread = Some(Spread { entries: 32, queues: 1 });
         let found = examine(&evidence);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].remedies[0].temporary[0].join(" "), "ethtool -X eth0 equal 2");
         // One queue has nothing to spread over, and one CPU has no other to spread to.
-        fixture::card(&mut evidence).queues = Some((1, 2));
+        testing::card(&mut evidence).queues = Some((1, 2));
         assert!(examine(&evidence).is_empty());
-        fixture::card(&mut evidence).queues = Some((2, 2));
+        testing::card(&mut evidence).queues = Some((2, 2));
         evidence.near.machine.cpus = 1;
         assert!(examine(&evidence).is_empty());
     }

@@ -44,17 +44,17 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Feature;
+    use crate::testing;
 
     #[test]
     fn what_is_off_and_could_be_on_is_found() {
-        let mut evidence = fixture::healthy();
-        let features = &mut fixture::card(&mut evidence).features;
+        let mut evidence = testing::healthy();
+        let features = &mut testing::card(&mut evidence).features;
         features.insert("tx-tcp-segmentation".to_owned(), Feature { on: false, changeable: true });
         assert_eq!(examine(&evidence)[0].remedies[0].temporary[0].join(" "), "ethtool -K eth0 tso on");
-        let features = &mut fixture::card(&mut evidence).features;
+        let features = &mut testing::card(&mut evidence).features;
         features.insert("tx-tcp-segmentation".to_owned(), Feature { on: false, changeable: false });
         assert!(examine(&evidence).is_empty(), "the card has none");
     }

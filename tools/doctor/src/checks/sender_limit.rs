@@ -91,9 +91,9 @@ fn spaced(nanoseconds: u64) -> String {
 mod tests {
     use vmlane_bench::report::TcpSummary;
 
-    use super::super::fixture;
     use super::*;
     use crate::evidence::PathEnd;
+    use crate::testing;
 
     #[test]
     fn a_connection_that_is_idle_for_most_of_a_transfer_waits_for_its_sender() {
@@ -106,8 +106,8 @@ mod tests {
             (TcpSummary { sndbuf_limited_us: 100_000, ..idle }, false),
             (TcpSummary { retransmits: 1000, ..idle }, false),
         ] {
-            let mut evidence = fixture::healthy();
-            evidence.runs = vec![fixture::stream(PathEnd::Far, 1e9, tcp)];
+            let mut evidence = testing::healthy();
+            evidence.runs = vec![testing::stream(PathEnd::Far, 1e9, tcp)];
             let found = examine(&evidence);
             assert_eq!(found.len(), usize::from(is_found), "{tcp:?}: {found:?}");
             assert!(found.iter().all(|finding| finding.severity == Severity::Machine));

@@ -60,13 +60,13 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::evidence::Wait;
+    use crate::testing;
 
     #[test]
     fn only_an_end_that_is_waited_for_without_loss_is_found() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         let wait = |seconds, answered| Wait { what: "reading its counters".to_owned(), seconds, answered };
         evidence.waits = vec![wait(1.4, true)];
         assert!(examine(&evidence).is_empty(), "once and not for long");

@@ -60,13 +60,13 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::evidence::PathEnd;
+    use crate::testing;
 
     #[test]
     fn each_direction_has_its_own_buffers() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.near.sysctls.0.insert("net.ipv4.tcp_rmem".to_owned(), "4096 8192 16384".to_owned());
         let found = examine(&evidence);
         assert_eq!((found.len(), found[0].end), (1, Some(PathEnd::Near)));

@@ -31,12 +31,12 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn steal_is_a_share_of_all_cpus() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         let run = evidence.runs.iter_mut().find(|run| run.kind == RunKind::Stream).unwrap();
         run.report.machine.remote =
             Some(serde_json::from_str(r#"{"user":0.5,"system":0.5,"steal":0.5}"#).unwrap());

@@ -157,11 +157,11 @@ fn finding(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     fn requests(kind: RunKind, per_second: f64) -> crate::evidence::Run {
-        fixture::run(
+        testing::run(
             kind,
             PathEnd::Near,
             &format!(r#"{{"transactions_per_second":{per_second:?},"seconds":0.3}}"#),
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn many_segments_time_out_and_one_does_not() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.runs.push(requests(RunKind::SmallRequests, 900.0));
         assert!(examine(&evidence).is_empty());
         let mut large = requests(RunKind::LargeRequests, 4.0);
@@ -178,13 +178,13 @@ mod tests {
         evidence.runs.push(large);
         assert_eq!(examine(&evidence).len(), 1);
         // A guest that got no CPU for a moment, and counted no time-out.
-        let mut starved = fixture::healthy();
+        let mut starved = testing::healthy();
         starved.runs.push(requests(RunKind::SmallRequests, 4.0));
         starved.runs.push(requests(RunKind::LargeRequests, 0.0));
         assert!(examine(&starved).is_empty(), "{:?}", examine(&starved));
         starved.runs.insert(0, requests(RunKind::SmallRequests, 900.0));
         assert_eq!(examine(&starved).len(), 1);
-        evidence.runs.push(fixture::probe(PathEnd::Near, 1400, 10, 9));
+        evidence.runs.push(testing::probe(PathEnd::Near, 1400, 10, 9));
         assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
     }
 
@@ -200,7 +200,7 @@ mod tests {
             run
         };
         for (again, per_second, found) in [(90, 124.0, 1), (20, 124.0, 0), (90, 500.0, 0)] {
-            let mut evidence = fixture::healthy();
+            let mut evidence = testing::healthy();
             evidence.runs.push(sends_again(requests(RunKind::SmallRequests, 1607.0), 800, 1));
             evidence.runs.push(sends_again(requests(RunKind::LargeRequests, per_second), 84, again));
             assert_eq!(examine(&evidence).len(), found, "{again} sent again");
@@ -212,7 +212,7 @@ mod tests {
     }
 
     fn slow(kind: RunKind, frames: u64, segments: u64, again: u64) -> Run {
-        let mut run = fixture::run(kind, PathEnd::Near, "{}");
+        let mut run = testing::run(kind, PathEnd::Near, "{}");
         run.report.bytes = frames * segments * 8948;
         let tcp = vmlane_bench::report::TcpSummary { mss: 8948, retransmits: again, ..Default::default() };
         run.report.tcp.local = Some(tcp);
@@ -222,7 +222,7 @@ mod tests {
     /// As seen between two VMs with a policer of 20 Mbit/s.
     #[test]
     fn what_a_rate_limit_drops_is_not_lost_for_its_length() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.runs.push(requests(RunKind::SmallRequests, 870.0));
         let mut large = requests(RunKind::LargeRequests, 36.6);
         large.near.stack.insert("TcpExt.TCPTimeouts".to_owned(), 4);
@@ -251,14 +251,14 @@ mod tests {
             (20, 0, 4, 5, false),
             (4, 0, 20, 20, false),
         ] {
-            let mut evidence = fixture::healthy();
+            let mut evidence = testing::healthy();
             evidence.runs.push(requests(RunKind::SmallRequests, 165.0));
             evidence.runs.push(requests(RunKind::LargeRequests, 42.0));
             evidence.runs.push(slow(RunKind::SlowSegments, single, 1, single_again));
             evidence.runs.push(slow(RunKind::SlowPairs, pairs, 2, pairs_again));
             let found = examine(&evidence);
             assert_eq!(found.len(), usize::from(is_it), "{single_again} {pairs} {pairs_again}: {found:?}");
-            evidence.runs.push(fixture::probe(PathEnd::Near, 1400, 10, 9));
+            evidence.runs.push(testing::probe(PathEnd::Near, 1400, 10, 9));
             assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
         }
     }

@@ -44,12 +44,12 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn each_option_is_checked() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         for (setting, ..) in OPTIONS {
             evidence.near.sysctls.0.insert(setting.to_owned(), "0".to_owned());
         }

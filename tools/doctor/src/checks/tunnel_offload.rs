@@ -34,15 +34,15 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::{Feature, Interface};
+    use crate::testing;
 
     #[test]
     fn a_tunnel_over_a_card_that_cuts_it_is_found() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         let on = Feature { on: true, changeable: true };
-        fixture::card(&mut evidence).features.insert(FEATURE.to_owned(), on);
+        testing::card(&mut evidence).features.insert(FEATURE.to_owned(), on);
         assert!(examine(&evidence).is_empty(), "there is no tunnel");
         let kind = Some("vxlan".to_owned());
         evidence.near.interfaces.push(Interface {
@@ -52,7 +52,7 @@ mod tests {
             ..Interface::default()
         });
         assert!(examine(&evidence)[0].what.contains("tunnel vxlan0"));
-        fixture::card(&mut evidence).features.clear();
+        testing::card(&mut evidence).features.clear();
         assert!(examine(&evidence).is_empty());
     }
 }

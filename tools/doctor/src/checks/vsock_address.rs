@@ -81,12 +81,12 @@ fn version(release: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
     use crate::facts::Vsock;
+    use crate::testing;
 
     fn over_vsock(to: &str) -> Evidence {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         (evidence.is_vsock, evidence.to) = (true, to.to_owned());
         evidence
     }

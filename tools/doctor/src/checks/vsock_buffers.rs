@@ -29,12 +29,12 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn small_ones_are_found() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.is_vsock = true;
         evidence.runs.iter_mut().for_each(|run| run.report.send_buffer = Some(65536));
         assert_eq!(examine(&evidence).len(), 1);

@@ -76,12 +76,12 @@ fn load(module: &str) -> Remedy {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn a_device_needs_its_module() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.is_vsock = true;
         for facts in [&mut evidence.near, evidence.far.as_mut().unwrap()] {
             facts.vsock = Vsock { has_vmci: true, modules: vec![VMCI.to_owned()], ..Vsock::default() };

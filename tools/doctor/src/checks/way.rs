@@ -240,13 +240,13 @@ fn wrong(evidence: &Evidence, end: PathEnd, facts: &Facts, neighbour: &Neighbour
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     fn with_route(metrics: &[(&str, &str)], via: Option<&str>, kind: &str) -> Evidence {
         let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let route = Route { kind: kind.to_owned(), via: via.map(str::to_owned), metrics, ..Route::default() };
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.near.limits.route = Some(route);
         evidence
     }
@@ -275,9 +275,9 @@ mod tests {
 
     #[test]
     fn networks_of_different_sizes_are_found() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.near.limits.prefix = Some(24);
-        fixture::far(&mut evidence).limits.prefix = Some(24);
+        testing::far(&mut evidence).limits.prefix = Some(24);
         assert!(netmask(&evidence).is_empty());
         evidence.near.limits.prefix = Some(30);
         assert_eq!(netmask(&evidence)[0].severity, Severity::Advice);
@@ -296,7 +296,7 @@ mod tests {
             (None, "FAILED", true, "No machine answers"),
             (Some("02:00:00:00:00:99"), "REACHABLE", true, ""),
         ] {
-            let mut evidence = fixture::healthy();
+            let mut evidence = testing::healthy();
             let neighbour = Neighbour {
                 address: "10.77.0.2".to_owned(),
                 mac: mac.map(str::to_owned),

@@ -70,16 +70,16 @@ fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
 mod tests {
     use vmlane_bench::report::TcpSummary;
 
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     #[test]
     fn a_window_that_closes_is_found_at_the_receiver() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         evidence.runs.retain(|run| run.kind != RunKind::Stream);
         let tcp =
             TcpSummary { mss: 1448, busy_us: 1_000_000, rwnd_limited_us: 800_000, ..TcpSummary::default() };
-        evidence.runs.push(fixture::stream(PathEnd::Near, 1e8, tcp));
+        evidence.runs.push(testing::stream(PathEnd::Near, 1e8, tcp));
         assert!(examine(&evidence).is_empty(), "waiting for the window is another check's");
         let run = evidence.runs.last_mut().unwrap();
         run.far.stack.insert("TcpExt.TCPToZeroWindowAdv".to_owned(), 200);

@@ -108,7 +108,7 @@ fn is_user_mode_linux(cpuinfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::fixture;
+    use crate::testing;
 
     #[test]
     fn what_configures_the_network_is_found_by_its_files() {
@@ -130,7 +130,7 @@ mod tests {
         for (paths, expected) in cases {
             let root = tempfile::tempdir().unwrap();
             for (path, text) in paths {
-                fixture::write(root.path(), path, text);
+                testing::write(root.path(), path, text);
             }
             assert_eq!(network(root.path()), expected, "{paths:?}");
         }

@@ -119,8 +119,8 @@ mod tests {
     use super::super::{Gauge, Remedy};
     use super::*;
     use crate::change::Change;
-    use crate::checks::fixture;
     use crate::evidence::PathEnd;
+    use crate::testing;
 
     fn proven() -> Proven {
         let mut reading = Reading::new(Gauge::Throughput { from: PathEnd::Near, connections: 1 });
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn before_after_and_spread_are_shown() {
-        let (mut proven, evidence) = (proven(), fixture::healthy());
+        let (mut proven, evidence) = (proven(), testing::healthy());
         let shown = text(&proven, &evidence);
         for part in [
             "1. tx-tcp-segmentation is off.",
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn programs_read_the_same() {
-        let value = json(&proven(), &fixture::healthy());
+        let value = json(&proven(), &testing::healthy());
         let reading = &value["trials"][0]["readings"][0];
         assert_eq!(
             (reading["after_median"].as_f64(), reading["verdict"].as_str()),

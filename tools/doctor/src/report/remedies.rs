@@ -75,8 +75,8 @@ impl<'e> Remedies<'e> {
 mod tests {
     use super::*;
     use crate::capture::Capture;
-    use crate::checks::fixture;
     use crate::finding::{Cost, Severity};
+    use crate::testing;
 
     fn finding(end: Option<PathEnd>, remedies: Vec<Remedy>) -> Finding {
         let cost = Cost::estimated(0.5, "something");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn machines(network: &[&str], hypervisor: &str) -> Evidence {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         let machine = &mut evidence.near.machine;
         machine.kernel = "6.12".to_owned();
         machine.network = network.iter().map(|name| (*name).to_owned()).collect();
