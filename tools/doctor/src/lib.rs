@@ -26,6 +26,7 @@ pub mod finding;
 mod guests;
 pub mod host;
 mod loopback;
+mod prelude;
 pub mod proof;
 pub mod question;
 pub mod remedy;

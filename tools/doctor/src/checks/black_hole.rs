@@ -1,10 +1,8 @@
 //! In captures: large segments that never arrive while small ones do.
 
-use super::{Check, captured, super_frames};
+use super::{captured, super_frames};
 use crate::capture::Way;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "black-hole", examine };
 
@@ -43,7 +41,7 @@ fn of(way: &Way) -> Option<Finding> {
             "{} packets above {mtu} bytes were sent again after the router's message",
             seen.ignored_mtu
         );
-        return Some(Finding::new(CHECK.name, Severity::Broken, what, cost).evidence(shown).remedy(remedy));
+        return Some(CHECK.broken(what, cost).evidence(shown).remedy(remedy));
     }
     let arrives =
         if seen.largest_acknowledged > 0 { "smaller ones do" } else { "its answer to the opening did come" };
@@ -62,7 +60,5 @@ fn of(way: &Way) -> Option<Finding> {
     )
     .run(&["ping", "-M", "do", "-c", "3", "-s", tunnel, &to.to_string()])
     .run(&["tracepath", "-n", &to.to_string()]);
-    Some(
-        Finding::new(CHECK.name, Severity::Broken, what, cost).evidence(shown).remedy(remedy).remedy(probing),
-    )
+    Some(CHECK.broken(what, cost).evidence(shown).remedy(remedy).remedy(probing))
 }

@@ -1,10 +1,6 @@
 //! Queues so long that everything behind a transfer waits.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::time;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "bufferbloat", examine };
 
@@ -33,7 +29,7 @@ fn of(evidence: &Evidence, from: PathEnd, idle: f64) -> Option<Finding> {
         .run(&["tc", "-s", "qdisc", "show", "dev", &card])
         .run(&["tc", "qdisc", "replace", "dev", &card, "root", "fq_codel"])
         .lasting("sysctl.d", "net.core.default_qdisc = fq_codel");
-    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(from).of_way(from);
+    let finding = CHECK.slow(what, cost).at(from).of_way(from);
     let finding = finding.evidence(format!("at rest {} in the median", time(idle)));
     Some(
         match of_transfer {

@@ -1,9 +1,6 @@
 //! A program that uses the CPU.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "busy-cpu", examine };
 
@@ -30,7 +27,7 @@ fn beside(evidence: &Evidence, end: PathEnd) -> Option<Finding> {
     let cost =
         Cost::estimated(0.5, "the network lacks that CPU time, and more if the program handles each packet");
     let remedy = Remedy::new("find out what it does with the packets; end captures that no one reads");
-    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(end);
+    let finding = CHECK.slow(what, cost).at(end);
     Some(finding.evidence(format!("process {} ({})", program.pid, program.name)).remedy(remedy))
 }
 
@@ -54,7 +51,8 @@ fn at_rest(evidence: &Evidence) -> Vec<Finding> {
             0.75 * used.min(1.0),
             format!("{:.0} % of the CPU, which the network lacks", used.min(1.0) * 100.0),
         );
-        let finding = Finding::new(CHECK.name, Severity::Slow, what, cost)
+        let finding = CHECK
+            .slow(what, cost)
             .at(end)
             .evidence(format!("at rest {:.1} of {cpus} CPUs are busy", load.busy));
         Some(match program {

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::capture::Way;
-use crate::evidence::Evidence;
-use crate::finding::Finding;
+use crate::prelude::*;
 
 /// Findings of a check: more would not be read.
 const MOST: usize = 4;

@@ -1,10 +1,7 @@
 //! Checksum offload that is switched off.
 
-use super::Check;
-use crate::evidence::Evidence;
 use crate::facts::Interface;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "checksum-offload", examine };
 
@@ -36,7 +33,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             }
             let what = format!("{short} checksum offload is off on {} of {}.", card.name, evidence.name(end));
             found.push(
-                Finding::new(CHECK.name, Severity::Slow, what, Cost::estimated(share, effect))
+                CHECK
+                    .slow(what, Cost::estimated(share, effect))
                     .at(end)
                     .evidence(format!("ethtool -k {}: {short}-checksumming off, not fixed", card.name))
                     .remedy(Remedy::offload(

@@ -1,11 +1,8 @@
 //! What the kernel counted while it was measured: room that was used up, and time that was spent waiting for
 //! it. One table, a row a cause.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd};
 use crate::facts::Facts;
-use crate::finding::{Confidence, Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 /// A cause, and the counters that show it.
 struct Cause {
@@ -175,7 +172,8 @@ fn backlog(evidence: &Evidence) -> Vec<Finding> {
             evidence.name(end)
         );
         (dropped >= 10).then(|| {
-            Finding::new(BACKLOG.name, Severity::Slow, what, Cost::measured(0.5, format!("{dropped} frames")))
+            BACKLOG
+                .slow(what, Cost::measured(0.5, format!("{dropped} frames")))
                 .confidence(Confidence::Certain)
                 .of_way(end.other())
                 .at(end)

@@ -1,11 +1,8 @@
 //! In captures: small writes that wait for a delayed acknowledgement.
 
-use super::{Check, captured};
+use super::captured;
 use crate::capture::Way;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::time;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "delayed-ack", examine };
 
@@ -35,5 +32,5 @@ fn of(way: &Way) -> Option<Finding> {
         "Windows",
         "at the receiver: TcpAckFrequency = 1 below HKLM\\SYSTEM\\CurrentControlSet\\Services\\Tcpip\\Parameters\\Interfaces",
     );
-    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(shown).remedy(remedy))
+    Some(CHECK.slow(what, cost).evidence(shown).remedy(remedy))
 }

@@ -1,11 +1,8 @@
 //! Addresses that both ends have.
 
-use super::Check;
 use crate::capture::Capture;
-use crate::evidence::Evidence;
 use crate::facts::{Facts, Interface};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "duplicate-address", examine };
 
@@ -84,7 +81,7 @@ fn cards(facts: &Facts) -> impl Iterator<Item = &Interface> {
 
 fn report(what: String, seen: String) -> Finding {
     let cost = Cost::estimated(0.9, "connections break at random");
-    Finding::new(CHECK.name, Severity::Broken, what, cost).evidence(seen)
+    CHECK.broken(what, cost).evidence(seen)
 }
 
 #[cfg(test)]

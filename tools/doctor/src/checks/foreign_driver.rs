@@ -1,9 +1,6 @@
 //! A driver that was not built with this kernel.
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "foreign-driver", examine };
 
@@ -17,7 +14,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         );
         let cost = Cost::estimated(0.2, "none, if it was built for this kernel; settings without effect, if not");
         let module = &card.driver;
-        Finding::new(CHECK.name, Severity::Advice, what, cost)
+        CHECK.advice(what, cost)
             .at(end)
             .evidence(format!("module {module} {} has the taint O; the kernel is {}", card.driver_version, facts.machine.kernel))
             .remedy(

@@ -2,11 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::Check;
 use crate::change::Change;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "interrupts", examine };
 
@@ -30,7 +27,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         }
         let seen =
             format!("smp_affinity_list of {} interrupts: {only}; {} CPUs", queues.len(), facts.machine.cpus);
-        Some(Finding::new(CHECK.name, Severity::Slow, what, cost).at(end).evidence(seen).remedy(remedy))
+        Some(CHECK.slow(what, cost).at(end).evidence(seen).remedy(remedy))
     });
     found.collect()
 }

@@ -1,11 +1,8 @@
 //! Settings of the kernel and of an interface that are far from what the kernel begins with. One table, a row
 //! a setting.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd};
 use crate::facts::Facts;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "kernel-setting", examine };
 pub const CLOCK: Check = Check { name: "clock", examine: clock };
@@ -214,7 +211,8 @@ fn of_interface(card: &str, setting: &Setting) -> Remedy {
 fn found(evidence: &Evidence, end: PathEnd, name: &str, value: &str, what: &str, remedy: Remedy) -> Finding {
     let what = format!("{name} is {value} on {}: {what}.", evidence.name(end));
     let cost = Cost::estimated(0.6, "far from what the kernel begins with");
-    Finding::new(CHECK.name, Severity::Slow, what, cost)
+    CHECK
+        .slow(what, cost)
         .at(end)
         .explains(&["sender-limit"])
         .evidence(format!("{name} = {value}"))
@@ -275,7 +273,7 @@ fn clock(evidence: &Evidence) -> Vec<Finding> {
             0.2,
             "CPU time, for each frame that is stamped and each round trip that is measured",
         );
-        let finding = Finding::new(CLOCK.name, Severity::Advice, what, cost).at(end);
+        let finding = CLOCK.advice(what, cost).at(end);
         Some(finding.evidence(format!("{path}/current_clocksource: {clock}")).remedy(remedy))
     });
     found.collect()

@@ -1,10 +1,6 @@
 //! Round trips that a network of this kind should not need.
 
-use super::Check;
-use crate::evidence::{Evidence, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::time;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "latency", examine };
 
@@ -31,7 +27,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     .run(&["tc", "-s", "qdisc", "show", "dev", &card])
     .run(&["tc", "qdisc", "del", "dev", &card, "root"]);
     let seen = format!("{:.0} round trips a second", run.report.transactions_per_second.unwrap_or(0.0));
-    vec![Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).remedy(remedy)]
+    vec![CHECK.slow(what, cost).evidence(seen).remedy(remedy)]
 }
 
 #[cfg(test)]

@@ -1,11 +1,7 @@
 //! What was set up to limit, delay or drop, and did so while it was measured.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::facts::{Counted, Limit};
-use crate::finding::{Confidence, Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::rate;
+use crate::prelude::*;
 
 pub const QUEUEING: Check = Check { name: "queueing", examine: queueing };
 pub const TRAFFIC_FILTER: Check = Check { name: "traffic-filter", examine: traffic_filter };
@@ -78,7 +74,8 @@ fn queueing(evidence: &Evidence) -> Vec<Finding> {
                 share(evidence, from),
                 format!("throughput {}: {}", evidence.way(from), rate(bps)),
             );
-            let finding = Finding::new(QUEUEING.name, Severity::Slow, what, cost)
+            let finding = QUEUEING
+                .slow(what, cost)
                 .confidence(Confidence::Certain)
                 .of_way(from)
                 .at(end)
@@ -146,7 +143,8 @@ fn traffic_filter(evidence: &Evidence) -> Vec<Finding> {
                 .run(&["tc", "qdisc", "del", "dev", interface, "clsact"]);
             let dropped = counted.dropped;
             (dropped > 0).then(|| {
-                Finding::new(TRAFFIC_FILTER.name, Severity::Slow, what, cost)
+                TRAFFIC_FILTER
+                    .slow(what, cost)
                     .confidence(Confidence::Certain)
                     .of_way(from)
                     .at(end)
@@ -176,7 +174,8 @@ fn firewall(evidence: &Evidence) -> Vec<Finding> {
                 .run(&["nft", "-a", "list", "ruleset"])
                 .run(&["iptables-save", "-c"]);
             (acts || may_be).then(|| {
-                Finding::new(FIREWALL.name, Severity::Slow, what, cost)
+                FIREWALL
+                    .slow(what, cost)
                     .confidence(confidence)
                     .at(end)
                     .explains(SYMPTOMS)
@@ -216,7 +215,7 @@ fn xdp(evidence: &Evidence) -> Vec<Finding> {
             .run(&["bpftool", "net", "show", "dev", card])
             .run(&["ip", "link", "set", "dev", card, "xdp", "off"]);
         let cost = Cost::estimated(0.4, "frames that it drops, and merging that it prevents");
-        let finding = Finding::new(XDP.name, severity, what, cost).confidence(confidence).at(end);
+        let finding = XDP.found(severity, what, cost).confidence(confidence).at(end);
         let finding = finding.of_way(end.other()).explains(SYMPTOMS);
         Some(
             finding

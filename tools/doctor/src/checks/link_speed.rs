@@ -1,10 +1,7 @@
 //! A link's speed that is a label, and no limit.
 
-use super::Check;
-use crate::evidence::{Evidence, Run, RunKind};
 use crate::facts::Interface;
-use crate::finding::{Cost, Finding, Severity};
-use crate::text::rate;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "link-speed", examine };
 
@@ -28,7 +25,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         );
         let cost = Cost::measured(0.0, "nothing");
         let seen = format!("measured: {}; the driver is {}", rate(most), card.driver);
-        Some(Finding::new(CHECK.name, Severity::Machine, what, cost).at(end).evidence(seen))
+        Some(CHECK.machine(what, cost).at(end).evidence(seen))
     });
     found.collect()
 }

@@ -1,9 +1,6 @@
 //! The machine as the limit: no network cause.
 
-use super::Check;
-use crate::evidence::{Evidence, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::text::rate;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "machine-limit", examine };
 
@@ -19,7 +16,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             format!("Throughput {way} has no network cause: the machines' own loopback is hardly faster.");
         let cost = Cost::measured(0.1, "none by the network");
         let seen = format!("{} {way}, {} over the slower loopback", rate(run.bps()), rate(slower));
-        Finding::new(CHECK.name, Severity::Machine, what, cost).of_way(run.from).evidence(seen)
+        CHECK.machine(what, cost).of_way(run.from).evidence(seen)
     });
     found.collect()
 }

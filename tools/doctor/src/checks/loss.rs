@@ -1,10 +1,6 @@
 //! Frames that are lost, duplicated or overtaken, at whatever rate.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd, Run};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::rate;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "loss", examine };
 
@@ -52,7 +48,8 @@ fn of(evidence: &Evidence, from: PathEnd) -> Vec<Finding> {
         .run(&["ip", "-s", "-s", "link", "show", "dev", &card])
         .run(&["vmlane", "stats"]);
         found.push(
-            Finding::new(CHECK.name, severity, sentence, cost)
+            CHECK
+                .found(severity, sentence, cost)
                 .of_way(from)
                 .evidence(format!("of {sent} datagrams of {bytes} bytes, {count} were {what}"))
                 .remedy(remedy),

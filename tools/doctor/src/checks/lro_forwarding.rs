@@ -1,10 +1,7 @@
 //! LRO in a machine that forwards.
 
-use super::Check;
 use super::merging::forwards;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "lro-forwarding", examine };
 
@@ -22,7 +19,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 "connections through it lose merged frames and crawl; its own are not affected",
             );
             found.push(
-                Finding::new(CHECK.name, Severity::Broken, what, cost)
+                CHECK
+                    .broken(what, cost)
                     .at(end)
                     .evidence(format!("ethtool -k {}: rx-lro on", card.name))
                     .evidence("net.ipv4.ip_forward or the interface's forwarding is 1")

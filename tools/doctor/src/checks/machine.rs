@@ -1,8 +1,6 @@
 //! What the machines are.
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "machine", examine };
 
@@ -15,13 +13,13 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             let what = format!("The processor of {name} is emulated.");
             let cost = Cost::estimated(0.9, "most of the throughput");
             let seen = machine.hypervisor.clone().unwrap_or_else(|| "User Mode Linux".to_owned());
-            found.push(Finding::new(CHECK.name, Severity::Machine, what, cost).at(end).evidence(seen));
+            found.push(CHECK.machine(what, cost).at(end).evidence(seen));
         }
         if machine.governor.as_deref() == Some("powersave") {
             let what = format!("The CPU governor of {name} saves power.");
             let cost = Cost::estimated(0.3, "speed of the CPU");
             let seen = "scaling_governor: powersave; cpupower frequency-set -g performance changes it";
-            found.push(Finding::new(CHECK.name, Severity::Machine, what, cost).at(end).evidence(seen));
+            found.push(CHECK.machine(what, cost).at(end).evidence(seen));
         }
     }
     found

@@ -1,10 +1,7 @@
 //! Received segments that are not merged.
 
-use super::Check;
-use crate::evidence::Evidence;
 use crate::facts::{Facts, Interface};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "receive-merging", examine };
 
@@ -52,7 +49,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 "up to 45 times as many passes through the receiver's stack for the same data",
             );
             found.push(
-                Finding::new(CHECK.name, Severity::Slow, what, cost)
+                CHECK
+                    .slow(what, cost)
                     .at(end)
                     .evidence(format!("ethtool -k {}: {name} off, not fixed; ip_forward is 0", card.name))
                     .remedy(Remedy::offload(&card.name, short, true, networkd, windows)),

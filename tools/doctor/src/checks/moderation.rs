@@ -1,11 +1,7 @@
 //! Interrupts that wait for too long.
 
-use super::Check;
 use crate::change::Change;
-use crate::evidence::{Evidence, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::time;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "interrupt-moderation", examine };
 
@@ -24,7 +20,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let share = trip.map_or(0.4, |trip| f64::from(set.rx_us) / trip.max(f64::from(set.rx_us)));
         let cost = Cost::estimated(share.min(0.7), format!("up to {} us of each round trip", set.rx_us));
         let change = Change::Moderation { interface: card.name.clone(), rx_us: 50 };
-        let finding = Finding::new(CHECK.name, Severity::Slow, what, cost)
+        let finding = CHECK.slow(what, cost)
             .at(end)
             .evidence(format!("ethtool -c {}: rx-usecs {}", card.name, set.rx_us))
             .remedy(

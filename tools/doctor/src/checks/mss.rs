@@ -2,11 +2,9 @@
 
 use std::cmp::Ordering;
 
-use super::{Check, captured};
+use super::captured;
 use crate::capture::{Opening, Way};
-use crate::evidence::{Evidence, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "small-segments", examine };
 
@@ -34,7 +32,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         )
         .run(&["ip", "route", "get", &peer])
         .run(&["nft", "list", "ruleset"]);
-        let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(run.from).of_way(run.from);
+        let finding = CHECK.slow(what, cost).at(run.from).of_way(run.from);
         Some(finding.evidence(format!("TCP_INFO: {mss} bytes; MTU {mtu}")).remedy(remedy))
     });
     captured.extend(found);
@@ -65,7 +63,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
             1.0 - 1.0 / times,
             format!("{times:.1} times as many segments for the same data"),
         );
-        return Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).remedy(remedy));
+        return Some(CHECK.slow(what, cost).evidence(seen).remedy(remedy));
     }
     if sends.abs_diff(receives) <= 100 {
         return None;
@@ -75,7 +73,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
         "{from} asks for segments of {sends} bytes and {to} for {receives}: their MTUs differ, or one was clamped on the way."
     );
     let cost = Cost::estimated(0.2, format!("segments of {mss} bytes instead of {}", sends.max(receives)));
-    Some(Finding::new(CHECK.name, Severity::Advice, what, cost).evidence(seen).remedy(remedy))
+    Some(CHECK.advice(what, cost).evidence(seen).remedy(remedy))
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! Two neighbours with different MTUs.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "mtu-mismatch", examine };
 
@@ -33,7 +30,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let text = format!("segments of {} bytes instead of {}", small.mtu, large.mtu);
         (Severity::Slow, Cost::estimated(0.3, text))
     };
-    let finding = Finding::new(CHECK.name, severity, what, cost)
+    let finding = CHECK
+        .found(severity, what, cost)
         .at(small_end)
         .evidence(format!("/sys/class/net/{}/mtu: {}", small.name, small.mtu))
         .evidence(format!("/sys/class/net/{}/mtu of {}: {}", large.name, evidence.name(large_end), large.mtu))

@@ -1,10 +1,7 @@
 //! A card that imitates old hardware, or an old revision of a fast one.
 
-use super::Check;
-use crate::evidence::Evidence;
 use crate::facts::{Facts, Interface};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "nic-model", examine };
 
@@ -22,14 +19,15 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 card.name, card.driver
             );
             let cost = Cost::estimated(0.8, "a half to nine tenths of the throughput, and much of the CPU");
-            Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(driver).remedy(exchange())
+            CHECK.slow(what, cost).evidence(driver).remedy(exchange())
         } else if card.driver == "vmxnet3" && card.coalescing.is_none() {
             let what = format!("The VMXNET3 card {} of {name} is of revision 1 or 2.", card.name);
             let cost = Cost::estimated(
                 0.4,
                 "moderation of interrupts, scaling of UDP and tunnel offloads are missing",
             );
-            Finding::new(CHECK.name, Severity::Slow, what, cost)
+            CHECK
+                .slow(what, cost)
                 .evidence(driver)
                 .evidence("it does not answer ethtool -c, as cards from revision 3 on do")
                 .remedy(newer())

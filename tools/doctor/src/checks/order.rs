@@ -1,10 +1,8 @@
 //! In captures: frames that overtake each other, and frames that come twice.
 
-use super::{Check, captured};
+use super::captured;
 use crate::capture::{self, Way};
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "frame-order", examine };
 
@@ -28,5 +26,5 @@ fn of(way: &Way, count: u64, how: &str) -> Option<Finding> {
         .run(&["cat", "/proc/net/bonding/INTERFACE"])
         .run(&["bridge", "-s", "link"]);
     let shown = format!("{count} of {} frames", way.seen.frames);
-    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(shown).remedy(remedy))
+    Some(CHECK.slow(what, cost).evidence(shown).remedy(remedy))
 }

@@ -1,9 +1,6 @@
 //! Frames that the path does not carry although both ends may send them.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "path-mtu", examine };
 
@@ -27,7 +24,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 .run(&["ip", "route", "get", &route])
                 .run(&["ip", "route", "flush", "cache"]);
             let seen = format!("IP_MTU towards {route}: {mtu}");
-            Some(Finding::new(CHECK.name, Severity::Slow, what, cost).at(end).evidence(seen).remedy(remedy))
+            Some(CHECK.slow(what, cost).at(end).evidence(seen).remedy(remedy))
         }));
     }
     found
@@ -48,7 +45,7 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         let cost = Cost::measured(1.0, "everything that uses UDP");
         let remedy = Remedy::new("search for a filter of UDP on both machines and between them")
             .run(&["nft", "list", "ruleset"]);
-        return Some(Finding::new(CHECK.name, Severity::Broken, what, cost).of_way(from).remedy(remedy));
+        return Some(CHECK.broken(what, cost).of_way(from).remedy(remedy));
     };
     // Frames above the receiver's MTU: that is the mismatch of the ends, and another check's.
     if on_link && smallest_lost > receiver.mtu {
@@ -63,10 +60,7 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     } else {
         format!("The path is a black hole for frames of {smallest_lost} bytes {way}.")
     };
-    let finding = Finding::new(
-        CHECK.name,
-        Severity::Broken,
-        what,
+    let finding = CHECK.broken(what,
         Cost::measured(0.95, "connections open and then hang, or fall back to small segments after time-outs"),
     )
     .at(from)

@@ -1,11 +1,8 @@
 //! A limit that drops what exceeds it.
 
-use super::{Check, black_hole, captured, loss, super_frames};
+use super::{black_hole, captured, loss, super_frames};
 use crate::capture::Way;
-use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::rate;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "policing", examine };
 
@@ -49,7 +46,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
         .run(&["tc", "-s", "filter", "show", "dev", "INTERFACE", "ingress"])
         .run(&["tc", "-s", "qdisc", "show"])
         .lasting("vmlane", "shape of the NIC or of its port group delays instead of dropping");
-    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).remedy(remedy))
+    Some(CHECK.slow(what, cost).evidence(seen).remedy(remedy))
 }
 
 fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
@@ -87,7 +84,7 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         probe.report.datagrams?.counts.sent,
         probe.lost() * 100.0
     );
-    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).of_way(from);
+    let finding = CHECK.slow(what, cost).of_way(from);
     Some(finding.evidence(seen).evidence(slow).remedy(remedy))
 }
 

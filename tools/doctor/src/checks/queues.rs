@@ -1,10 +1,7 @@
 //! One queue where there could be one for each CPU.
 
-use super::Check;
 use crate::change::Change;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "queues", examine };
 
@@ -29,7 +26,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             .lasting("Windows", format!("PowerShell: Enable-NetAdapterRss -Name \"{}\"", card.name));
         let seen =
             format!("ethtool -l {}: {used} in use of at most {most}; {} CPUs", card.name, facts.machine.cpus);
-        Some(Finding::new(CHECK.name, Severity::Slow, what, cost).at(end).evidence(seen).remedy(remedy))
+        Some(CHECK.slow(what, cost).at(end).evidence(seen).remedy(remedy))
     });
     found.collect()
 }

@@ -1,12 +1,9 @@
 //! Segments that are sent again, by cause.
 
-use super::{Check, black_hole, captured, policing, super_frames};
+use super::{black_hole, captured, policing, super_frames};
 use crate::capture::Way;
-use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::facts::Interface;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::rate;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "retransmits", examine };
 
@@ -32,9 +29,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
         let remedy = Remedy::new("find out what lets frames overtake each other (several paths or queues for one connection), for lost \
                                   acknowledgements, and for machines that get no CPU")
             .run(&["nstat", "-az", "TcpExtTCPDSACKRecv", "TcpExtTCPSpuriousRTOs", "TcpExtTCPTSReorder"]);
-        return Some(
-            Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(causes(way)).remedy(remedy),
-        );
+        return Some(CHECK.slow(what, cost).evidence(causes(way)).remedy(remedy));
     }
     let share = way.lost_share();
     let is_much = lost >= 10 && share > 0.005;
@@ -58,7 +53,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
         .run(&["ethtool", "-S", "INTERFACE"])
         .run(&["tc", "-s", "qdisc", "show"])
         .run(&["vmlane", "stats"]);
-    Some(Finding::new(CHECK.name, severity, what, cost).evidence(causes(way)).remedy(remedy))
+    Some(CHECK.found(severity, what, cost).evidence(causes(way)).remedy(remedy))
 }
 
 fn causes(way: &Way) -> String {
@@ -105,7 +100,7 @@ fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         Remedy::new("capture at both ends and compare: vmlane doctor --pcap FILE FILE")
             .run(&["ip", "-s", "-s", "link", "show"])
     };
-    let finding = Finding::new(CHECK.name, Severity::Advice, what, cost).at(from).of_way(from);
+    let finding = CHECK.advice(what, cost).at(from).of_way(from);
     Some(finding.evidence(seen).remedy(remedy))
 }
 

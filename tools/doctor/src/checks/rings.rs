@@ -1,11 +1,8 @@
 //! Rings of descriptors that are too small, or full.
 
-use super::Check;
 use crate::change::{Change, RingSide};
-use crate::evidence::{Evidence, PathEnd, RunKind};
 use crate::facts::{Interface, Rings};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "rings", examine };
 
@@ -41,7 +38,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             let descriptors = rings.tx_max.min(512);
             let change = Change::Ring { interface: card.name.clone(), ring: RingSide::Tx, descriptors };
             found.push(
-                Finding::new(CHECK.name, Severity::Slow, what, cost)
+                CHECK
+                    .slow(what, cost)
                     .at(end)
                     .evidence(format!(
                         "ethtool -g {}: tx {} of at most {}",
@@ -73,7 +71,8 @@ fn receiving(
     } else {
         Cost::estimated(0.4, "frames are dropped whenever this machine is kept waiting for a moment")
     };
-    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost)
+    let finding = CHECK
+        .slow(what, cost)
         .at(end)
         .evidence(format!("ethtool -g {}: rx {} of at most {}", card.name, rings.rx, rings.rx_max));
     if rings.rx >= rings.rx_max {

@@ -1,10 +1,7 @@
 //! A table of RSS that leads to one queue of several.
 
-use super::Check;
 use crate::change::Change;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "rss-table", examine };
 
@@ -38,7 +35,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             "ethtool -x {}: {} entries, all with the same queue; {used} queues, {} CPUs",
             card.name, spread.entries, facts.machine.cpus
         );
-        Some(Finding::new(CHECK.name, Severity::Slow, what, cost).at(end).evidence(seen).remedy(remedy))
+        Some(CHECK.slow(what, cost).at(end).evidence(seen).remedy(remedy))
     });
     found.collect()
 }

@@ -1,9 +1,6 @@
 //! Segmentation offload that is switched off.
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "segmentation-offload", examine };
 
@@ -32,7 +29,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 "up to 45 times as many passes through the sender's stack for the same data",
             );
             found.push(
-                Finding::new(CHECK.name, Severity::Slow, what, cost)
+                CHECK
+                    .slow(what, cost)
                     .at(end)
                     .evidence(format!("ethtool -k {}: {name} off, not fixed", card.name))
                     .remedy(Remedy::offload(&card.name, short, true, networkd, windows)),

@@ -1,11 +1,8 @@
 //! A sender that is itself the limit: no network cause.
 
-use super::{Check, captured};
+use super::captured;
 use crate::capture::Way;
-use crate::evidence::{Evidence, Run, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::{rate, time};
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "sender-limit", examine };
 
@@ -39,7 +36,7 @@ fn of_run(evidence: &Evidence, run: &Run) -> Option<Finding> {
     );
     let remedy = Remedy::new("check the sender: a busy CPU, small writes, what the program waits for")
         .run(&["top", "-b", "-H", "-n", "1"]);
-    let finding = Finding::new(CHECK.name, Severity::Machine, what, cost).at(run.from).of_way(run.from);
+    let finding = CHECK.machine(what, cost).at(run.from).of_way(run.from);
     Some(finding.evidence(seen).remedy(remedy))
 }
 
@@ -80,7 +77,7 @@ fn of(way: &Way) -> Option<Finding> {
         .run(&["top", "-b", "-H", "-n", "1"])
         .run(&["ethtool", "-k", "INTERFACE"])
         .run(&["ss", "-tinm", "dst", &to.to_string()]);
-    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(shown).remedy(remedy))
+    Some(CHECK.slow(what, cost).evidence(shown).remedy(remedy))
 }
 
 fn spaced(nanoseconds: u64) -> String {

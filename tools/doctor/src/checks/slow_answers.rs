@@ -1,9 +1,6 @@
 //! A far end that takes questions and does not answer them in time.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::finding::{Confidence, Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 /// Seconds without an answer, and seconds that answers came late in all.
 const NONE: f64 = 2.0;
@@ -46,10 +43,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let confidence = if is_measured { Confidence::Likely } else { Confidence::Possible };
     let arrives = Remedy::new("or find out whether large packets of its answers get lost")
         .run(&["ping", "-M", "do", "-c", "3", "-s", "1472", "ADDRESS"]);
-    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost)
-        .confidence(confidence)
-        .at(PathEnd::Far)
-        .remedy(remedy);
+    let finding = CHECK.broken(what, cost).confidence(confidence).at(PathEnd::Far).remedy(remedy);
     let finding = if is_measured { finding } else { finding.remedy(arrives) };
     let seen = evidence.waits.iter().take(8).map(|wait| {
         let came = if wait.answered { "answered after" } else { "no answer for" };

@@ -2,12 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::{Check, captured};
+use super::captured;
 use crate::capture::Way;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::{rate, size, time};
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "small-window", examine };
 
@@ -46,7 +43,7 @@ fn of(way: &Way) -> Option<Finding> {
         ),
     };
     let cost = Cost::estimated(0.6, format!("{} were reached, and no more can be", rate(way.bps())));
-    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen_line).remedy(remedy);
+    let finding = CHECK.slow(what, cost).evidence(seen_line).remedy(remedy);
     Some(match unscaled {
         Some((end, _)) => finding.evidence(format!(
             "the first segment of {end} has no window scale in this capture; if it has one where it is sent, something between takes it out"

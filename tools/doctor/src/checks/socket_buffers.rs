@@ -1,10 +1,6 @@
 //! TCP's buffers against what is in flight.
 
-use super::Check;
-use crate::evidence::{Evidence, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::{rate, size, time};
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "socket-buffers", examine };
 
@@ -41,7 +37,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             // Below 64 KiB not even two super-frames fit.
             let weight = (1.0 - largest as f64 / LEAST as f64) * 0.5 + share.min(1.0) * 0.45;
             found.push(
-                Finding::new(CHECK.name, Severity::Slow, what, Cost::estimated(weight, text))
+                CHECK
+                    .slow(what, Cost::estimated(weight, text))
                     .at(end)
                     .evidence(format!(
                         "{setting}: {}",

@@ -1,8 +1,6 @@
 //! CPU time that a hypervisor gives to others.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::finding::{Cost, Finding, Severity};
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "steal", examine };
 
@@ -21,7 +19,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 evidence.name(end)
             );
             let cost = Cost::measured(share, format!("{:.0} % of the CPU", share * 100.0));
-            Finding::new(CHECK.name, Severity::Machine, what, cost).at(end).evidence(
+            CHECK.machine(what, cost).at(end).evidence(
                 "steal in /proc/stat during a transfer: fewer virtual CPUs than cores would cure it",
             )
         })

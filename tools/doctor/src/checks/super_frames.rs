@@ -1,11 +1,8 @@
 //! Segmentation offload that loses what it should cut.
 
-use super::{Check, captured};
+use super::captured;
 use crate::capture::Way;
-use crate::evidence::{Evidence, PathEnd, Run, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::rate;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "super-frames-lost", examine };
 
@@ -56,7 +53,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
     );
     let tso = Remedy::offload("INTERFACE", "tso", false, "TCPSegmentationOffload", "Lso");
     let driver = Remedy::new("update what cuts them: the card's driver, the virtual switch, the host's card");
-    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).evidence(shown);
+    let finding = CHECK.broken(what, cost).evidence(shown);
     Some(finding.remedy(tso).remedy(driver))
 }
 
@@ -132,7 +129,8 @@ fn finding(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     let cost = Cost::measured(0.99, format!("throughput {way}: {}", rate(bps)));
     let timeouts = evidence.run(RunKind::Stream, from).map_or(0, |run| run.timeouts());
     let on = card.feature("tx-tcp-segmentation").is_some_and(|feature| feature.on);
-    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost)
+    let finding = CHECK
+        .broken(what, cost)
         .at(from)
         .of_way(from)
         .evidence(format!(

@@ -1,10 +1,7 @@
 //! On the host: frames that the switch drops, by reason.
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
 use crate::host::{Nic, Vm};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "switch-drops", examine };
 
@@ -198,7 +195,7 @@ fn shaped(watched: f64, vm: &Vm, nic: &Nic, way: &(&str, &str, &str)) -> Option<
     };
     let seen = format!("{counter}: {total:.1} s since counting began, {lately:.2} s while it was watched");
     let what = format!("{} of VM {} {what}: its frames wait.", nic.name, vm.name);
-    Some(Finding::new(CHECK.name, severity, what, cost).evidence(seen).remedy(wider(nic, direction)))
+    Some(CHECK.found(severity, what, cost).evidence(seen).remedy(wider(nic, direction)))
 }
 
 fn of(vm: &Vm, nic: &Nic, reason: &Reason) -> Option<Finding> {
@@ -213,7 +210,7 @@ fn of(vm: &Vm, nic: &Nic, reason: &Reason) -> Option<Finding> {
     let severity = if lately > 0 { reason.severity } else { reason.severity.max(Severity::Slow) };
     let cost = Cost::measured(reason.share, format!("{total} frames dropped, {:.1} %", share * 100.0));
     let seen = format!("{}: {total} since counting began, {lately} while it was watched", reason.counter);
-    Some(Finding::new(CHECK.name, severity, what, cost).evidence(seen).remedy((reason.remedy)(nic)))
+    Some(CHECK.found(severity, what, cost).evidence(seen).remedy((reason.remedy)(nic)))
 }
 
 #[cfg(test)]

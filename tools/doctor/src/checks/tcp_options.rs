@@ -1,9 +1,6 @@
 //! Options of TCP that are switched off.
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "tcp-options", examine };
 
@@ -32,7 +29,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             }
             let what = format!("{name} is off on {}.", evidence.name(end));
             found.push(
-                Finding::new(CHECK.name, Severity::Slow, what, Cost::estimated(share, effect))
+                CHECK
+                    .slow(what, Cost::estimated(share, effect))
                     .at(end)
                     .evidence(format!("{setting}: 0"))
                     .remedy(Remedy::sysctl(setting, "1")),

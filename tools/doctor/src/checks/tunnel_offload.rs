@@ -1,9 +1,6 @@
 //! Offload of tunnels on cards that corrupt them.
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "tunnel-offload", examine };
 
@@ -27,7 +24,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let remedy = Remedy::new("switch it off, if connections through the tunnel hang")
             .run(&["ethtool", "-K", &card.name, FEATURE, "off"]);
         let seen = format!("ethtool -k {}: {FEATURE} on; {} is up", card.name, tunnel.name);
-        Some(Finding::new(CHECK.name, Severity::Advice, what, cost).at(end).evidence(seen).remedy(remedy))
+        Some(CHECK.advice(what, cost).at(end).evidence(seen).remedy(remedy))
     });
     found.collect()
 }

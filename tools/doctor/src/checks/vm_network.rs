@@ -2,11 +2,8 @@
 
 use vmlane_api::UplinkStatus;
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
 use crate::host::{Nic, Vm};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 use crate::text::printable;
 
 pub const CHECK: Check = Check { name: "vm-network", examine };
@@ -30,7 +27,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 }
 
 fn finding(severity: Severity, what: String, share: f64, cost: &str) -> Finding {
-    Finding::new(CHECK.name, severity, what, Cost::estimated(share, cost))
+    CHECK.found(severity, what, Cost::estimated(share, cost))
 }
 
 fn of_vm(vm: &Vm) -> Vec<Finding> {

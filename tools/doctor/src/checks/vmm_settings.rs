@@ -1,10 +1,7 @@
 //! On the host: how the VMM was started, and where it runs.
 
-use super::Check;
-use crate::evidence::Evidence;
-use crate::finding::{Cost, Finding, Severity};
 use crate::host::{Host, Quota, Vm, Vmm, Worker};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "vmm-settings", examine };
 
@@ -26,7 +23,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 }
 
 fn finding(severity: Severity, what: String, share: f64, cost: &str) -> Finding {
-    Finding::new(CHECK.name, severity, what, Cost::estimated(share, cost))
+    CHECK.found(severity, what, Cost::estimated(share, cost))
 }
 
 fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
@@ -120,7 +117,7 @@ fn throttled(vm: &str, quota: &Quota) -> Option<Finding> {
     let remedy = Remedy::new("raise or remove the quota (cpu.max)")
         .lasting("systemd", "CPUQuota= of the unit, or of the slice above it")
         .lasting("libvirt", format!("virsh schedinfo {vm} --live --config vcpu_quota=-1 emulator_quota=-1"));
-    let finding = Finding::new(CHECK.name, severity, what, Cost::measured(share, cost));
+    let finding = CHECK.found(severity, what, Cost::measured(share, cost));
     Some(finding.evidence(seen).remedy(remedy))
 }
 
@@ -135,7 +132,7 @@ fn worker(worker: &Worker) -> Option<Finding> {
     let remedy =
         Remedy::new("have more workers, if there are CPUs for them, or CPUs that no other program uses")
             .lasting("vmlane", "workers and cpus of [daemon]; then restart the daemon: VMs continue");
-    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost);
+    let finding = CHECK.slow(what, cost);
     Some(finding.evidence("vmlane status --json, twice: busy_seconds").remedy(remedy))
 }
 

@@ -1,10 +1,7 @@
 //! vsock addresses that do not lead where they seem to.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd};
 use crate::facts::Facts;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "vsock-address", examine };
 
@@ -36,7 +33,7 @@ fn loopback(evidence: &Evidence) -> Option<Finding> {
         .run(&["modprobe", "vsock_loopback"])
         .lasting("modules-load.d", "/etc/modules-load.d/vsock.conf: vsock_loopback");
     let modules = format!("modules: {}", vsock.modules.join(", "));
-    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).at(PathEnd::Near);
+    let finding = CHECK.broken(what, cost).at(PathEnd::Near);
     Some(finding.evidence(why.clone()).evidence(modules).remedy(remedy))
 }
 
@@ -61,7 +58,7 @@ fn needs_flag(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Option<Findin
     }
     let remedy =
         remedy.lasting("vmlane", "in the VM's [[vm]]: forward = [ { port = 5000, to = \"SERVER:5000\" } ]");
-    Some(Finding::new(CHECK.name, Severity::Machine, what, cost).at(end).evidence(seen).remedy(remedy))
+    Some(CHECK.machine(what, cost).at(end).evidence(seen).remedy(remedy))
 }
 
 /// The CID of vsock:CID:PORT.

@@ -1,10 +1,6 @@
 //! vsock's buffers.
 
-use super::Check;
-use crate::evidence::{Evidence, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::size;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "vsock-buffers", examine };
 
@@ -20,11 +16,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let cost = Cost::estimated(0.5, "two thirds of the throughput and more");
     let remedy = Remedy::new("let programs set SO_VM_SOCKETS_BUFFER_SIZE to 256 KiB or more")
         .lasting("vmlane bench", "-s 256k");
-    vec![
-        Finding::new(CHECK.name, Severity::Slow, what, cost)
-            .evidence(format!("{least} bytes (getsockopt)"))
-            .remedy(remedy),
-    ]
+    vec![CHECK.slow(what, cost).evidence(format!("{least} bytes (getsockopt)")).remedy(remedy)]
 }
 
 #[cfg(test)]

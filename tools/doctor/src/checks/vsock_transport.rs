@@ -1,10 +1,7 @@
 //! vsock without the module that it needs, or with two of them.
 
-use super::Check;
-use crate::evidence::{Evidence, PathEnd};
 use crate::facts::Vsock;
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "vsock-transport", examine };
 
@@ -41,17 +38,12 @@ fn of(evidence: &Evidence, end: PathEnd, vsock: &Vsock) -> Option<Finding> {
         let remedy = Remedy::new("remove one of the devices, or keep its module from being loaded")
             .run(&["rmmod", if missing == Some(VMCI) { VMCI } else { VIRTIO }])
             .lasting("modprobe.d", format!("/etc/modprobe.d/vsock.conf: blacklist {VIRTIO}"));
-        Finding::new(
-            CHECK.name,
-            severity(Severity::Slow),
-            what,
-            cost("the device whose module came second does nothing"),
-        )
-        .remedy(remedy)
+        CHECK
+            .found(severity(Severity::Slow), what, cost("the device whose module came second does nothing"))
+            .remedy(remedy)
     } else if let Some(missing) = missing {
         let what = format!("{name} has {devices}, but the module {missing} is not loaded.");
-        Finding::new(CHECK.name, severity(Severity::Broken), what, cost("no connection over vsock"))
-            .remedy(load(missing))
+        CHECK.found(severity(Severity::Broken), what, cost("no connection over vsock")).remedy(load(missing))
     } else if evidence.is_vsock
         && !vsock.has_vmci
         && !vsock.has_virtio
@@ -61,7 +53,7 @@ fn of(evidence: &Evidence, end: PathEnd, vsock: &Vsock) -> Option<Finding> {
         let what = format!("{name} has no vsock device.");
         let remedy =
             Remedy::new("give the VM one").lasting("vmlane", "vsock = \"vmci\" or \"virtio\" in its [[vm]]");
-        Finding::new(CHECK.name, Severity::Broken, what, cost("no connection over vsock")).remedy(remedy)
+        CHECK.broken(what, cost("no connection over vsock")).remedy(remedy)
     } else {
         return None;
     };

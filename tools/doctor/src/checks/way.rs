@@ -1,12 +1,9 @@
 //! How each end reaches the other: its route, its network's size, and who answers for the address.
 
-use super::Check;
 use super::kernel_setting::CONGESTION;
 use super::limits::share;
-use crate::evidence::{Evidence, PathEnd};
 use crate::facts::{Facts, Neighbour, Route};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
+use crate::prelude::*;
 
 pub const ROUTE: Check = Check { name: "route", examine: route };
 pub const NETMASK: Check = Check { name: "netmask", examine: netmask };
@@ -142,17 +139,13 @@ fn finding(
     let remedy = Remedy::new("set the route up without it")
         .run(&["ip", "route", "get", &peer])
         .run(&["ip", "route", "show", "match", &peer]);
-    Finding::new(
-        ROUTE.name,
-        severity,
-        what,
-        Cost::estimated(share(evidence, from), "what is sent or received this way"),
-    )
-    .of_way(from)
-    .at(end)
-    .explains(EXPLAINED)
-    .evidence(format!("ip route get {peer}: {seen}"))
-    .remedy(remedy)
+    ROUTE
+        .found(severity, what, Cost::estimated(share(evidence, from), "what is sent or received this way"))
+        .of_way(from)
+        .at(end)
+        .explains(EXPLAINED)
+        .evidence(format!("ip route get {peer}: {seen}"))
+        .remedy(remedy)
 }
 
 fn netmask(evidence: &Evidence) -> Vec<Finding> {
@@ -177,12 +170,7 @@ fn netmask(evidence: &Evidence) -> Vec<Finding> {
     let seen = [(here, "here"), (there, "there")].map(|(path, name)| {
         format!("{name}: {} is {} neighbour", path.peer, if path.on_link { "a" } else { "no" })
     });
-    vec![
-        Finding::new(NETMASK.name, severity, what, cost)
-            .explains(&["route"])
-            .evidence(seen.join("; "))
-            .remedy(remedy),
-    ]
+    vec![NETMASK.found(severity, what, cost).explains(&["route"]).evidence(seen.join("; ")).remedy(remedy)]
 }
 
 fn neighbour(evidence: &Evidence) -> Vec<Finding> {
@@ -199,13 +187,7 @@ fn neighbour(evidence: &Evidence) -> Vec<Finding> {
         let cost = Cost::estimated(0.9, "frames go to another machine, or to none");
         let mac = neighbour.mac.as_deref().unwrap_or("none");
         let seen = format!("ip neigh show {}: lladdr {mac}, {}", neighbour.address, neighbour.state);
-        Some(
-            Finding::new(NEIGHBOUR.name, severity, what, cost)
-                .at(end)
-                .of_way(end)
-                .evidence(seen)
-                .remedy(remedy),
-        )
+        Some(NEIGHBOUR.found(severity, what, cost).at(end).of_way(end).evidence(seen).remedy(remedy))
     });
     found.collect()
 }

@@ -1,11 +1,8 @@
 //! A receiver that does not take what arrives.
 
-use super::{Check, captured};
+use super::captured;
 use crate::capture::Way;
-use crate::evidence::{Evidence, PathEnd, RunKind};
-use crate::finding::{Cost, Finding, Severity};
-use crate::remedy::Remedy;
-use crate::text::time;
+use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "zero-window", examine };
 
@@ -28,7 +25,7 @@ fn of_capture(way: &Way) -> Option<Finding> {
     let cost = Cost::measured(share, format!("closed for {:.0} % of the connection's time", share * 100.0));
     let shown =
         format!("{} windows of zero from {to}, closed for {} in all", seen.zero_windows, time(closed * 1e6));
-    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(shown).remedy(reader()))
+    Some(CHECK.slow(what, cost).evidence(shown).remedy(reader()))
 }
 
 fn reader() -> Remedy {
@@ -57,13 +54,7 @@ fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     );
     let shown =
         format!("{closed} windows of zero in {:.1} s (TcpExt.TCPToZeroWindowAdv)", run.report.seconds);
-    Some(
-        Finding::new(CHECK.name, Severity::Slow, what, cost)
-            .at(from.other())
-            .of_way(from)
-            .evidence(shown)
-            .remedy(reader()),
-    )
+    Some(CHECK.slow(what, cost).at(from.other()).of_way(from).evidence(shown).remedy(reader()))
 }
 
 #[cfg(test)]
