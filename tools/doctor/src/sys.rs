@@ -7,11 +7,12 @@
 //! which the functions below see to.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int, c_ulong, c_void};
+use std::ffi::{c_ulong, c_void};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
+use rustix::net::sockopt;
 use socket2::{Domain, Socket, Type};
 
 mod set;
@@ -37,9 +38,11 @@ const NAME: usize = 16;
 const STRING: usize = 32;
 /// More strings or statistics than this are not asked for.
 const MOST: usize = 2048;
-/// Room for them, in units of eight bytes: the kernel takes its own count at the time of the call, which may
-/// be larger than the one that it reported before, after a change of the number of queues.
-const ROOM: usize = 4 * MOST * STRING / 8;
+/// Room for them, in words: the kernel takes its own count at the time of the call, which may be larger than
+/// the one that it reported before, after a change of the number of queues.
+const ROOM: usize = MOST * STRING;
+/// Words of the largest structure of fixed size, struct ethtool_drvinfo with 196 bytes, and some more.
+const FIXED: usize = 64;
 
 /// `ETHTOOL_G*` of linux/ethtool.h.
 #[derive(Clone, Copy)]
@@ -80,14 +83,13 @@ impl Ethtool {
         Ok(Ethtool { socket: Socket::new(Domain::IPV4, Type::DGRAM, None)? })
     }
 
-    fn get(&self, interface: &str, command: Get, buffer: &mut [u64]) -> io::Result<()> {
+    fn get(&self, interface: &str, command: Get, buffer: &mut [u32]) -> io::Result<()> {
         self.call(interface, command as u32, buffer)
     }
 
     /// Makes the call for `command`, whose structure is in `buffer` from the second word on.
-    fn call(&self, interface: &str, command: u32, buffer: &mut [u64]) -> io::Result<()> {
-        // The largest structure of fixed size, struct ethtool_drvinfo, has 196 bytes.
-        if buffer.len() < 32 {
+    fn call(&self, interface: &str, command: u32, buffer: &mut [u32]) -> io::Result<()> {
+        if buffer.len() < FIXED {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         set(buffer, 0, command)?;
@@ -103,32 +105,11 @@ impl Ethtool {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    fn words<const N: usize>(&self, interface: &str, command: Get) -> io::Result<[u32; N]> {
-        let mut buffer = [0; 32];
-        self.get(interface, command, &mut buffer)?;
-        Ok(std::array::from_fn(|at| word(&buffer, at)))
-    }
-
     /// The driver's name, version, firmware and bus address.
     pub fn driver(&self, interface: &str) -> io::Result<[String; 4]> {
-        let mut buffer = [0; 32];
+        let mut buffer = [0; FIXED];
         self.get(interface, Get::DriverInfo, &mut buffer)?;
-        Ok(std::array::from_fn(|at| text(&buffer, 4 + at * STRING)))
-    }
-
-    /// `struct ethtool_coalesce`, from its first word.
-    pub fn coalescing(&self, interface: &str) -> io::Result<[u32; 12]> {
-        self.words(interface, Get::Coalescing)
-    }
-
-    /// `struct ethtool_ringparam`.
-    pub fn rings(&self, interface: &str) -> io::Result<[u32; 9]> {
-        self.words(interface, Get::Rings)
-    }
-
-    /// `struct ethtool_channels`.
-    pub fn channels(&self, interface: &str) -> io::Result<[u32; 9]> {
-        self.words(interface, Get::Channels)
+        Ok(std::array::from_fn(|at| text(&buffer, 1 + at * STRING / 4)))
     }
 
     /// The queue of each entry of the table by which frames are spread (`struct ethtool_rxfh_indir`); empty
@@ -149,12 +130,13 @@ impl Ethtool {
     }
 
     fn count(&self, interface: &str, names: Names) -> io::Result<usize> {
-        let mut buffer = [0; 32];
+        let mut buffer = [0; FIXED];
         // struct ethtool_sset_info: command, reserved, a mask of 64 bits, then a count for each set of the
         // mask.
-        buffer[1] = 1 << names as u64;
+        let mask = if cfg!(target_endian = "little") { 2 } else { 3 };
+        set(&mut buffer, mask, 1 << names as u32)?;
         self.get(interface, Get::StringSetInfo, &mut buffer)?;
-        let count = if buffer[1] == 0 { 0 } else { word(&buffer, 4) as usize };
+        let count = if word(&buffer, mask) == 0 { 0 } else { word(&buffer, 4) as usize };
         if count > MOST { Err(io::Error::other("more names than are read")) } else { Ok(count) }
     }
 
@@ -165,7 +147,7 @@ impl Ethtool {
         set(&mut buffer, 2, count as u32)?;
         self.get(interface, Get::Strings, &mut buffer)?;
         let returned = (word(&buffer, 2) as usize).min(count);
-        Ok((0..returned).map(|at| text(&buffer, 12 + at * STRING)).collect())
+        Ok((0..returned).map(|at| text(&buffer, 3 + at * STRING / 4)).collect())
     }
 
     pub fn statistics(&self, interface: &str) -> io::Result<Vec<(String, u64)>> {
@@ -174,13 +156,15 @@ impl Ethtool {
         set(&mut buffer, 1, names.len() as u32)?;
         self.get(interface, Get::Statistics, &mut buffer)?;
         let returned = word(&buffer, 1) as usize;
-        Ok(names.into_iter().zip(buffer.iter().skip(1).copied()).take(returned).collect())
+        let bytes: Vec<u8> = buffer.iter().skip(2).flat_map(|word| word.to_ne_bytes()).collect();
+        let values = bytes.as_chunks::<8>().0.iter().map(|value| u64::from_ne_bytes(*value));
+        Ok(names.into_iter().zip(values).take(returned).collect())
     }
 
     /// All features of an interface.
     pub fn features(&self, interface: &str) -> io::Result<Vec<Feature>> {
         let names = self.names(interface, Names::Features)?;
-        let mut buffer = [0; 64];
+        let mut buffer = [0; 128];
         let blocks = names.len().div_ceil(32).min(16);
         set(&mut buffer, 1, blocks as u32)?;
         self.get(interface, Get::Features, &mut buffer)?;
@@ -208,28 +192,19 @@ fn name_of(interface: &str) -> io::Result<[u8; NAME]> {
 }
 
 /// Word `at` of a buffer, as the kernel wrote it.
-fn word(buffer: &[u64], at: usize) -> u32 {
-    let [a, b, c, d, e, f, g, h] = buffer.get(at / 2).copied().unwrap_or(0).to_ne_bytes();
-    u32::from_ne_bytes(if at.is_multiple_of(2) { [a, b, c, d] } else { [e, f, g, h] })
+fn word(buffer: &[u32], at: usize) -> u32 {
+    buffer.get(at).copied().unwrap_or(0)
 }
 
-fn set(buffer: &mut [u64], at: usize, value: u32) -> io::Result<()> {
-    let pair = buffer.get_mut(at / 2).ok_or(io::ErrorKind::InvalidInput)?;
-    let [a, b, c, d, e, f, g, h] = pair.to_ne_bytes();
-    let [i, j, k, l] = value.to_ne_bytes();
-    *pair = u64::from_ne_bytes(if at.is_multiple_of(2) {
-        [i, j, k, l, e, f, g, h]
-    } else {
-        [a, b, c, d, i, j, k, l]
-    });
+fn set(buffer: &mut [u32], at: usize, value: u32) -> io::Result<()> {
+    *buffer.get_mut(at).ok_or(io::ErrorKind::InvalidInput)? = value;
     Ok(())
 }
 
-/// The string of at most [`STRING`] bytes at this byte of a buffer.
-fn text(buffer: &[u64], at: usize) -> String {
-    let byte = |at: usize| buffer.get(at / 8)?.to_ne_bytes().get(at % 8).copied();
-    let bytes: Vec<u8> = (at..at + STRING).map_while(byte).take_while(|byte| *byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+/// The string of at most [`STRING`] bytes at this word of a buffer.
+fn text(buffer: &[u32], at: usize) -> String {
+    let bytes = buffer.iter().skip(at).flat_map(|word| word.to_ne_bytes()).take(STRING);
+    String::from_utf8_lossy(&bytes.take_while(|byte| *byte != 0).collect::<Vec<u8>>()).into_owned()
 }
 
 /// The MTU that the kernel takes for the path to an address.
@@ -239,25 +214,10 @@ pub fn path_mtu(to: IpAddr) -> io::Result<u32> {
         IpAddr::V6(_) => "[::]:0",
     })?;
     socket.connect((to, 9))?;
-    let (level, option) = match to {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
-        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
-    };
-    let (mut value, mut length): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
-    // SAFETY: the descriptor is open during the call; the kernel writes at most `length` bytes into `value`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            (&raw mut value).cast::<c_char>().cast(),
-            &raw mut length,
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    u32::try_from(value).map_err(|_| io::ErrorKind::InvalidData.into())
+    Ok(match to {
+        IpAddr::V4(_) => sockopt::ip_mtu(&socket)?,
+        IpAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
+    })
 }
 
 /// The CID that /dev/vsock reports, and whether the kernel has the address family.
@@ -277,14 +237,14 @@ mod tests {
 
     #[test]
     fn words_and_strings_are_where_the_kernel_puts_them() {
-        let mut buffer = [0_u64; 8];
+        let mut buffer = [0_u32; 16];
         set(&mut buffer, 3, 0xdead_beef).unwrap();
-        set(&mut buffer, 2, 7).unwrap();
         assert!(set(&mut buffer, 16, 7).is_err());
-        assert_eq!((word(&buffer, 2), word(&buffer, 3)), (7, 0xdead_beef));
-        buffer[1] = u64::from_ne_bytes(*b"ab\0\0c\0\0\0");
-        assert_eq!(text(&buffer, 8), "ab");
-        assert_eq!(text(&buffer, 12), "c");
+        assert_eq!((word(&buffer, 2), word(&buffer, 3), word(&buffer, 16)), (0, 0xdead_beef, 0));
+        buffer[2] = u32::from_ne_bytes(*b"ab\0\0");
+        buffer[3] = u32::from_ne_bytes(*b"cdef");
+        assert_eq!(text(&buffer, 2), "ab");
+        assert_eq!(text(&buffer, 3), "cdef");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::files;
-use crate::sys::Ethtool;
+use crate::sys::{Ethtool, Numbers};
 
 /// Interfaces that are reported; a container host may have thousands.
 const MOST: usize = 24;
@@ -100,6 +100,16 @@ impl Interface {
         self.features.get(name).copied()
     }
 
+    /// Whether this is off and may be switched on.
+    pub fn is_off(&self, feature: &str) -> bool {
+        self.feature(feature).is_some_and(|feature| !feature.on && feature.changeable)
+    }
+
+    /// Whether this is on and may be switched off.
+    pub fn is_on(&self, feature: &str) -> bool {
+        self.feature(feature).is_some_and(|feature| feature.on && feature.changeable)
+    }
+
     /// Whether it is a card, virtual or not: what is joined to a bus.
     pub fn is_card(&self) -> bool {
         !self.bus.is_empty() && !self.driver.is_empty() && self.kind.is_none()
@@ -184,17 +194,17 @@ fn ask(interface: &mut Interface, ethtool: &Ethtool) {
     let known = features.into_iter().filter(|feature| FEATURES.contains(&feature.name.as_str()));
     let state = |feature: crate::sys::Feature| Feature { on: feature.on, changeable: feature.changeable };
     interface.features = known.map(|feature| (feature.name.clone(), state(feature))).collect();
-    interface.rings = ethtool.rings(&name).ok().map(|ring| Rings {
-        rx: ring[5],
-        rx_max: ring[1],
-        tx: ring[8],
-        tx_max: ring[4],
+    let words = |which| ethtool.words(&name, which).ok();
+    interface.rings = words(Numbers::Rings).map(|words| Rings {
+        rx: words[5],
+        rx_max: words[1],
+        tx: words[8],
+        tx_max: words[4],
     });
     // struct ethtool_channels: maxima of rx, tx, other and combined, then the same in use.
-    interface.queues =
-        ethtool.channels(&name).ok().map(|queues| (queues[8].max(queues[5]), queues[4].max(queues[1])));
+    interface.queues = words(Numbers::Channels).map(|words| (words[8].max(words[5]), words[4].max(words[1])));
     interface.spread = ethtool.indirection(&name).ok().and_then(|table| Spread::of(&table));
-    interface.coalescing = ethtool.coalescing(&name).ok().map(|words| Coalescing {
+    interface.coalescing = words(Numbers::Coalescing).map(|words| Coalescing {
         rx_us: words[1],
         rx_frames: words[2],
         tx_us: words[5],

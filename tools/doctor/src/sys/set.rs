@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_ulong, c_void};
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::{Ethtool, Feature, Get, NAME, Names, name_of, set, word};
+use super::{Ethtool, FIXED, Feature, Get, NAME, Names, name_of, set, word};
 
 const SIOCGIFMTU: c_ulong = 0x8921;
 const SIOCSIFMTU: c_ulong = 0x8922;
@@ -61,18 +61,22 @@ struct MtuRequest {
 const _: () = assert!(size_of::<MtuRequest>() == size_of::<libc::ifreq>());
 
 impl Ethtool {
+    /// The kernel's structure, from its first word.
+    pub fn words(&self, interface: &str, which: Numbers) -> io::Result<[u32; FIXED]> {
+        let mut buffer = [0; FIXED];
+        self.get(interface, which.layout().0, &mut buffer)?;
+        Ok(buffer)
+    }
+
     pub fn numbers(&self, interface: &str, which: Numbers) -> io::Result<Vec<(&'static str, u32)>> {
-        let (get, _, fields) = which.layout();
-        let mut buffer = [0; 32];
-        self.get(interface, get, &mut buffer)?;
-        Ok(fields.iter().map(|(name, at)| (*name, word(&buffer, *at))).collect())
+        let buffer = self.words(interface, which)?;
+        Ok(which.layout().2.iter().map(|(name, at)| (*name, word(&buffer, *at))).collect())
     }
 
     /// Sets those that are named and leaves the others as they are.
     pub fn set_numbers(&self, interface: &str, which: Numbers, values: &[(&str, u32)]) -> io::Result<()> {
-        let (get, command, fields) = which.layout();
-        let mut buffer = [0; 32];
-        self.get(interface, get, &mut buffer)?;
+        let (_, command, fields) = which.layout();
+        let mut buffer = self.words(interface, which)?;
         for (name, value) in values {
             let Some((_, at)) = fields.iter().find(|(known, _)| known == name) else {
                 return Err(io::ErrorKind::InvalidInput.into());
@@ -86,7 +90,7 @@ impl Ethtool {
     pub fn set_wanted(&self, interface: &str, features: &[Feature]) -> io::Result<()> {
         // The kernel takes nothing but as many blocks as it has.
         let blocks = self.names(interface, Names::Features)?.len().div_ceil(32).min(16);
-        let mut buffer = [0; 64];
+        let mut buffer = [0; 128];
         set(&mut buffer, 1, blocks as u32)?;
         for feature in features.iter().filter(|feature| feature.at / 32 < blocks) {
             // Two words a block: which are meant, and how they shall be.
@@ -105,7 +109,7 @@ impl Ethtool {
         }
         // struct ethtool_rxfh_indir: command, size, then the entries. The kernel refuses another size than
         // the card's.
-        let mut buffer = vec![0; 32.max(table.len().div_ceil(2) + 1)];
+        let mut buffer = vec![0; FIXED.max(2 + table.len())];
         set(&mut buffer, 1, table.len() as u32)?;
         for (at, queue) in table.iter().enumerate() {
             set(&mut buffer, 2 + at, *queue)?;
