@@ -78,14 +78,11 @@ pub fn read_bytes(name: &str, bytes: &[u8]) -> Result<Capture, String> {
     of(name, |each| file::read_from(bytes, each))
 }
 
-type Reader<'a> = dyn FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String> + 'a;
-
 fn of(
     name: &str,
     read: impl FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<FileEnd, String>,
 ) -> Result<Capture, String> {
     let mut reading = Reading::default();
-    let read: Box<Reader<'_>> = Box::new(read);
     let end = read(&mut |packet| reading.packet(&packet))?;
     Ok(reading.finish(name, end))
 }

@@ -1,11 +1,11 @@
 //! What a frame of a capture means: a TCP segment, a neighbour's claim of an address, or a router's word on
 //! the MTU.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use etherparse::{
-    ArpHardwareId, EtherType, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, LinkSlice, TcpOptionElement,
-    TcpSlice, TransportSlice,
+    ArpHardwareId, EtherType, IpNumber, LaxIpSlice, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, LinkSlice,
+    TcpOptionElement, TcpSlice, TransportSlice,
 };
 use pcap_file::DataLink;
 
@@ -250,31 +250,9 @@ fn claim(arp: &etherparse::ArpPacketSlice<'_>, network: Network) -> Frame {
 
 /// The beginning of the packet that was too big is in the message: addresses and ports.
 fn too_big(point: Point, packet: &[u8], mtu: u32) -> Option<Frame> {
-    let first = *packet.first()?;
-    let (from, to, (source, destination)) = match first >> 4 {
-        4 => ports(packet, usize::from(first & 15) * 4, 9).and_then(|ports| {
-            let at = |at: usize| Some(IpAddr::V4(Ipv4Addr::from(*packet.get(at..)?.first_chunk::<4>()?)));
-            Some((at(12)?, at(16)?, ports))
-        }),
-        6 => ports(packet, 40, 6).and_then(|ports| {
-            let at = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*packet.get(at..)?.first_chunk::<16>()?)));
-            Some((at(8)?, at(24)?, ports))
-        }),
-        _ => None,
-    }?;
-    Some(Frame::TooBig {
-        point,
-        from: SocketAddr::new(from, source),
-        to: SocketAddr::new(to, destination),
-        mtu,
-    })
-}
-
-/// The ports of a TCP segment that begins at `at`, if the byte at `protocol` is TCP's.
-fn ports(packet: &[u8], at: usize, protocol: usize) -> Option<(u16, u16)> {
-    if *packet.get(protocol)? != 6 {
-        return None;
-    }
-    let [a, b, c, d] = *packet.get(at..)?.first_chunk::<4>()?;
-    Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
+    let (ip, _) = LaxIpSlice::from_slice(packet).ok()?;
+    let [a, b, c, d] = *ip.payload().payload.first_chunk::<4>()?;
+    let from = SocketAddr::new(ip.source_addr(), u16::from_be_bytes([a, b]));
+    let to = SocketAddr::new(ip.destination_addr(), u16::from_be_bytes([c, d]));
+    (ip.payload_ip_number() == IpNumber::TCP).then_some(Frame::TooBig { point, from, to, mtu })
 }

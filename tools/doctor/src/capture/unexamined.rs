@@ -89,11 +89,9 @@ fn note(kind: &Unexamined, count: u64) -> String {
             "{count} {packets} {were} recorded too short for their headers and not examined: capture at least 128 bytes of each (-s \
              128), in tunnels 256"
         ),
-        Unexamined::Fragment => {
-            format!(
-                "{count} {packets} of fragmented datagrams {were} not examined: fragments belong to no connection here"
-            )
-        }
+        Unexamined::Fragment => format!(
+            "{count} {packets} of fragmented datagrams {were} not examined: fragments belong to no connection here"
+        ),
         Unexamined::Timeless => format!("{count} {packets} recorded without a time {were} not examined"),
         Unexamined::Vsock => format!(
             "{count} {packets} of vsock {were} not examined: only TCP is; `vmlane doctor --to vsock:CID` measures between two VMs"
@@ -104,12 +102,9 @@ fn note(kind: &Unexamined, count: u64) -> String {
         Unexamined::Tunnel(_) | Unexamined::TooDeep => {
             format!("{count} {packets} of {kind} {were} not examined: TCP inside was not seen")
         }
-        Unexamined::NoIp | Unexamined::Protocol(_) => {
-            format!("{count} {packets} of {} {were} not examined: only TCP is", other(*kind))
+        Unexamined::NoIp => {
+            format!("{count} {packets} of protocols other than IP {were} not examined: only TCP is")
         }
+        Unexamined::Protocol(_) => format!("{count} {packets} of {kind} {were} not examined: only TCP is"),
     }
-}
-
-fn other(kind: Unexamined) -> String {
-    if kind == Unexamined::NoIp { "protocols other than IP".to_owned() } else { kind.to_string() }
 }
