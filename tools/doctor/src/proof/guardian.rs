@@ -36,13 +36,8 @@ enum Order {
     Undo,
 }
 
-#[derive(Default, Serialize, Deserialize)]
-struct Answer {
-    error: Option<String>,
-    restored: usize,
-    left: Vec<String>,
-    failed: Vec<String>,
-}
+/// How taking changes back went, or why an order was not carried out.
+type Answer = Result<Undone, String>;
 
 /// The guardian's own part: runs until the pipe at standard input ends. Whether everything was put back.
 pub fn guard(directory: &Path) -> bool {
@@ -52,25 +47,24 @@ pub fn guard(directory: &Path) -> bool {
     let ended = Arc::new(AtomicBool::new(false));
     // What ends all processes, such as a machine that shuts down, ends the proof.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, ended.clone());
-    let begun = Changes::begin(directory);
-    let mut changes = match begun {
+    let mut changes = match Changes::begin(directory) {
         Ok(changes) => changes,
         Err(error) => {
-            send(&Answer { error: Some(error), ..Answer::default() });
+            send(&Err(error));
             return false;
         }
     };
-    send(&Answer::default());
+    send(&Ok(Undone::default()));
     let (mut orders, mut received) = (Vec::new(), Instant::now());
     while let Some(line) = next_line(&mut orders, &ended, received) {
         received = Instant::now();
         let answer = match serde_json::from_str(&line) {
-            Ok(Order::Apply(list)) => match list.iter().try_for_each(|change| changes.apply(change)) {
-                Ok(()) => Answer::default(),
-                Err(error) => Answer { error: Some(error), ..answer(changes.undo()) },
-            },
-            Ok(Order::Undo) => answer(changes.undo()),
-            Err(error) => Answer { error: Some(error.to_string()), ..Answer::default() },
+            Ok(Order::Apply(list)) => {
+                let applied = list.iter().try_for_each(|change| changes.apply(change));
+                applied.map(|()| Undone::default()).inspect_err(|_| drop(changes.undo()))
+            }
+            Ok(Order::Undo) => Ok(changes.undo()),
+            Err(error) => Err(error.to_string()),
         };
         send(&answer);
     }
@@ -81,10 +75,6 @@ pub fn guard(directory: &Path) -> bool {
     }
     undone.left.iter().chain(&undone.failed).for_each(|line| eprintln!("vmlane: {line}"));
     undone.failed.is_empty()
-}
-
-fn answer(undone: Undone) -> Answer {
-    Answer { error: None, restored: undone.restored, left: undone.left, failed: undone.failed }
 }
 
 /// To the doctor. If it is gone, the pipe's other half shows it.
@@ -142,7 +132,7 @@ impl Guardian {
         let (orders, answers) = (child.stdin.take(), child.stdout.take());
         let answers = BufReader::new(answers.ok_or("the guardian process has no output")?);
         let mut guardian = Guardian { child, orders, answers, is_gone: false };
-        guardian.receive().and_then(|answer| answer.error.map_or(Ok(()), Err))?;
+        guardian.receive()?;
         Ok(guardian)
     }
 
@@ -157,17 +147,12 @@ impl Guardian {
 
     /// Makes all of these changes, or none.
     pub fn apply(&mut self, changes: &[Change]) -> Result<(), String> {
-        let answer = self.ask(&Order::Apply(changes.to_vec()))?;
-        answer.error.map_or(Ok(()), Err)
+        self.ask(&Order::Apply(changes.to_vec())).map(drop)
     }
 
     /// Takes back what was changed.
     pub fn undo(&mut self) -> Result<Undone, String> {
-        let answer = self.ask(&Order::Undo)?;
-        match answer.error {
-            Some(error) => Err(error),
-            None => Ok(Undone { restored: answer.restored, left: answer.left, failed: answer.failed }),
-        }
+        self.ask(&Order::Undo)
     }
 
     /// Ends the guardian, which takes back what is left.
@@ -176,14 +161,14 @@ impl Guardian {
         self.child.wait().map(|status| status.success()).map_err(|error| error.to_string())
     }
 
-    fn ask(&mut self, order: &Order) -> Result<Answer, String> {
+    fn ask(&mut self, order: &Order) -> Answer {
         let line = serde_json::to_string(order).map_err(|error| error.to_string())? + "\n";
         // Should it be gone, there is no answer either.
         let _ = self.orders.as_mut().map(|pipe| pipe.write_all(line.as_bytes()));
         self.receive()
     }
 
-    fn receive(&mut self) -> Result<Answer, String> {
+    fn receive(&mut self) -> Answer {
         let mut line = String::new();
         let read = self.answers.by_ref().take(LONGEST).read_line(&mut line);
         if read.is_err() || !line.ends_with('\n') {
@@ -192,7 +177,7 @@ impl Guardian {
             self.is_gone = true;
             return Err(GONE.to_owned());
         }
-        serde_json::from_str(&line).map_err(|error| format!("the guardian process: {error}"))
+        serde_json::from_str::<Answer>(&line).map_err(|error| format!("the guardian process: {error}"))?
     }
 }
 

@@ -180,13 +180,11 @@ impl Setting {
                 one("mtu", mtu.to_string())
             }
             Change::Features { features, .. } => {
-                let of = |short: &str| -> Vec<String> {
-                    now.keys().filter(|name| Change::is_feature(short, name)).cloned().collect()
+                let wanted = |name: &String| {
+                    let (_, on) = features.iter().find(|(short, _)| Change::is_feature(short, name))?;
+                    Some((name.clone(), on_or_off(*on).to_owned()))
                 };
-                let each = features
-                    .iter()
-                    .flat_map(|(short, on)| of(short).into_iter().map(move |name| (name, *on)));
-                each.map(|(name, on)| (name, on_or_off(on).to_owned())).collect()
+                now.keys().filter_map(wanted).collect()
             }
             Change::Ring { ring, descriptors, .. } => one(ring.name(), descriptors.to_string()),
             Change::Queues { combined, .. } => one("combined", combined.to_string()),

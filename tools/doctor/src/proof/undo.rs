@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::record::{Entry, Record, Store};
 use super::setting::{Parts, Setting};
 use crate::change::Change;
@@ -19,7 +21,7 @@ pub struct Changes {
 }
 
 /// How taking everything back went.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undone {
     /// Settings that are as before again.
     pub restored: usize,
@@ -70,27 +72,22 @@ impl Changes {
     pub fn apply(&mut self, change: &Change) -> Result<(), String> {
         let setting = Setting::of(change);
         setting.check()?;
-        let wrong = |what: &str, error: std::io::Error| format!("{}: {what}: {error}", setting.name());
+        let name = setting.name();
+        let wrong = |what: &str, error: std::io::Error| format!("{name}: {what}: {error}");
         let before = setting.read().map_err(|error| wrong("cannot be read", error))?;
         let wanted = setting.target(change, &before)?;
         if wanted.is_empty() {
-            return Err(format!("{}: cannot be changed here", setting.name()));
+            return Err(format!("{name}: cannot be changed here"));
         }
         if !self.record.has_room() {
             return Err("too many changes at once".to_owned());
         }
-        let index = index(&setting);
-        let entry = Entry {
-            setting: setting.clone(),
-            index,
-            before: before.clone(),
-            wanted: wanted.clone(),
-            after: None,
-        };
-        self.record.entries.push(entry);
+        let entry = Entry { index: index(&setting), setting, before, wanted, after: None };
+        self.record.entries.push(entry.clone());
         self.store.write(&self.record).inspect_err(|_| {
             self.record.entries.pop();
         })?;
+        let Entry { setting, before, wanted, .. } = entry;
         let made = setting.write(&wanted).map_err(|error| wrong("cannot be set", error));
         // Even where that failed, a part of it may be made.
         let after = setting.read().map_err(|error| wrong("cannot be read back", error))?;
@@ -101,7 +98,7 @@ impl Changes {
         }
         self.store.write(&self.record)?;
         made?;
-        if is_made { Ok(()) } else { Err(format!("{}: the change is without effect", setting.name())) }
+        if is_made { Ok(()) } else { Err(format!("{name}: the change is without effect")) }
     }
 
     /// Takes everything back, the last change first.
@@ -109,12 +106,9 @@ impl Changes {
         let mut undone = Undone::default();
         let mut kept = Vec::new();
         for entry in self.record.entries.drain(..).rev() {
-            match restore(&entry, &mut undone) {
-                Ok(()) => {}
-                Err(why) => {
-                    undone.failed.push(why);
-                    kept.push(entry);
-                }
+            if let Err(why) = restore(&entry, &mut undone) {
+                undone.failed.push(why);
+                kept.push(entry);
             }
         }
         kept.reverse();
@@ -141,12 +135,9 @@ fn restore(entry: &Entry, undone: &mut Undone) -> Result<(), String> {
         }
         let now = setting.read().map_err(|error| format!("{name}: cannot be read: {error}"))?;
         let (back, others) = plan(entry, &now);
-        match setting.write(&back) {
-            Ok(()) => {}
-            Err(error) => {
-                last = error.to_string();
-                continue;
-            }
+        if let Err(error) = setting.write(&back) {
+            last = error.to_string();
+            continue;
         }
         let now = setting.read().map_err(|error| format!("{name}: cannot be read back: {error}"))?;
         if back.iter().all(|(part, value)| now.get(part) == Some(value)) {
