@@ -12,7 +12,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use vmlane_bench::address::Family;
-use vmlane_bench::{Address, Error, Hooks, Options, Questions, Reply, Report, Spec, Target, Test};
+use vmlane_bench::{Address, Error, Options, Questions, Reply, Report, Spec, Target, Test};
 
 use budget::Budget;
 use prepared::Prepared;
@@ -181,6 +181,11 @@ fn note_silence(evidence: &mut Evidence, error: &Error) {
     }
 }
 
+/// The test in which this end sends.
+pub fn transfer(from: PathEnd) -> Test {
+    if from == PathEnd::Near { Test::Stream } else { Test::Maerts }
+}
+
 struct Examination<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     to: &'env Address,
@@ -237,8 +242,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
                 (self.progress)("some segments were sent again: single segments against many at once");
                 for (kind, bytes) in [(RunKind::SmallRequests, 1000), (RunKind::LargeRequests, 32 << 10)] {
                     let (request, response) = if from == PathEnd::Near { (bytes, 1) } else { (1, bytes) };
-                    let spec = self.requests(self.plan.requests, request, response);
-                    self.run(kind, from, &spec);
+                    self.run(kind, from, self.requests(self.plan.requests, request, response));
                 }
                 self.slowly(from);
             }
@@ -258,13 +262,12 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     fn confirm(&mut self) {
         for (kind, from) in unexplained::unclear(&self.evidence) {
             (self.progress)("measuring once more what was slow");
-            let (spec, seconds) = match kind {
-                RunKind::RoundTrips => (self.requests(self.plan.round_trips, 1, 1), self.plan.round_trips),
-                _ if from == PathEnd::Near => (self.spec(Test::Stream, self.plan.stream), self.plan.stream),
-                _ => (self.spec(Test::Maerts, self.plan.stream), self.plan.stream),
+            let spec = match kind {
+                RunKind::RoundTrips => self.requests(self.plan.round_trips, 1, 1),
+                _ => self.spec(transfer(from), self.plan.stream),
             };
-            if self.budget.allows(seconds + self.plan.warmup + COOLDOWN) {
-                self.run(kind, from, &spec);
+            if self.budget.allows(spec.seconds + self.plan.warmup + COOLDOWN) {
+                self.run(kind, from, spec);
                 self.evidence.keep_better(kind, from);
             }
         }
@@ -284,15 +287,13 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             return;
         }
         (self.progress)("sending single segments, and two at once, at a low rate");
-        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
         for (kind, segments) in [(RunKind::SlowSegments, 1), (RunKind::SlowPairs, 2)] {
             let message_bytes = segments * segment;
             // As often for both, so that both have the same chances.
             let per_second = (rate / (segment * 16) as f64).min(50.0);
             let rate_bps = Some((per_second * (message_bytes * 8) as f64).max(1.0) as u64);
-            let spec =
-                Spec { message_bytes, rate_bps, nodelay: true, warmup: 0.0, ..self.spec(test, seconds) };
-            self.run(kind, from, &spec);
+            let spec = self.spec(transfer(from), seconds);
+            self.run(kind, from, Spec { message_bytes, rate_bps, nodelay: true, warmup: 0.0, ..spec });
         }
     }
 
@@ -304,16 +305,10 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         Spec { request_bytes, response_bytes, nodelay: true, warmup: 0.05, ..self.spec(Test::Rr, seconds) }
     }
 
-    fn bench(&self, spec: &Spec, datagrams: bool) -> Result<Report, Error> {
-        let target = Target { control: self.to.clone(), datagrams };
-        vmlane_bench::run(&target, spec, self.options, &mut Hooks::default())
-    }
-
-    fn run(&mut self, kind: RunKind, from: PathEnd, spec: &Spec) {
+    fn run(&mut self, kind: RunKind, from: PathEnd, spec: Spec) {
         let seconds = spec.warmup + spec.seconds + spec.cooldown;
-        self.run_with(kind, from, seconds, |examination| {
-            examination.bench(spec, matches!(kind, RunKind::Probe { .. } | RunKind::Datagrams))
-        });
+        let datagrams = matches!(kind, RunKind::Probe { .. } | RunKind::Datagrams);
+        self.run_with(kind, from, seconds, |examination| examination.prepare(spec, datagrams).run());
     }
 
     fn run_prepared(&mut self, kind: RunKind, from: PathEnd, seconds: f64, prepared: Prepared<'scope>) {
@@ -333,21 +328,15 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let before = self.before();
         let began = Instant::now();
         let result = bench(self);
-        let after = self.after(&result);
+        // After what failed there is nothing to count.
+        let after = if result.is_ok() { self.counters() } else { Default::default() };
         self.note_end(seconds, began.elapsed());
         self.keep(kind, from, result, &before, after);
     }
 
     fn before(&mut self) -> (Counters, Counters) {
-        match self.last.take() {
-            Some(last) => last,
-            None => self.counters(),
-        }
-    }
-
-    /// After what failed there is nothing to count.
-    fn after(&mut self, result: &Result<Report, Error>) -> (Counters, Counters) {
-        if result.is_ok() { self.counters() } else { Default::default() }
+        let last = self.last.take();
+        last.unwrap_or_else(|| self.counters())
     }
 
     fn keep(
@@ -367,17 +356,12 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             Err(error) => {
                 note_silence(&mut self.evidence, &error);
                 if self.budget.is_over() {
-                    self.leave_out(kind, from);
-                } else {
-                    self.fail(kind, from, &error);
+                    return self.leave_out(kind, from);
                 }
+                let (name, way) = (crate::report::name(kind), self.evidence.way(from));
+                self.evidence.failed.push(format!("{name} {way}: {error}"));
             }
         }
-    }
-
-    fn fail(&mut self, kind: RunKind, from: PathEnd, error: &Error) {
-        let way = self.evidence.way(from);
-        self.evidence.failed.push(format!("{} {way}: {error}", crate::report::name(kind)));
     }
 
     fn leave_out(&mut self, kind: RunKind, from: PathEnd) {
@@ -487,14 +471,10 @@ impl<'scope, 'env> Examination<'scope, 'env> {
                 break;
             }
             (self.progress)(&format!("sending datagrams of {bytes} bytes {}", self.evidence.way(from)));
-            self.probe_size(from, bytes);
+            if let Some(spec) = self.probe_spec(from, bytes) {
+                self.run(RunKind::Probe { bytes }, from, spec);
+            }
             last = bytes;
-        }
-    }
-
-    fn probe_size(&mut self, from: PathEnd, bytes: u32) {
-        if let Some(spec) = self.probe_spec(from, bytes) {
-            self.run(RunKind::Probe { bytes }, from, &spec);
         }
     }
 
@@ -502,7 +482,6 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     fn probe_spec(&self, from: PathEnd, bytes: u32) -> Option<Spec> {
         let is_v6 = self.evidence.near.path.as_ref().is_some_and(|path| path.peer.is_ipv6());
         let payload = u64::from(bytes.saturating_sub(if is_v6 { 48 } else { 28 })).min(65_507);
-        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
         let spec = Spec {
             warmup: 0.0,
             cooldown: 0.0,
@@ -510,7 +489,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             receive_bytes: payload,
             dont_fragment: true,
             rate_bps: Some((self.plan.probes_per_second * payload as f64 * 8.0) as u64),
-            ..self.spec(test, self.plan.probe)
+            ..self.spec(transfer(from), self.plan.probe)
         };
         (payload >= 24).then_some(spec)
     }
@@ -519,17 +498,13 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     fn loaded(&mut self, from: PathEnd) {
         let Some(seconds) = self.plan.loaded else { return };
         (self.progress)(&format!("measuring round trips under load {}", self.evidence.way(from)));
-        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
-        let stream = Spec { cooldown: 0.5, ..self.spec(test, seconds + 0.3) };
+        let stream = Spec { cooldown: 0.5, ..self.spec(transfer(from), seconds + 0.3) };
         let asking = Spec { warmup: 0.5, ..self.requests(seconds, 1, 1) };
         self.run_with(RunKind::Loaded, from, seconds + 1.0, |examination| {
-            let (to, options) = (Target::from(examination.to.clone()), examination.options);
-            std::thread::scope(|scope| {
-                let load = scope.spawn(|| vmlane_bench::run(&to, &stream, options, &mut Hooks::default()));
-                let asked = examination.bench(&asking, false);
-                let _ = load.join(); // how fast it was is known from another run
-                asked
-            })
+            let load = examination.prepare(stream, false).start();
+            let asked = examination.prepare(asking, false).run();
+            let _ = load.end(); // how fast it was is known from another run
+            asked
         });
     }
 
@@ -537,14 +512,12 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     fn several(&mut self, from: PathEnd) {
         let Some(seconds) = self.plan.several else { return };
         (self.progress)(&format!("measuring several connections {}", self.evidence.way(from)));
-        let test = if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
-        let spec = Spec { sessions: SEVERAL, ..self.spec(test, seconds) };
-        self.run(RunKind::Streams, from, &spec);
+        let spec = Spec { sessions: SEVERAL, ..self.spec(transfer(from), seconds) };
+        self.run(RunKind::Streams, from, spec);
         let bytes = self.evidence.probes().filter(|(_, run)| run.from == from && run.lost() < 1.0);
         let bytes = bytes.map(|(bytes, _)| bytes).max();
         if let Some(spec) = bytes.and_then(|bytes| self.probe_spec(from, bytes)) {
-            let spec = Spec { rate_bps: None, seconds: seconds / 2.0, ..spec };
-            self.run(RunKind::Datagrams, from, &spec);
+            self.run(RunKind::Datagrams, from, Spec { rate_bps: None, seconds: seconds / 2.0, ..spec });
         }
     }
 

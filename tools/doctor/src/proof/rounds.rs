@@ -6,6 +6,7 @@ use vmlane_bench::{Address, Hooks, Options, Spec, Target, Test};
 
 use super::gauge::Gauge;
 use crate::evidence::{Evidence, PathEnd};
+use crate::examine::transfer;
 use crate::facts::Counters;
 use crate::question::Question;
 use crate::sys::Ethtool;
@@ -44,11 +45,10 @@ impl Measuring<'_> {
     pub fn measure(&self, gauge: Gauge) -> f64 {
         let of = |(full, quick)| if self.is_quick { quick } else { full };
         let (seconds, warmup): (f64, f64) = (of(SECONDS), of(WARMUP));
-        let test = |from| if from == PathEnd::Near { Test::Stream } else { Test::Maerts };
         let spec = |test, seconds| Spec { seconds, warmup, cooldown: 0.15, abandon: true, ..Spec::new(test) };
         match gauge {
             Gauge::Throughput { from, connections } => {
-                let spec = Spec { sessions: connections, ..spec(test(from), seconds) };
+                let spec = Spec { sessions: connections, ..spec(transfer(from), seconds) };
                 self.bench(&spec, false).and_then(|report| report.throughput_bps).unwrap_or(0.0)
             }
             Gauge::RoundTrips => {
@@ -69,11 +69,8 @@ impl Measuring<'_> {
             }
             Gauge::Datagrams { from } => {
                 let Some(mtu) = self.mtu(from) else { return 0.0 };
-                let headers = if self.evidence.near.path.as_ref().is_some_and(|path| path.peer.is_ipv6()) {
-                    48
-                } else {
-                    28
-                };
+                let is_v6 = self.evidence.near.path.as_ref().is_some_and(|path| path.peer.is_ipv6());
+                let headers = if is_v6 { 48 } else { 28 };
                 let payload = u64::from(mtu.saturating_sub(headers)).clamp(24, 65_507);
                 let spec = Spec {
                     message_bytes: payload,
@@ -82,7 +79,7 @@ impl Measuring<'_> {
                     cooldown: 0.0,
                     dont_fragment: true,
                     rate_bps: Some(200 * payload * 8),
-                    ..spec(test(from), 0.25)
+                    ..spec(transfer(from), 0.25)
                 };
                 let loss = self.bench(&spec, true).and_then(|report| report.datagrams);
                 loss.map_or(0.0, |loss| match loss.counts.sent {
