@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vmlane_access::Peer;
-use vmlane_api::{Client, ClientError, Ports, Stats, Status, UplinkStatus, VmStatus, WorkerStatus, call};
+use vmlane_api::{
+    Client, ClientError, NicStatus, Ports, Stats, Status, UplinkStatus, VmStatus, WorkerStatus, call,
+};
 
 use crate::cgroup;
 pub use crate::cgroup::Quota;
@@ -104,6 +106,9 @@ impl Nic {
     }
 }
 
+/// Of each VM with a VMM: its QEMU, or why that is not known.
+type Vmms = BTreeMap<String, Result<Vmm, String>>;
+
 /// What the daemon reported, twice.
 struct Answers {
     status: Status,
@@ -111,8 +116,7 @@ struct Answers {
     ports: Ports,
     before: Stats,
     after: Stats,
-    /// Of each VM with a VMM: its QEMU, or why that is not known.
-    vmms: BTreeMap<String, Result<Vmm, String>>,
+    vmms: Vmms,
     /// The daemon's threads and where they may run.
     threads: Vec<(String, String)>,
 }
@@ -201,7 +205,7 @@ fn attached(status: &Status) -> impl Iterator<Item = &VmStatus> {
     status.vms.iter().filter(|vm| vm.attached)
 }
 
-fn vmms(status: &Status) -> BTreeMap<String, Result<Vmm, String>> {
+fn vmms(status: &Status) -> Vmms {
     let read = |vm: &VmStatus| match vm.vmm_pid {
         Some(pid) => vmm::of_process(pid),
         None => Err("the daemon knows no single process as its VMM".to_owned()),
@@ -209,10 +213,7 @@ fn vmms(status: &Status) -> BTreeMap<String, Result<Vmm, String>> {
     attached(status).map(|vm| (vm.name.clone(), read(vm))).collect()
 }
 
-fn of_same_processes(
-    mut vmms: BTreeMap<String, Result<Vmm, String>>,
-    now: &Status,
-) -> BTreeMap<String, Result<Vmm, String>> {
+fn of_same_processes(mut vmms: Vmms, now: &Status) -> Vmms {
     for (name, vmm) in &mut vmms {
         let pid = attached(now).find(|vm| vm.name == *name).and_then(|vm| vm.vmm_pid);
         if let Ok(Vmm { pid: before, .. }) = *vmm
@@ -268,7 +269,7 @@ fn chosen_of(words: &str) -> Option<String> {
     words.split_whitespace().find_map(|word| Some(word.strip_prefix('[')?.strip_suffix(']')?.to_owned()))
 }
 
-fn card(answers: &Answers, vm: &str, nic: &vmlane_api::NicStatus) -> Nic {
+fn card(answers: &Answers, vm: &str, nic: &NicStatus) -> Nic {
     let port = answers.ports.switch.iter().find(|port| port.name == format!("{vm}/{}", nic.name));
     let counters = |stats: &Stats| -> BTreeMap<String, u64> {
         let vm = stats.vms.iter().find(|known| known.name == vm);
@@ -317,23 +318,16 @@ fn of_worker(answers: &Answers, worker: &WorkerStatus) -> Worker {
 /// The same address, configured or in use, on a card of one of these VMs and on another card of its port
 /// group.
 fn duplicates(status: &Status, names: &[String]) -> Vec<(String, String, String)> {
-    let cards: Vec<(&str, String, &vmlane_api::NicStatus)> = status
-        .vms
-        .iter()
-        .flat_map(|vm| {
-            vm.nics.iter().map(move |nic| (vm.name.as_str(), format!("{}/{}", vm.name, nic.name), nic))
-        })
-        .collect();
+    let cards = status.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (&vm.name, nic)));
+    let cards: Vec<(&String, &NicStatus)> = cards.collect();
     let mut found = Vec::new();
-    for (at, (vm, name, nic)) in cards.iter().enumerate() {
-        for (other_vm, other, other_nic) in cards.iter().skip(at + 1) {
-            let concerns = names.iter().any(|name| name == vm || name == other_vm);
-            if concerns
-                && nic.mac == other_nic.mac
-                && nic.port_group == other_nic.port_group
-                && found.len() < 8
-            {
-                found.push((nic.mac.clone(), name.clone(), other.clone()));
+    for (at, (vm, nic)) in cards.iter().enumerate() {
+        for (other_vm, other) in cards.iter().skip(at + 1) {
+            let concerns = names.contains(vm) || names.contains(other_vm);
+            let is_same = nic.mac == other.mac && nic.port_group == other.port_group;
+            if concerns && is_same && found.len() < 8 {
+                let (one, other) = (format!("{vm}/{}", nic.name), format!("{other_vm}/{}", other.name));
+                found.push((nic.mac.clone(), one, other));
             }
         }
     }

@@ -2,7 +2,6 @@
 
 mod remedies;
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::capture::Capture;
@@ -103,10 +102,8 @@ impl Diagnosis {
         if let Some(why) = &evidence.unreachable {
             line(0, &format!("The other machine could not be asked: {why}"));
         }
-        for run in &evidence.runs {
-            if let Some(words) = spoken(evidence, run) {
-                line(0, &words);
-            }
+        for words in evidence.runs.iter().filter_map(|run| spoken(evidence, run)) {
+            line(0, &words);
         }
         for vm in evidence.host.iter().flat_map(|host| &host.vms) {
             line(0, &spoken_vm(vm));
@@ -114,10 +111,8 @@ impl Diagnosis {
         for note in &evidence.notes {
             line(0, &format!("note: {note}"));
         }
-        for capture in &evidence.captures {
-            for words in spoken_capture(capture) {
-                line(0, &words);
-            }
+        for words in evidence.captures.iter().flat_map(spoken_capture) {
+            line(0, &words);
         }
         for end in [PathEnd::Near, PathEnd::Far] {
             if let Some(bps) = evidence.loopback(end) {
@@ -144,18 +139,10 @@ impl Diagnosis {
             line(0, &checks::health(evidence));
         }
         let mut remedies = remedies::Remedies::of(evidence);
-        for (number, finding) in self.findings.iter().enumerate() {
+        for (number, finding) in (1..).zip(&self.findings) {
+            let (severity, confidence) = (finding.severity.name(), finding.confidence.name());
             line(0, "");
-            line(
-                0,
-                &format!(
-                    "{}. {} [{}, {}]",
-                    number + 1,
-                    finding.what,
-                    finding.severity.name(),
-                    finding.confidence.name()
-                ),
-            );
+            line(0, &format!("{number}. {} [{severity}, {confidence}]", finding.what));
             for shown in &finding.evidence {
                 line(3, &format!("seen: {shown}"));
             }
@@ -164,7 +151,7 @@ impl Diagnosis {
                 Basis::Estimated => "estimated",
             };
             line(3, &format!("cost, {basis}: {}", finding.cost.text));
-            for (indent, words) in remedies.lines(number + 1, finding) {
+            for (indent, words) in remedies.lines(number, finding) {
                 line(indent, &words);
             }
             line(3, &format!("more: {}", finding.guide()));
@@ -252,60 +239,36 @@ pub fn name(kind: RunKind) -> &'static str {
     }
 }
 
-#[derive(Serialize)]
-struct Measured<'a> {
-    what: &'static str,
-    from: PathEnd,
-    bytes: Option<u32>,
-    throughput_bps: Option<f64>,
-    transactions_per_second: Option<f64>,
-    rtt_us_p50: Option<f64>,
-    retransmitted: f64,
-    timeouts: u64,
-    lost: f64,
-    near: &'a crate::facts::Counters,
-    far: &'a crate::facts::Counters,
-}
-
 fn measured(run: &Run) -> Value {
     let bytes = match run.kind {
         RunKind::Probe { bytes } => Some(bytes),
         _ => None,
     };
-    let measured = Measured {
-        what: name(run.kind),
-        from: run.from,
-        bytes,
-        throughput_bps: run.report.throughput_bps,
-        transactions_per_second: run.report.transactions_per_second,
-        rtt_us_p50: run.median_us(),
-        retransmitted: run.retransmitted(),
-        timeouts: run.timeouts(),
-        lost: run.lost(),
-        near: &run.near,
-        far: &run.far,
-    };
-    serde_json::to_value(measured).unwrap_or_default()
+    json!({
+        "what": name(run.kind),
+        "from": run.from,
+        "bytes": bytes,
+        "throughput_bps": run.report.throughput_bps,
+        "transactions_per_second": run.report.transactions_per_second,
+        "rtt_us_p50": run.median_us(),
+        "retransmitted": run.retransmitted(),
+        "timeouts": run.timeouts(),
+        "lost": run.lost(),
+        "near": run.near,
+        "far": run.far,
+    })
 }
 
 fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
     let way = evidence.way(run.from);
     Some(match run.kind {
         RunKind::RoundTrips => {
-            let times = run.report.rtt_us?;
-            format!(
-                "round trips: {} in the median, {} at the 99th percentile",
-                time(times.p50),
-                time(times.p99)
-            )
+            let (usual, longest) = run.report.rtt_us.map(|times| (time(times.p50), time(times.p99)))?;
+            format!("round trips: {usual} in the median, {longest} at the 99th percentile")
         }
         RunKind::Loaded => format!("round trips under load {way}: {} in the median", time(run.median_us()?)),
-        RunKind::SlowSegments | RunKind::SlowPairs => {
+        RunKind::Stream | RunKind::SlowSegments | RunKind::SlowPairs => {
             format!("{} {way}: {}, {} segments sent again", name(run.kind), rate(run.bps()), run.sent_again())
-        }
-        RunKind::Stream => {
-            let again = run.tcp().map_or(0, |tcp| tcp.retransmits);
-            format!("throughput {way}: {}, {again} segments sent again", rate(run.bps()))
         }
         RunKind::Probe { bytes } => {
             let loss = run.report.datagrams?;
@@ -315,11 +278,10 @@ fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
         RunKind::Datagrams => {
             format!("{} {way}: {} arrive, {:.1} % lost", name(run.kind), rate(run.bps()), run.lost() * 100.0)
         }
-        RunKind::SmallRequests | RunKind::LargeRequests => format!(
-            "{} {way}: {:.1} a second",
-            name(run.kind),
-            run.report.transactions_per_second.unwrap_or(0.0)
-        ),
+        RunKind::SmallRequests | RunKind::LargeRequests => {
+            let per_second = run.report.transactions_per_second.unwrap_or(0.0);
+            format!("{} {way}: {per_second:.1} a second", name(run.kind))
+        }
     })
 }
 

@@ -40,6 +40,11 @@ pub fn printable_lines(text: &str) -> String {
     text.lines().map(|line| printable(line) + "\n").collect()
 }
 
+/// A string as it is, anything else as JSON.
+pub fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 /// Bits per second, for people.
 pub fn rate(bps: f64) -> String {
     match bps {

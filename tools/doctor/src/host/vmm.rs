@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cgroup::{MOST_THREADS, Quota};
+use crate::text::text_of;
 
 const LONGEST: u64 = 1 << 20;
 
@@ -110,58 +111,45 @@ fn of_words(words: &[String]) -> Option<Vmm> {
 
 impl Vmm {
     fn object(&mut self, value: &str) {
-        let json: Option<Value> = serde_json::from_str(value).ok();
-        let kind = match &json {
-            Some(json) => text_of(json, "/qom-type").unwrap_or_default().to_owned(),
-            None => value.split(',').next().unwrap_or_default().trim_start_matches("qom-type=").to_owned(),
-        };
+        let text = |name: &str| option(value, name).unwrap_or_default();
+        let kind = kind(value, "qom-type");
         if !kind.starts_with("memory-backend-") {
             return;
         }
-        let is_on = |name: &str| match &json {
-            Some(json) => json.get(name).and_then(Value::as_bool).unwrap_or(false),
-            None => matches!(key(value, name), Some("on" | "true" | "yes")),
-        };
-        let is_shared = is_on("share") && kind != "memory-backend-ram";
+        let is_shared = is_on(&text("share")) && kind != "memory-backend-ram";
         self.shared_memory = Some(self.shared_memory.unwrap_or(true) && is_shared);
-        let path = match &json {
-            Some(json) => text_of(json, "/mem-path").unwrap_or_default().to_owned(),
-            None => key(value, "mem-path").unwrap_or_default().to_owned(),
-        };
-        self.huge_pages |= is_on("hugetlb") || path.contains("huge");
+        self.huge_pages |= is_on(&text("hugetlb")) || text("mem-path").contains("huge");
     }
 
     fn device(&mut self, value: &str) {
-        if let Ok(json) = serde_json::from_str::<Value>(value) {
-            let Some(socket) = text_of(&json, "/socket/path") else { return };
-            self.sockets.push(socket.to_owned());
-            if text_of(&json, "/driver").is_some_and(|driver| driver.starts_with("vfio-user")) {
-                self.devices.push(Device {
-                    socket: socket.to_owned(),
-                    no_posted_writes: json
-                        .get("x-no-posted-writes")
-                        .and_then(Value::as_bool)
-                        .unwrap_or(false),
-                    message_timeout: json.get("x-msg-timeout").and_then(Value::as_u64),
-                });
-            }
-            return;
-        }
-        if let Some(path) = key(value, "path").or_else(|| key(value, "socket.path")) {
-            self.sockets.push(path.to_owned());
-            if value.starts_with("vfio-user") {
-                self.devices.push(Device {
-                    socket: path.to_owned(),
-                    no_posted_writes: matches!(key(value, "x-no-posted-writes"), Some("on" | "true")),
-                    message_timeout: key(value, "x-msg-timeout").and_then(|text| text.parse().ok()),
-                });
-            }
+        let Some(socket) = option(value, "socket.path").or_else(|| option(value, "path")) else { return };
+        self.sockets.push(socket.clone());
+        if kind(value, "driver").starts_with("vfio-user") {
+            self.devices.push(Device {
+                socket,
+                no_posted_writes: option(value, "x-no-posted-writes").is_some_and(|text| is_on(&text)),
+                message_timeout: option(value, "x-msg-timeout").and_then(|text| text.parse().ok()),
+            });
         }
     }
 }
 
-fn text_of<'a>(json: &'a Value, at: &str) -> Option<&'a str> {
-    json.pointer(at)?.as_str()
+fn is_on(text: &str) -> bool {
+    matches!(text, "on" | "true" | "yes")
+}
+
+/// An option of an object or a device. QEMU takes them as JSON, or as "first,key=value,...", where dots lead
+/// into what JSON nests.
+fn option(value: &str, name: &str) -> Option<String> {
+    match serde_json::from_str::<Value>(value) {
+        Ok(json) => json.pointer(&format!("/{}", name.replace('.', "/"))).map(text_of),
+        Err(_) => key(value, name).map(str::to_owned),
+    }
+}
+
+/// The option that comes first, whose name may be omitted.
+fn kind(value: &str, name: &str) -> String {
+    option(value, name).unwrap_or_else(|| value.split(',').next().unwrap_or_default().to_owned())
 }
 
 /// The value of a key in "first,key=value,...".
