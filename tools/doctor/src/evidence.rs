@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use vmlane_bench::Report;
 
 use crate::capture::Capture;
-use crate::facts::{Counted, Counters, Facts, Interface, Limit, Limits, counted};
+use crate::facts::{Counters, Facts, Interface, Limit, Limits, counted};
 use crate::host::Host;
 
 /// One of the two machines.
@@ -218,11 +218,7 @@ impl Evidence {
     }
 
     /// Limits of an end of one kind, each with what it has counted during the measurements.
-    pub fn counted(
-        &self,
-        end: PathEnd,
-        kind: fn(&Limits) -> &Vec<Limit>,
-    ) -> impl Iterator<Item = (&Limit, Counted)> {
+    pub fn counted(&self, end: PathEnd, kind: fn(&Limits) -> &Vec<Limit>) -> impl Iterator<Item = Limit> {
         let before = self.facts(end).map_or(&[][..], |facts| kind(&facts.limits));
         counted(before, self.limits_after(end).map_or(&[][..], |limits| kind(limits)))
     }

@@ -11,6 +11,7 @@ mod machine;
 mod path;
 mod tcp;
 mod tools;
+pub(crate) mod usual;
 mod vsock;
 
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ use serde_json::Value;
 
 pub use cpu::{CpuTime, Load, Process, Snapshot};
 pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings, Spread};
-pub use limits::{Counted, Limit, Limits, Neighbour, Route, counted};
+pub use limits::{Limit, Limits, Neighbour, Route, counted};
 pub use machine::Machine;
 pub use path::Path;
 pub use tcp::{Counters, Sysctls};

@@ -1,139 +1,12 @@
-//! Settings of the kernel and of an interface that are far from what the kernel begins with. One table, a row
-//! a setting.
+//! Settings of the kernel and of an interface that are far from what the kernel begins with.
 
 use crate::facts::Facts;
+use crate::facts::usual::{INTERFACE, SYSCTLS, Setting};
 use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "kernel-setting", examine };
 pub const CLOCK: Check = Check { name: "clock", examine: clock };
 
-/// A number, the range in which it costs nothing worth mentioning, the kernel's own, and what else it does.
-struct Setting {
-    name: &'static str,
-    least: i64,
-    most: i64,
-    usual: &'static str,
-    what: &'static str,
-}
-
-const fn setting(
-    name: &'static str,
-    least: i64,
-    most: i64,
-    usual: &'static str,
-    what: &'static str,
-) -> Setting {
-    Setting { name, least, most, usual, what }
-}
-
-const ANY: i64 = i64::MAX;
-/// Of Documentation/networking/ip-sysctl and admin-guide/sysctl/net of the kernel.
-const SYSCTLS: [Setting; 24] = [
-    setting("net.core.bpf_jit_enable", 1, ANY, "1", "filters are interpreted"),
-    setting("net.core.dev_weight", 16, ANY, "64", "a card's poll ends after so few frames"),
-    setting("net.core.gro_normal_batch", 1, 64, "8", "merged frames wait for so many others"),
-    setting(
-        "net.core.netdev_budget",
-        64,
-        ANY,
-        "300",
-        "a CPU takes so few frames before it does something else",
-    ),
-    setting("net.core.netdev_budget_usecs", 1000, ANY, "8000", "a CPU takes frames for so short a time"),
-    setting("net.core.netdev_max_backlog", 100, ANY, "1000", "more frames at once are dropped"),
-    setting(
-        "net.core.rmem_default",
-        65_536,
-        ANY,
-        "212992",
-        "datagrams that a program does not take at once are dropped",
-    ),
-    setting(
-        "net.core.wmem_default",
-        65_536,
-        ANY,
-        "212992",
-        "a program may write so few bytes of datagrams in advance",
-    ),
-    setting("net.ipv4.tcp_autocorking", 0, 1, "1", "small writes wait"),
-    setting(
-        "net.ipv4.tcp_base_mss",
-        512,
-        ANY,
-        "1024",
-        "probing of the path's MTU begins with so small segments",
-    ),
-    setting("net.ipv4.tcp_comp_sack_delay_ns", 0, 5_000_000, "1000000", "selective acknowledgements wait"),
-    setting("net.ipv4.tcp_dsack", 1, 1, "1", "senders cannot see what they sent in vain"),
-    setting("net.ipv4.tcp_frto", 1, 2, "2", "time-outs in vain are taken for losses"),
-    setting(
-        "net.ipv4.tcp_limit_output_bytes",
-        131_072,
-        ANY,
-        "1048576",
-        "a connection has so few bytes in the card's queue",
-    ),
-    setting("net.ipv4.tcp_max_reordering", 16, ANY, "300", "overtaken segments are taken for lost ones"),
-    setting("net.ipv4.tcp_min_tso_segs", 1, 44, "2", "super-frames have at least so many segments"),
-    setting(
-        "net.ipv4.tcp_notsent_lowat",
-        65_536,
-        ANY,
-        "4294967295",
-        "a program may write so little in advance",
-    ),
-    setting(
-        "net.ipv4.tcp_pacing_ca_ratio",
-        100,
-        ANY,
-        "120",
-        "connections are paced below what their window allows",
-    ),
-    setting(
-        "net.ipv4.tcp_pacing_ss_ratio",
-        120,
-        ANY,
-        "200",
-        "connections begin paced below what their window allows",
-    ),
-    setting("net.ipv4.tcp_recovery", 1, ANY, "1", "losses are found late"),
-    setting(
-        "net.ipv4.tcp_reordering",
-        3,
-        64,
-        "3",
-        "losses are found after so many duplicate acknowledgements",
-    ),
-    setting("net.ipv4.tcp_rto_min_us", 1, 400_000, "200000", "what is lost is sent again only after so long"),
-    setting(
-        "net.ipv4.tcp_timestamps",
-        1,
-        2,
-        "1",
-        "round trips are measured rarely, and sequence numbers wrap at high rates",
-    ),
-    setting("net.ipv4.tcp_tso_win_divisor", 1, 32, "3", "super-frames are cut to a small part of the window"),
-];
-/// Of Documentation/ABI/testing/sysfs-class-net and of `ip link`.
-const INTERFACE: [Setting; 11] = [
-    setting("gso_max_size", 32_768, ANY, "65536", "super-frames are cut to so many bytes before the card"),
-    setting("gso_max_segs", 16, ANY, "65535", "super-frames are cut to so many segments before the card"),
-    setting("gro_max_size", 32_768, ANY, "65536", "received segments are merged to so many bytes only"),
-    setting(
-        "gso_ipv4_max_size",
-        32_768,
-        ANY,
-        "65536",
-        "super-frames are cut to so many bytes before the card",
-    ),
-    setting("gro_flush_timeout", 0, 100_000, "0", "received segments wait so many nanoseconds for others"),
-    setting("mtu", 1280, ANY, "1500", "frames are that small"),
-    setting("threaded", 0, 0, "0", "received frames wait for a thread of the kernel"),
-    setting("limit_max", 65_536, ANY, "1879048192", "a queue of the card holds so few bytes"),
-    setting("tx_maxrate", 0, 0, "0", "a queue of the card sends at most so many Mbit/s"),
-    setting("txqlen", 100, ANY, "1000", "more frames at once are dropped, or wait in their programs"),
-    setting("rps_cpus", 0, 0, "0", "received frames are handed to so many CPUs (receive packet steering)"),
-];
 /// Of TCP's ways to react to losses, those that are made for general use.
 pub const CONGESTION: [&str; 6] = ["cubic", "reno", "bbr", "bbr2", "bbr3", "htcp"];
 /// Memory of TCP and of datagrams,
@@ -146,34 +19,41 @@ const PORTS: i64 = 1000;
 const CLOCKS: [&str; 6] =
     ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen", "riscv_clocksource"];
 
+/// A setting, its value, what that does, and how it is mended.
+type Odd = (String, String, &'static str, Remedy);
+
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    evidence.ends().flat_map(|(end, facts)| of(evidence, end, facts)).collect()
+    let each = evidence.ends().flat_map(|(end, facts)| all_odd(facts).map(move |odd| (end, odd)));
+    each.map(|(end, odd)| finding(evidence, end, odd)).collect()
 }
 
-fn of(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Vec<Finding> {
-    let sysctls = SYSCTLS.iter().filter_map(|setting| {
-        let value = facts.sysctls.number(setting.name)?;
-        let remedy = Remedy::sysctl(setting.name, setting.usual);
-        is_odd(setting, value)
-            .then(|| found(evidence, end, setting.name, &value.to_string(), setting.what, remedy))
-    });
+fn finding(evidence: &Evidence, end: PathEnd, (name, value, what, remedy): Odd) -> Finding {
+    let what = format!("{name} is {value} on {}: {what}.", evidence.name(end));
+    let cost = Cost::estimated(0.6, "far from what the kernel begins with");
+    let finding = CHECK.slow(what, cost).at(end).explains(&["sender-limit"]);
+    finding.evidence(format!("{name} = {value}")).remedy(remedy)
+}
+
+fn all_odd(facts: &Facts) -> impl Iterator<Item = Odd> {
+    let sysctls = SYSCTLS.iter().filter_map(|setting| sysctl(facts, setting));
+    let interface = INTERFACE.iter().filter_map(|setting| of_interface(facts, setting));
+    let memory = MEMORY.iter().filter_map(|name| memory(facts, name));
+    let others = [congestion(facts), ports(facts), offline(facts)];
+    sysctls.chain(interface).chain(memory).chain(others.into_iter().flatten())
+}
+
+fn sysctl(facts: &Facts, (name, range, usual, what): &Setting) -> Option<Odd> {
+    let name = format!("net.{name}");
+    let value = facts.sysctls.number(&name).filter(|value| !range.contains(value))?;
+    let remedy = Remedy::sysctl(&name, usual);
+    Some((name, value.to_string(), *what, remedy))
+}
+
+fn of_interface(facts: &Facts, (name, range, usual, what): &Setting) -> Option<Odd> {
+    let value = *facts.limits.interface.get(*name).filter(|value| !range.contains(value))?;
     let card = facts.path_interface().map_or("INTERFACE", |card| card.name.as_str());
-    let interface = INTERFACE.iter().filter_map(|setting| {
-        let value = *facts.limits.interface.get(setting.name)?;
-        let name = format!("{} of {card}", setting.name);
-        let is_odd = is_odd(setting, value) && is_used(setting.name, value, facts);
-        is_odd.then(|| {
-            found(evidence, end, &name, &value.to_string(), setting.what, of_interface(card, setting))
-        })
-    });
-    let others =
-        [congestion(evidence, end, facts), ports(evidence, end, facts), offline(evidence, end, facts)];
-    let memory = MEMORY.iter().filter_map(|name| memory(evidence, end, facts, name));
-    sysctls.chain(interface).chain(memory).chain(others.into_iter().flatten()).collect()
-}
-
-fn is_odd(setting: &Setting, value: i64) -> bool {
-    !(setting.least..=setting.most).contains(&value)
+    let odd = (format!("{name} of {card}"), value.to_string(), *what, as_usual(card, name, usual));
+    is_used(name, value, facts).then_some(odd)
 }
 
 /// Steering to several CPUs is what it is for; the length of a queue is used by plain disciplines only.
@@ -185,75 +65,53 @@ fn is_used(name: &str, value: i64, facts: &Facts) -> bool {
     }
 }
 
-fn of_interface(card: &str, setting: &Setting) -> Remedy {
-    let (name, usual) = (setting.name, setting.usual);
+fn as_usual(card: &str, name: &str, usual: &str) -> Remedy {
     let remedy = Remedy::new(format!("set {name} of {card} as the kernel does"));
-    match name {
-        "txqlen" => remedy.run(&["ip", "link", "set", "dev", card, "txqueuelen", usual]),
-        "gro_flush_timeout" => {
-            remedy.run(&["sh", "-c", &format!("echo {usual} >/sys/class/net/{card}/{name}")])
-        }
+    let folder = format!("/sys/class/net/{card}");
+    let script = match name {
+        "txqlen" => return remedy.run(&["ip", "link", "set", "dev", card, "txqueuelen", usual]),
+        "gro_flush_timeout" => format!("echo {usual} >{folder}/{name}"),
         "limit_max" => {
-            let all = format!(
-                "for q in /sys/class/net/{card}/queues/tx-*; do echo {usual} >$q/byte_queue_limits/{name}; done"
-            );
-            remedy.run(&["sh", "-c", &all])
+            format!("for q in {folder}/queues/tx-*; do echo {usual} >$q/byte_queue_limits/{name}; done")
         }
         "tx_maxrate" | "rps_cpus" => {
-            let all =
-                format!("for file in /sys/class/net/{card}/queues/*/{name}; do echo {usual} >$file; done");
-            remedy.run(&["sh", "-c", &all])
+            format!("for file in {folder}/queues/*/{name}; do echo {usual} >$file; done")
         }
-        _ => remedy.run(&["ip", "link", "set", "dev", card, name, usual]),
-    }
+        _ => return remedy.run(&["ip", "link", "set", "dev", card, name, usual]),
+    };
+    remedy.run(&["sh", "-c", &script])
 }
 
-fn found(evidence: &Evidence, end: PathEnd, name: &str, value: &str, what: &str, remedy: Remedy) -> Finding {
-    let what = format!("{name} is {value} on {}: {what}.", evidence.name(end));
-    let cost = Cost::estimated(0.6, "far from what the kernel begins with");
-    CHECK
-        .slow(what, cost)
-        .at(end)
-        .explains(&["sender-limit"])
-        .evidence(format!("{name} = {value}"))
-        .remedy(remedy)
-}
-
-fn congestion(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Option<Finding> {
+fn congestion(facts: &Facts) -> Option<Odd> {
     let name = "net.ipv4.tcp_congestion_control";
     let value = facts.sysctls.0.get(name).filter(|value| !CONGESTION.contains(&value.as_str()))?;
     let what = "a way to react to losses and delays that is made for special paths";
-    Some(found(evidence, end, name, value, what, Remedy::sysctl(name, "cubic")))
+    Some((name.to_owned(), value.clone(), what, Remedy::sysctl(name, "cubic")))
 }
 
-fn ports(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Option<Finding> {
+fn ports(facts: &Facts) -> Option<Odd> {
     let name = "net.ipv4.ip_local_port_range";
     let value = facts.sysctls.0.get(name)?;
     let (first, last) = value.split_once(' ')?;
     let count = last.parse::<i64>().ok()? - first.parse::<i64>().ok()? + 1;
     let what = "the machine can open so few connections to one address";
-    (count < PORTS).then(|| found(evidence, end, name, value, what, Remedy::sysctl(name, "32768 60999")))
+    let odd = (name.to_owned(), value.clone(), what, Remedy::sysctl(name, "32768 60999"));
+    (count < PORTS).then_some(odd)
 }
 
 /// The third number is what all sockets together may have, in pages.
-fn memory(evidence: &Evidence, end: PathEnd, facts: &Facts, name: &'static str) -> Option<Finding> {
+fn memory(facts: &Facts, name: &str) -> Option<Odd> {
     let pages = facts.sysctls.largest(name).filter(|pages| *pages < PAGES)?;
     let what = "all sockets together may have so few pages of memory";
     let usual = format!("{} {} {}", PAGES, PAGES * 2, PAGES * 4);
-    Some(found(evidence, end, name, &pages.to_string(), what, Remedy::sysctl(name, &usual)))
+    Some((name.to_owned(), pages.to_string(), what, Remedy::sysctl(name, &usual)))
 }
 
-fn offline(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Option<Finding> {
+fn offline(facts: &Facts) -> Option<Odd> {
     let cpus = facts.machine.offline.as_ref()?;
     let remedy = Remedy::new("switch them on").run(&["chcpu", "-e", cpus]);
-    Some(found(
-        evidence,
-        end,
-        "the list of CPUs that are offline",
-        cpus,
-        "the machine does without them",
-        remedy,
-    ))
+    let name = "the list of CPUs that are offline".to_owned();
+    Some((name, cpus.clone(), "the machine does without them", remedy))
 }
 
 /// Where the machine has a better one.
@@ -286,19 +144,19 @@ mod tests {
 
     #[test]
     fn only_what_is_far_from_the_kernels_own_is_found() {
-        for setting in &SYSCTLS {
-            let usual: i64 = setting.usual.parse().unwrap();
-            for (value, odd) in [(usual, 0), (setting.least, 0), (setting.least - 1, 1)] {
+        for (name, range, usual, _) in &SYSCTLS {
+            let usual: i64 = usual.parse().unwrap();
+            for (value, odd) in [(usual, 0), (*range.start(), 0), (range.start() - 1, 1)] {
                 let mut evidence = testing::healthy();
-                evidence.near.sysctls.0.insert(setting.name.to_owned(), value.to_string());
-                assert_eq!(examine(&evidence).len(), odd, "{} {value}", setting.name);
+                evidence.near.sysctls.0.insert(format!("net.{name}"), value.to_string());
+                assert_eq!(examine(&evidence).len(), odd, "{name} {value}");
             }
         }
-        for setting in &INTERFACE {
-            let usual: i64 = setting.usual.parse().unwrap();
+        for (name, _, usual, _) in &INTERFACE {
+            let usual: i64 = usual.parse().unwrap();
             let mut evidence = testing::healthy();
-            evidence.near.limits.interface.insert(setting.name.to_owned(), usual);
-            assert!(examine(&evidence).is_empty(), "{}", setting.name);
+            evidence.near.limits.interface.insert((*name).to_owned(), usual);
+            assert!(examine(&evidence).is_empty(), "{name}");
         }
     }
 

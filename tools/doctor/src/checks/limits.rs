@@ -1,6 +1,6 @@
 //! What was set up to limit, delay or drop, and did so while it was measured.
 
-use crate::facts::{Counted, Limit};
+use crate::facts::{Limit, Limits};
 use crate::prelude::*;
 
 pub const QUEUEING: Check = Check { name: "queueing", examine: queueing };
@@ -45,54 +45,37 @@ fn sender(evidence: &Evidence, end: PathEnd, limit: &Limit) -> PathEnd {
     if sends { end } else { end.other() }
 }
 
-fn each<'a>(
-    evidence: &'a Evidence,
-    kind: fn(&crate::facts::Limits) -> &Vec<Limit>,
-    of: impl Fn(PathEnd, &'a Limit, Counted) -> Option<Finding>,
-) -> Vec<Finding> {
+/// The limits of one kind of both ends, with what they have counted.
+fn counted(evidence: &Evidence, kind: fn(&Limits) -> &Vec<Limit>) -> impl Iterator<Item = (PathEnd, Limit)> {
     let both = [PathEnd::Near, PathEnd::Far].into_iter();
-    both.flat_map(|end| evidence.counted(end, kind).map(move |limit| (end, limit)))
-        .filter_map(|(end, (limit, counted))| of(end, limit, counted))
-        .collect()
+    both.flat_map(move |end| evidence.counted(end, kind).map(move |limit| (end, limit)))
 }
 
 fn queueing(evidence: &Evidence) -> Vec<Finding> {
-    each(
-        evidence,
-        |limits| &limits.queueing,
-        |end, limit, counted| {
-            let from = sender(evidence, end, limit);
-            let effects: Vec<String> = effects(evidence, from, limit, counted).collect();
-            let (name, place) = (evidence.name(end), &limit.place);
-            let what = format!("{} on {place} of {name} {}.", limit.kind(), effects.join(", "));
-            let interface = place.as_str();
-            let remedy = Remedy::new("remove the queueing discipline, or give it a higher limit")
-                .run(&["tc", "-s", "qdisc", "show", "dev", interface])
-                .run(&["tc", "qdisc", "del", "dev", interface, "root"]);
-            let bps = evidence.run(RunKind::Stream, from).map_or(0.0, |run| run.bps());
-            let cost = Cost::measured(
-                share(evidence, from),
-                format!("throughput {}: {}", evidence.way(from), rate(bps)),
-            );
-            let finding = QUEUEING
-                .slow(what, cost)
-                .confidence(Confidence::Certain)
-                .of_way(from)
-                .at(end)
-                .explains(SYMPTOMS)
-                .evidence(format!("{}; dropped meanwhile: {}", limit.text, counted.dropped))
-                .remedy(remedy);
-            (!effects.is_empty()).then_some(finding)
-        },
-    )
+    let found = counted(evidence, |limits| &limits.queueing).filter_map(|(end, limit)| {
+        let from = sender(evidence, end, &limit);
+        let effects = effects(evidence, from, &limit);
+        let (name, place) = (evidence.name(end), limit.place.as_str());
+        let what = format!("{} on {place} of {name} {}.", limit.kind(), effects.join(", "));
+        let remedy = Remedy::new("remove the queueing discipline, or give it a higher limit")
+            .run(&["tc", "-s", "qdisc", "show", "dev", place])
+            .run(&["tc", "qdisc", "del", "dev", place, "root"]);
+        let bps = evidence.run(RunKind::Stream, from).map_or(0.0, |run| run.bps());
+        let cost = format!("throughput {}: {}", evidence.way(from), rate(bps));
+        let finding =
+            acted(&QUEUEING, what, Cost::measured(share(evidence, from), cost)).at(end).of_way(from);
+        let seen = format!("{}; dropped meanwhile: {}", limit.text, limit.dropped);
+        (!effects.is_empty()).then(|| finding.evidence(seen).remedy(remedy))
+    });
+    found.collect()
 }
 
-fn effects(
-    evidence: &Evidence,
-    from: PathEnd,
-    limit: &Limit,
-    counted: Counted,
-) -> impl Iterator<Item = String> {
+/// What was seen to act.
+fn acted(check: &Check, what: String, cost: Cost) -> Finding {
+    check.slow(what, cost).confidence(Confidence::Certain).explains(SYMPTOMS)
+}
+
+fn effects(evidence: &Evidence, from: PathEnd, limit: &Limit) -> Vec<String> {
     let runs = [RunKind::Stream, RunKind::Streams].into_iter().filter_map(|kind| evidence.run(kind, from));
     let reached = runs.map(|run| run.bps()).fold(0.0, f64::max);
     let acts = limit.rate().filter(|most| reached > 0.0 && reached <= most * ABOVE && reached > most / 4.0);
@@ -102,19 +85,17 @@ fn effects(
         let value = limit.word(word)?;
         Some(format!("{text} {value}"))
     }));
-    if effects.is_empty() && is_full(limit, counted) {
-        effects.push(format!(
-            "drops what does not fit into its queue of {}",
-            limit.word("limit").unwrap_or("few packets")
-        ));
+    if effects.is_empty() && is_full(limit) {
+        let size = limit.word("limit").unwrap_or("few packets");
+        effects.push(format!("drops what does not fit into its queue of {size}"));
     }
-    effects.into_iter()
+    effects
 }
 
-fn is_full(limit: &Limit, counted: Counted) -> bool {
+fn is_full(limit: &Limit) -> bool {
     // What filters drop of received frames is counted there, too.
-    let enough = counted.dropped >= 10 && !["clsact", "ingress"].contains(&limit.kind());
-    enough && (!ACTIVE.contains(&limit.kind()) || counted.dropped as f64 > MUCH * counted.passed as f64)
+    let enough = limit.dropped >= 10 && !["clsact", "ingress"].contains(&limit.kind());
+    enough && (!ACTIVE.contains(&limit.kind()) || limit.dropped as f64 > MUCH * limit.passed as f64)
 }
 
 /// Which part of the throughput is missing, compared with the other direction and the loopbacks.
@@ -125,65 +106,39 @@ pub fn share(evidence: &Evidence, from: PathEnd) -> f64 {
 }
 
 fn traffic_filter(evidence: &Evidence) -> Vec<Finding> {
-    each(
-        evidence,
-        |limits| &limits.filters,
-        |end, limit, counted| {
-            let from = sender(evidence, end, limit);
-            let what = format!(
-                "A filter of tc ({}) of {} drops frames: {}.",
-                limit.place,
-                evidence.name(end),
-                limit.text
-            );
-            let cost = Cost::measured(share(evidence, from), format!("{} packets", counted.dropped));
-            let interface = limit.place.split(' ').next().unwrap_or_default();
-            let remedy = Remedy::new("remove the filter, or let it drop less")
-                .run(&["tc", "-s", "filter", "show", "dev", interface, "ingress"])
-                .run(&["tc", "qdisc", "del", "dev", interface, "clsact"]);
-            let dropped = counted.dropped;
-            (dropped > 0).then(|| {
-                TRAFFIC_FILTER
-                    .slow(what, cost)
-                    .confidence(Confidence::Certain)
-                    .of_way(from)
-                    .at(end)
-                    .explains(SYMPTOMS)
-                    .evidence(format!("dropped while it was measured: {dropped} (tc -s filter show)"))
-                    .remedy(remedy)
-            })
-        },
-    )
+    let found = counted(evidence, |limits| &limits.filters).filter_map(|(end, limit)| {
+        let (from, dropped, place) = (sender(evidence, end, &limit), limit.dropped, &limit.place);
+        let name = evidence.name(end);
+        let what = format!("A filter of tc ({place}) of {name} drops frames: {}.", limit.text);
+        let cost = Cost::measured(share(evidence, from), format!("{dropped} packets"));
+        let interface = place.split(' ').next().unwrap_or_default();
+        let remedy = Remedy::new("remove the filter, or let it drop less")
+            .run(&["tc", "-s", "filter", "show", "dev", interface, "ingress"])
+            .run(&["tc", "qdisc", "del", "dev", interface, "clsact"]);
+        let seen = format!("dropped while it was measured: {dropped} (tc -s filter show)");
+        let finding = acted(&TRAFFIC_FILTER, what, cost).of_way(from).at(end);
+        (dropped > 0).then(|| finding.evidence(seen).remedy(remedy))
+    });
+    found.collect()
 }
 
 fn firewall(evidence: &Evidence) -> Vec<Finding> {
-    each(
-        evidence,
-        |limits| &limits.firewall,
-        |end, limit, Counted { dropped, matched, .. }| {
-            let (name, is_policy) = (evidence.name(end), limit.text.contains("policy drop"));
-            let limits = limit.text.contains("limit") && matched > 0;
-            let acts = dropped > 0 || limits;
-            // A rule without a counter shows nothing; where frames are lost, it may be what loses them.
-            let may_be = !limit.counts && loses(evidence) && (!is_policy || evidence.unreachable.is_some());
-            let confidence = if acts { Confidence::Certain } else { Confidence::Possible };
-            let what = format!("A rule of the firewall of {name} drops or limits packets: {}.", limit.text);
-            let cost =
-                Cost::measured(0.6, format!("{} packets met it while it was measured", dropped + matched));
-            let remedy = Remedy::new("check the rule; a counter in it shows whether it is met")
-                .run(&["nft", "-a", "list", "ruleset"])
-                .run(&["iptables-save", "-c"]);
-            (acts || may_be).then(|| {
-                FIREWALL
-                    .slow(what, cost)
-                    .confidence(confidence)
-                    .at(end)
-                    .explains(SYMPTOMS)
-                    .evidence(format!("{}: {}", limit.place, limit.text))
-                    .remedy(remedy)
-            })
-        },
-    )
+    let found = counted(evidence, |limits| &limits.firewall).filter_map(|(end, limit)| {
+        let Limit { place, text, dropped, matched, counts, .. } = limit;
+        let (name, is_policy) = (evidence.name(end), text.contains("policy drop"));
+        let acts = dropped > 0 || text.contains("limit") && matched > 0;
+        // A rule without a counter shows nothing; where frames are lost, it may be what loses them.
+        let may_be = !counts && loses(evidence) && (!is_policy || evidence.unreachable.is_some());
+        let confidence = if acts { Confidence::Certain } else { Confidence::Possible };
+        let what = format!("A rule of the firewall of {name} drops or limits packets: {text}.");
+        let met = format!("{} packets met it while it was measured", dropped + matched);
+        let remedy = Remedy::new("check the rule; a counter in it shows whether it is met")
+            .run(&["nft", "-a", "list", "ruleset"])
+            .run(&["iptables-save", "-c"]);
+        let finding = acted(&FIREWALL, what, Cost::measured(0.6, met)).confidence(confidence).at(end);
+        (acts || may_be).then(|| finding.evidence(format!("{place}: {text}")).remedy(remedy))
+    });
+    found.collect()
 }
 
 /// Is anything lost on the way, whatever the reason?
@@ -215,13 +170,9 @@ fn xdp(evidence: &Evidence) -> Vec<Finding> {
             .run(&["bpftool", "net", "show", "dev", card])
             .run(&["ip", "link", "set", "dev", card, "xdp", "off"]);
         let cost = Cost::estimated(0.4, "frames that it drops, and merging that it prevents");
-        let finding = XDP.found(severity, what, cost).confidence(confidence).at(end);
-        let finding = finding.of_way(end.other()).explains(SYMPTOMS);
-        Some(
-            finding
-                .evidence(format!("{program} (ip link show {card}); dropped meanwhile: {dropped}"))
-                .remedy(remedy),
-        )
+        let seen = format!("{program} (ip link show {card}); dropped meanwhile: {dropped}");
+        let finding = XDP.found(severity, what, cost).confidence(confidence).at(end).of_way(end.other());
+        Some(finding.explains(SYMPTOMS).evidence(seen).remedy(remedy))
     });
     found.collect()
 }
@@ -229,7 +180,6 @@ fn xdp(evidence: &Evidence) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Limits;
     use crate::testing;
 
     /// Where it dropped more than one, 10,000 passed.

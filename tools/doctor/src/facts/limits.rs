@@ -12,6 +12,7 @@ use super::cpu::Process;
 use super::{files, tools};
 use crate::cgroup::{self, Quota};
 use crate::question::is_interface;
+use crate::text::text_of;
 
 /// Limits that are kept; a firewall may have thousands of rules.
 const MOST: usize = 128;
@@ -76,26 +77,19 @@ impl Limit {
         ["ceil", "rate", "maxrate", "bandwidth"].iter().find_map(|name| bits(self.word(name)?))
     }
 
-    /// What it has counted since `before`.
-    fn since(&self, before: &Limit) -> Counted {
-        Counted {
+    /// The same, with what it has counted since `before`.
+    fn since(&self, before: &Limit) -> Limit {
+        Limit {
             dropped: self.dropped.saturating_sub(before.dropped),
             matched: self.matched.saturating_sub(before.matched),
             passed: self.passed.saturating_sub(before.passed),
+            ..before.clone()
         }
     }
 
     fn is_same(&self, other: &Limit) -> bool {
         self.place == other.place && self.text == other.text
     }
-}
-
-/// Packets, during the measurements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
-    pub dropped: u64,
-    pub matched: u64,
-    pub passed: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -226,12 +220,9 @@ impl Limits {
     }
 }
 
-/// Each limit, and what it has counted from `before` to `after`.
-pub fn counted<'a>(before: &'a [Limit], after: &'a [Limit]) -> impl Iterator<Item = (&'a Limit, Counted)> {
-    before.iter().map(|limit| {
-        let now = after.iter().find(|now| now.is_same(limit));
-        (limit, now.map_or_else(Counted::default, |now| now.since(limit)))
-    })
+/// Each limit, with what it has counted from `before` to `after`; nothing if it is gone.
+pub fn counted(before: &[Limit], after: &[Limit]) -> impl Iterator<Item = Limit> {
+    before.iter().map(|limit| after.iter().find(|now| now.is_same(limit)).unwrap_or(limit).since(limit))
 }
 
 /// Is it the target of a redirection?
@@ -243,10 +234,6 @@ fn is_target(filters: &[Limit], interface: &str) -> bool {
 fn objects(text: &str) -> Vec<Value> {
     let lists = Deserializer::from_str(text).into_iter::<Vec<Value>>().map_while(Result::ok);
     lists.flatten().filter(|object| object.as_object().is_some_and(|object| !object.is_empty())).collect()
-}
-
-fn text_of(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn route(object: &Value) -> Route {
@@ -324,20 +311,12 @@ fn parse(place: &str, text: &str) -> Vec<Limit> {
         let action = line.strip_prefix("action order").and_then(|rest| rest.split_once(": "));
         let is_own = ["qdisc ", "class ", "police "].iter().any(|word| line.starts_with(word));
         let is_program = line.starts_with("filter ") && line.contains(" bpf ") && line.contains(" handle ");
-        if let Some((_, action)) = action {
-            limits.push(Limit {
-                place: place.to_owned(),
-                text: words(&format!("action {action}")),
-                counts: true,
-                ..Limit::default()
-            });
-        } else if is_own || is_program {
-            limits.push(Limit {
-                place: place.to_owned(),
-                text: words(line),
-                counts: true,
-                ..Limit::default()
-            });
+        let text = match action {
+            Some((_, action)) => Some(words(&format!("action {action}"))),
+            None => (is_own || is_program).then(|| words(line)),
+        };
+        if let Some(text) = text {
+            limits.push(Limit { place: place.to_owned(), text, counts: true, ..Limit::default() });
         } else if let Some(last) = limits.last_mut() {
             last.passed += line.split_once(" bytes ").and_then(|(_, rest)| leading(rest)).unwrap_or(0);
             last.dropped += behind(line, "(dropped ").unwrap_or(0);
@@ -408,8 +387,13 @@ fn of_rule(place: String, line: &str) -> Limit {
         None => line.to_owned(),
     };
     let drops = text.contains("drop") || text.contains("reject");
+    met(Limit { place, text, counts: line.contains("counter packets"), ..Limit::default() }, count, drops)
+}
+
+/// With how many packets met it: it drops them, or not.
+fn met(limit: Limit, count: u64, drops: bool) -> Limit {
     let (dropped, matched) = if drops { (count, 0) } else { (0, count) };
-    Limit { place, text, dropped, matched, counts: line.contains("counter packets"), ..Limit::default() }
+    Limit { dropped, matched, ..limit }
 }
 
 /// "[12:960] -A INPUT -p tcp -m statistic ... -j DROP"
@@ -418,14 +402,9 @@ fn iptables(line: &str) -> Option<Limit> {
     let count = packets.split(':').next()?.parse().ok()?;
     let drops = rule.contains("-j DROP") || rule.contains("-j REJECT");
     let limits = ["-m limit", "-m hashlimit", "-m connlimit"].iter().any(|word| rule.contains(word));
-    (drops || limits).then(|| Limit {
-        place: "iptables".to_owned(),
-        text: rule.to_owned(),
-        dropped: if drops { count } else { 0 },
-        matched: if drops { 0 } else { count },
-        counts: true,
-        ..Limit::default()
-    })
+    let place = "iptables".to_owned();
+    let limit = Limit { place, text: rule.to_owned(), counts: true, ..Limit::default() };
+    (drops || limits).then(|| met(limit, count, drops))
 }
 
 #[cfg(test)]

@@ -4,53 +4,30 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{cpu::CpuTime, files, interface};
+use super::{cpu::CpuTime, files, interface, usual};
 use crate::cgroup;
 
-/// Settings that are read; those of the interface that leads to the other end are added.
-const SETTINGS: [&str; 48] = [
-    "net.core.bpf_jit_enable",
+/// Settings that are read beside those whose usual value is known; those of the interface that leads to the
+/// other end are added.
+const SETTINGS: [&str; 24] = [
     "net.core.busy_read",
     "net.core.default_qdisc",
-    "net.core.dev_weight",
-    "net.core.gro_normal_batch",
-    "net.core.netdev_budget",
-    "net.core.netdev_budget_usecs",
-    "net.core.netdev_max_backlog",
     "net.core.optmem_max",
-    "net.core.rmem_default",
     "net.core.rmem_max",
     "net.core.somaxconn",
-    "net.core.wmem_default",
     "net.core.wmem_max",
     "net.ipv4.ip_forward",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_no_pmtu_disc",
     "net.ipv4.tcp_adv_win_scale",
-    "net.ipv4.tcp_autocorking",
-    "net.ipv4.tcp_base_mss",
-    "net.ipv4.tcp_comp_sack_delay_ns",
     "net.ipv4.tcp_congestion_control",
-    "net.ipv4.tcp_dsack",
     "net.ipv4.tcp_ecn",
-    "net.ipv4.tcp_frto",
-    "net.ipv4.tcp_limit_output_bytes",
-    "net.ipv4.tcp_max_reordering",
     "net.ipv4.tcp_max_syn_backlog",
     "net.ipv4.tcp_mem",
-    "net.ipv4.tcp_min_tso_segs",
     "net.ipv4.tcp_moderate_rcvbuf",
     "net.ipv4.tcp_mtu_probing",
-    "net.ipv4.tcp_notsent_lowat",
-    "net.ipv4.tcp_pacing_ca_ratio",
-    "net.ipv4.tcp_pacing_ss_ratio",
-    "net.ipv4.tcp_recovery",
-    "net.ipv4.tcp_reordering",
     "net.ipv4.tcp_rmem",
-    "net.ipv4.tcp_rto_min_us",
     "net.ipv4.tcp_sack",
-    "net.ipv4.tcp_timestamps",
-    "net.ipv4.tcp_tso_win_divisor",
     "net.ipv4.tcp_window_scaling",
     "net.ipv4.tcp_wmem",
     "net.ipv4.udp_mem",
@@ -74,7 +51,8 @@ impl Sysctls {
 }
 
 pub fn sysctls(interface: Option<&str>) -> Sysctls {
-    let names = SETTINGS.iter().map(|name| (*name).to_owned());
+    let usual = usual::SYSCTLS.iter().map(|(name, ..)| format!("net.{name}"));
+    let names = SETTINGS.iter().map(|name| (*name).to_owned()).chain(usual);
     let of_interface = interface.into_iter().filter(|name| !name.contains(['.', '/']));
     let names = names.chain(of_interface.map(|name| format!("net.ipv4.conf.{name}.forwarding")));
     let read = |name: String| {
