@@ -1,145 +1,73 @@
 //! On the host: frames that the switch drops, by reason.
 
 use crate::host::{Nic, Vm};
+use crate::prelude::Severity::{Broken, Slow};
 use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "switch-drops", examine };
 
-/// A reason of the switch, and what it means for the VM.
-struct Reason {
-    counter: &'static str,
-    /// Whether the frames were on their way to the guest, and not from it.
-    received: bool,
-    severity: Severity,
-    share: f64,
-    what: &'static str,
-    remedy: fn(&Nic) -> Remedy,
-}
+/// A reason of the switch, the counter of the frames that pass, and what it means for the VM.
+type Reason = (&'static str, &'static str, Severity, f64, &'static str);
 
+/// Of frames on their way to the guest, and from it.
+const TO: &str = "rx_frames";
+const FROM: &str = "tx_frames";
 const REASONS: [Reason; 12] = [
-    Reason {
-        counter: "drop_no_buffers",
-        received: true,
-        severity: Severity::Slow,
-        share: 0.6,
-        what: "has no free receive buffers when frames arrive",
-        remedy: |_| ring(),
-    },
-    Reason {
-        counter: "drop_slow_receiver",
-        received: true,
-        severity: Severity::Slow,
-        share: 0.6,
-        what: "takes frames more slowly than they arrive",
-        remedy: |_| ring(),
-    },
-    Reason {
-        counter: "drop_forged_source",
-        received: false,
-        severity: Severity::Broken,
-        share: 0.9,
-        what: "sends frames with another source address than its own, which its port group forbids",
-        remedy: |nic| {
-            group(
-                nic,
-                "allow it where the VM is a bridge, a router or a host of VMs",
-                "forged_transmits = true",
-            )
-        },
-    },
-    Reason {
-        counter: "drop_mac_changed",
-        received: false,
-        severity: Severity::Broken,
-        share: 0.9,
-        what: "uses a MAC address that is not the configured one, which its port group forbids",
-        remedy: |nic| group(nic, "give the guest the configured address, or allow it", "mac_changes = true"),
-    },
-    Reason {
-        counter: "drop_bad_vlan",
-        received: false,
-        severity: Severity::Broken,
-        share: 0.9,
-        what: "sends frames with a VLAN tag that its port group does not take",
-        remedy: |nic| {
-            group(nic, "remove the tag in the guest, or make the group a trunk", "vlan = \"trunk\"")
-        },
-    },
-    Reason {
-        counter: "drop_too_long",
-        received: true,
-        severity: Severity::Broken,
-        share: 0.8,
-        what: "is sent frames that are longer than its MTU",
-        remedy: |_| mtu(),
-    },
-    Reason {
-        counter: "drop_no_room",
-        received: true,
-        severity: Severity::Broken,
-        share: 0.8,
-        what: "is sent frames for which its buffers are too small",
-        remedy: |_| mtu(),
-    },
-    Reason {
-        counter: "drop_flood",
-        received: false,
-        severity: Severity::Slow,
-        share: 0.5,
-        what: "sends more broadcast and multicast frames than its flood_limit",
-        remedy: |nic| {
-            group(
-                nic,
-                "search for a loop in the guest; for streams of multicast raise it",
-                "flood_limit = ...",
-            )
-        },
-    },
-    Reason {
-        counter: "drop_shaped",
-        received: true,
-        severity: Severity::Slow,
-        share: 0.4,
-        what: "is sent more than its traffic shaping lets through",
-        remedy: |nic| wider(nic, "out"),
-    },
-    Reason {
-        counter: "drop_impaired",
-        received: true,
-        severity: Severity::Broken,
-        share: 0.7,
-        what: "loses frames on request: a fault was injected at its port",
-        remedy: |_| Remedy::new("end the fault").lasting("vmlane", "fault_injection = false in [daemon]"),
-    },
-    Reason {
-        counter: "drop_bad_offload",
-        received: false,
-        severity: Severity::Broken,
-        share: 0.8,
-        what: "asks for offloads that do not match its frames",
-        remedy: |_| driver(),
-    },
-    Reason {
-        counter: "drop_bad_descriptor",
-        received: false,
-        severity: Severity::Broken,
-        share: 0.8,
-        what: "hands down descriptors that cannot be",
-        remedy: |_| driver(),
-    },
+    ("drop_no_buffers", TO, Slow, 0.6, "has no free receive buffers when frames arrive"),
+    ("drop_slow_receiver", TO, Slow, 0.6, "takes frames more slowly than they arrive"),
+    (
+        "drop_forged_source",
+        FROM,
+        Broken,
+        0.9,
+        "sends frames with another source address than its own, which its port group forbids",
+    ),
+    (
+        "drop_mac_changed",
+        FROM,
+        Broken,
+        0.9,
+        "uses a MAC address that is not the configured one, which its port group forbids",
+    ),
+    ("drop_bad_vlan", FROM, Broken, 0.9, "sends frames with a VLAN tag that its port group does not take"),
+    ("drop_too_long", TO, Broken, 0.8, "is sent frames that are longer than its MTU"),
+    ("drop_no_room", TO, Broken, 0.8, "is sent frames for which its buffers are too small"),
+    ("drop_flood", FROM, Slow, 0.5, "sends more broadcast and multicast frames than its flood_limit"),
+    ("drop_shaped", TO, Slow, 0.4, "is sent more than its traffic shaping lets through"),
+    ("drop_impaired", TO, Broken, 0.7, "loses frames on request: a fault was injected at its port"),
+    ("drop_bad_offload", FROM, Broken, 0.8, "asks for offloads that do not match its frames"),
+    ("drop_bad_descriptor", FROM, Broken, 0.8, "hands down descriptors that cannot be"),
 ];
 
-fn ring() -> Remedy {
-    Remedy::new("in the guest: a larger receive ring, more CPU for it, or more queues")
-        .command("ethtool -G INTERFACE rx 4096")
-}
-
-fn mtu() -> Remedy {
-    Remedy::new("give all machines of the network one MTU").command("ip link set dev INTERFACE mtu 1500")
-}
-
-fn driver() -> Remedy {
-    Remedy::new("update the guest's driver, and report it").run(&["vmlane", "stats"])
+/// How frames are no longer dropped for a reason.
+fn remedy(nic: &Nic, reason: &str) -> Remedy {
+    match reason {
+        "drop_no_buffers" | "drop_slow_receiver" => {
+            Remedy::new("in the guest: a larger receive ring, more CPU for it, or more queues")
+                .command("ethtool -G INTERFACE rx 4096")
+        }
+        "drop_forged_source" => {
+            let what = "allow it where the VM is a bridge, a router or a host of VMs";
+            group(nic, what, "forged_transmits = true")
+        }
+        "drop_mac_changed" => {
+            group(nic, "give the guest the configured address, or allow it", "mac_changes = true")
+        }
+        "drop_bad_vlan" => {
+            group(nic, "remove the tag in the guest, or make the group a trunk", "vlan = \"trunk\"")
+        }
+        "drop_too_long" | "drop_no_room" => Remedy::new("give all machines of the network one MTU")
+            .command("ip link set dev INTERFACE mtu 1500"),
+        "drop_flood" => {
+            let what = "search for a loop in the guest; for streams of multicast raise it";
+            group(nic, what, "flood_limit = ...")
+        }
+        "drop_shaped" => wider(nic, "out"),
+        "drop_impaired" => {
+            Remedy::new("end the fault").lasting("vmlane", "fault_injection = false in [daemon]")
+        }
+        _ => Remedy::new("update the guest's driver, and report it").run(&["vmlane", "stats"]),
+    }
 }
 
 /// A setting of the port group, which most of them can have of their own.
@@ -199,18 +127,18 @@ fn shaped(watched: f64, vm: &Vm, nic: &Nic, way: &(&str, &str, &str)) -> Option<
 }
 
 fn of(vm: &Vm, nic: &Nic, reason: &Reason) -> Option<Finding> {
-    let (total, lately) = (nic.count(reason.counter), nic.lately(reason.counter));
-    let passed = nic.count(if reason.received { "rx_frames" } else { "tx_frames" });
-    let share = total as f64 / (total + passed).max(1) as f64;
+    let (counter, passed, severity, cost, what) = *reason;
+    let (total, lately) = (nic.count(counter), nic.lately(counter));
+    let share = total as f64 / (total + nic.count(passed)).max(1) as f64;
     if lately < 3 && (total < 10 || share < 0.001) {
         return None;
     }
-    let what = format!("{} of VM {} {}.", nic.name, vm.name, reason.what);
+    let what = format!("{} of VM {} {what}.", nic.name, vm.name);
     // What was long ago may be over.
-    let severity = if lately > 0 { reason.severity } else { reason.severity.max(Severity::Slow) };
-    let cost = Cost::measured(reason.share, format!("{total} frames dropped, {:.1} %", share * 100.0));
-    let seen = format!("{}: {total} since counting began, {lately} while it was watched", reason.counter);
-    Some(CHECK.found(severity, what, cost).evidence(seen).remedy((reason.remedy)(nic)))
+    let severity = if lately > 0 { severity } else { severity.max(Slow) };
+    let cost = Cost::measured(cost, format!("{total} frames dropped, {:.1} %", share * 100.0));
+    let seen = format!("{counter}: {total} since counting began, {lately} while it was watched");
+    Some(CHECK.found(severity, what, cost).evidence(seen).remedy(remedy(nic, counter)))
 }
 
 #[cfg(test)]
@@ -220,24 +148,22 @@ mod tests {
 
     #[test]
     fn each_reason_is_reported_with_its_remedy() {
-        for reason in &REASONS {
+        for (counter, passed, severity, ..) in REASONS {
             let mut nic = Nic { name: "nic0".to_owned(), port_group: "lan".to_owned(), ..Nic::default() };
-            nic.total.insert(reason.counter.to_owned(), 20);
+            nic.total.insert(counter.to_owned(), 20);
             let evidence = |nic: &Nic| {
                 let vm = Vm { name: "web".to_owned(), nics: vec![nic.clone()], ..Vm::default() };
                 Evidence { host: Some(Host { vms: vec![vm], ..Host::default() }), ..Evidence::default() }
             };
             let found = examine(&evidence(&nic));
-            assert_eq!(found.len(), 1, "{}", reason.counter);
+            assert_eq!(found.len(), 1, "{counter}");
             assert!(
-                found[0].what.starts_with("nic0 of VM web ")
-                    && found[0].evidence[0].starts_with(reason.counter)
+                found[0].what.starts_with("nic0 of VM web ") && found[0].evidence[0].starts_with(counter)
             );
-            let passed = if reason.received { "rx_frames" } else { "tx_frames" };
             nic.total.insert(passed.to_owned(), 100_000);
-            assert!(examine(&evidence(&nic)).is_empty(), "{}: few of many", reason.counter);
-            nic.lately.insert(reason.counter.to_owned(), 5);
-            assert_eq!(examine(&evidence(&nic))[0].severity, reason.severity);
+            assert!(examine(&evidence(&nic)).is_empty(), "{counter}: few of many");
+            nic.lately.insert(counter.to_owned(), 5);
+            assert_eq!(examine(&evidence(&nic))[0].severity, severity);
         }
     }
 

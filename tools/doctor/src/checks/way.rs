@@ -2,72 +2,27 @@
 
 use super::kernel_setting::CONGESTION;
 use super::limits::share;
-use crate::facts::{Facts, Neighbour, Route};
+use crate::facts::{Facts, Neighbour};
 use crate::prelude::*;
 
 pub const ROUTE: Check = Check { name: "route", examine: route };
 pub const NETMASK: Check = Check { name: "netmask", examine: netmask };
 pub const NEIGHBOUR: Check = Check { name: "neighbour", examine: neighbour };
 
-/// An attribute of a route: does this value limit (with the interface's MTU), and whose data?
-struct Attribute {
-    name: &'static str,
-    limits: fn(f64, f64) -> bool,
-    /// What the end with the route sends, and not what it receives.
-    is_senders: bool,
-    what: &'static str,
-}
+/// An attribute of a route: whether a value limits (with the interface's MTU), whether it limits what the end
+/// with the route sends, and not what it receives, and how.
+type Attribute = (&'static str, fn(f64, f64) -> bool, bool, &'static str);
 
 const ATTRIBUTES: [Attribute; 8] = [
-    Attribute {
-        name: "mtu",
-        limits: |value, mtu| value < mtu,
-        is_senders: true,
-        what: "frames may not be larger",
-    },
-    Attribute {
-        name: "advmss",
-        limits: |value, mtu| value + 60.0 < mtu,
-        is_senders: false,
-        what: "the other end may send no larger segments",
-    },
-    Attribute {
-        name: "window",
-        limits: |_, _| true,
-        is_senders: false,
-        what: "the receive window cannot become larger",
-    },
-    Attribute {
-        name: "cwnd",
-        limits: |_, _| true,
-        is_senders: true,
-        what: "no more segments may be under way",
-    },
-    Attribute {
-        name: "initcwnd",
-        limits: |value, _| value < 10.0,
-        is_senders: true,
-        what: "connections begin with fewer segments",
-    },
-    Attribute {
-        name: "initrwnd",
-        limits: |value, _| value < 10.0,
-        is_senders: false,
-        what: "connections begin with a smaller window",
-    },
+    ("mtu", |value, mtu| value < mtu, true, "frames may not be larger"),
+    ("advmss", |value, mtu| value + 60.0 < mtu, false, "the other end may send no larger segments"),
+    ("window", |_, _| true, false, "the receive window cannot become larger"),
+    ("cwnd", |_, _| true, true, "no more segments may be under way"),
+    ("initcwnd", |value, _| value < 10.0, true, "connections begin with fewer segments"),
+    ("initrwnd", |value, _| value < 10.0, false, "connections begin with a smaller window"),
     // Milliseconds; 200 is the kernel's own.
-    Attribute {
-        name: "rto_min",
-        limits: |value, _| value > 200.0,
-        is_senders: true,
-        what: "what is lost is sent again only after so long",
-    },
-    Attribute {
-        name: "ssthresh",
-        limits: |_, _| true,
-        is_senders: true,
-        what: "connections stop growing early",
-    },
+    ("rto_min", |value, _| value > 200.0, true, "what is lost is sent again only after so long"),
+    ("ssthresh", |_, _| true, true, "connections stop growing early"),
 ];
 const EXPLAINED: &[&str] =
     &["path-mtu", "small-segments", "sender-limit", "retransmits", "socket-buffers", "latency"];
@@ -78,74 +33,44 @@ fn route(evidence: &Evidence) -> Vec<Finding> {
 
 fn of_route(evidence: &Evidence, end: PathEnd, facts: &Facts) -> Vec<Finding> {
     let Some(route) = &facts.limits.route else { return Vec::new() };
-    let mut found: Vec<Finding> = ATTRIBUTES
-        .iter()
-        .filter_map(|attribute| of_attribute(evidence, end, (facts, route), attribute))
-        .collect();
-    let own = |what: String, severity, seen| finding(evidence, end, facts, (end, what), severity, seen);
     let name = evidence.name(end);
+    let peer = facts.path.as_ref().map_or("ADDRESS".to_owned(), |path| path.peer.to_string());
+    let finding = |from, severity, what: String, seen: String| {
+        let cost = Cost::estimated(share(evidence, from), "what is sent or received this way");
+        let remedy = Remedy::new("set the route up without it")
+            .run(&["ip", "route", "get", &peer])
+            .run(&["ip", "route", "show", "match", &peer]);
+        let finding = ROUTE.found(severity, what, cost).of_way(from).at(end).explains(EXPLAINED);
+        finding.evidence(format!("ip route get {peer}: {seen}")).remedy(remedy)
+    };
+    let mtu = facts.path_interface().map_or(1500.0, |card| f64::from(card.mtu));
+    let attributes = ATTRIBUTES.iter().filter_map(|(attribute, limits, is_senders, how)| {
+        let value = route.metrics.get(*attribute)?;
+        let from = if *is_senders { end } else { end.other() };
+        let what = format!("The route of {name} to the other end has {attribute} {value}: {how}.");
+        let seen = format!("{attribute} {value}");
+        limits(value.parse().ok()?, mtu).then(|| finding(from, Severity::Slow, what, seen))
+    });
+    let mut found: Vec<Finding> = attributes.collect();
     let congestion = ["congctl", "cc_algo"].iter().find_map(|name| route.metrics.get(*name));
     if let Some(algorithm) = congestion.filter(|name| !CONGESTION.contains(&name.as_str())) {
         let what = format!(
             "The route of {name} to the other end has TCP react to losses and delays by {algorithm}."
         );
-        found.push(own(what, Severity::Slow, format!("congctl {algorithm}")));
+        found.push(finding(end, Severity::Slow, what, format!("congctl {algorithm}")));
     }
     let is_neighbour = facts.path.as_ref().is_some_and(|path| path.on_link);
     if let Some(via) = route.via.as_ref().filter(|_| is_neighbour) {
         let what = format!("{name} sends to its neighbour through the router {via}.");
-        found.push(own(what, Severity::Slow, format!("via {via} dev {}", route.interface)));
+        found.push(finding(end, Severity::Slow, what, format!("via {via} dev {}", route.interface)));
     }
-    if !route.kind.is_empty() && route.kind != "unicast" {
-        let kind = &route.kind;
+    let kind = &route.kind;
+    if !kind.is_empty() && kind != "unicast" {
         let what =
             format!("The route of {name} to the other end is \"{kind}\": what is sent there is dropped.");
-        found.push(own(what, Severity::Broken, kind.clone()));
+        found.push(finding(end, Severity::Broken, what, kind.clone()));
     }
     found
-}
-
-fn of_attribute(
-    evidence: &Evidence,
-    end: PathEnd,
-    (facts, route): (&Facts, &Route),
-    attribute: &Attribute,
-) -> Option<Finding> {
-    let value = route.metrics.get(attribute.name)?;
-    let mtu = facts.path_interface().map_or(1500.0, |card| f64::from(card.mtu));
-    let number: f64 = value.parse().ok()?;
-    if !(attribute.limits)(number, mtu) {
-        return None;
-    }
-    let from = if attribute.is_senders { end } else { end.other() };
-    let what = format!(
-        "The route of {} to the other end has {} {value}: {}.",
-        evidence.name(end),
-        attribute.name,
-        attribute.what
-    );
-    Some(finding(evidence, end, facts, (from, what), Severity::Slow, format!("{} {value}", attribute.name)))
-}
-
-fn finding(
-    evidence: &Evidence,
-    end: PathEnd,
-    facts: &Facts,
-    (from, what): (PathEnd, String),
-    severity: Severity,
-    seen: String,
-) -> Finding {
-    let peer = facts.path.as_ref().map_or("ADDRESS".to_owned(), |path| path.peer.to_string());
-    let remedy = Remedy::new("set the route up without it")
-        .run(&["ip", "route", "get", &peer])
-        .run(&["ip", "route", "show", "match", &peer]);
-    ROUTE
-        .found(severity, what, Cost::estimated(share(evidence, from), "what is sent or received this way"))
-        .of_way(from)
-        .at(end)
-        .explains(EXPLAINED)
-        .evidence(format!("ip route get {peer}: {seen}"))
-        .remedy(remedy)
 }
 
 fn netmask(evidence: &Evidence) -> Vec<Finding> {
@@ -195,7 +120,6 @@ fn neighbour(evidence: &Evidence) -> Vec<Finding> {
 /// What is wrong with who answers for the far end, or for the router to it.
 fn wrong(evidence: &Evidence, end: PathEnd, facts: &Facts, neighbour: &Neighbour) -> Option<String> {
     let (name, address) = (evidence.name(end), &neighbour.address);
-    let is_static = neighbour.state == "PERMANENT";
     if evidence.unreachable.is_some() {
         return match neighbour.state.as_str() {
             "PERMANENT" => {
@@ -211,18 +135,19 @@ fn wrong(evidence: &Evidence, end: PathEnd, facts: &Facts, neighbour: &Neighbour
         facts.path.as_ref()?.on_link && facts.limits.route.as_ref().is_none_or(|route| route.via.is_none());
     let other = evidence.facts(end.other())?.path_interface()?;
     let mac = neighbour.mac.as_ref().filter(|mac| is_next && !mac.eq_ignore_ascii_case(&other.mac))?;
-    Some(match is_static {
-        true => format!(
+    Some(match neighbour.state.as_str() {
+        "PERMANENT" => format!(
             "{name} has a static entry for {address} with the MAC address {mac}, which is not that of {}.",
             other.name
         ),
-        false => format!("For {address} another machine answers {name}, with the MAC address {mac}."),
+        _ => format!("For {address} another machine answers {name}, with the MAC address {mac}."),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Route;
     use crate::testing;
 
     fn with_route(metrics: &[(&str, &str)], via: Option<&str>, kind: &str) -> Evidence {
