@@ -46,15 +46,11 @@ fn at_rest(evidence: &Evidence) -> Vec<Finding> {
             }
             None => format!("The CPUs of {name} are busy before anything is measured."),
         };
-        let used = program.map_or(load.busy, |program| program.cpus) / cpus;
-        let cost = Cost::estimated(
-            0.75 * used.min(1.0),
-            format!("{:.0} % of the CPU, which the network lacks", used.min(1.0) * 100.0),
-        );
-        let finding = CHECK
-            .slow(what, cost)
-            .at(end)
-            .evidence(format!("at rest {:.1} of {cpus} CPUs are busy", load.busy));
+        let used = (program.map_or(load.busy, |program| program.cpus) / cpus).min(1.0);
+        let lacks = format!("{:.0} % of the CPU, which the network lacks", used * 100.0);
+        let cost = Cost::estimated(0.75 * used, lacks);
+        let seen = format!("at rest {:.1} of {cpus} CPUs are busy", load.busy);
+        let finding = CHECK.slow(what, cost).at(end).evidence(seen);
         Some(match program {
             Some(program) => {
                 let pid = program.pid.to_string();

@@ -5,6 +5,9 @@ use crate::prelude::*;
 
 pub const CHECK: Check = Check { name: "checksum-offload", examine };
 
+/// What it costs.
+const SENT: &str = "sent bytes are read once more, and segmentation offload is off with it";
+const RECEIVED: &str = "received bytes are read once more, and merging is off with it";
 const TX: [&str; 3] = ["tx-checksum-ip-generic", "tx-checksum-ipv4", "tx-checksum-ipv6"];
 
 /// Whether the sender computes the checksums that its card could.
@@ -17,34 +20,17 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = Vec::new();
     for (end, _, card) in evidence.interfaces() {
         // The E1000's own default is off; the card itself is the finding then.
-        let rx_off = card.driver != "e1000"
-            && card.feature("rx-checksum").is_some_and(|feature| !feature.on && feature.changeable);
-        for (is_off, short, share, effect) in [
-            (
-                is_tx_off(card),
-                "tx",
-                0.6,
-                "sent bytes are read once more, and segmentation offload is off with it",
-            ),
-            (rx_off, "rx", 0.5, "received bytes are read once more, and merging is off with it"),
-        ] {
-            if !is_off {
-                continue;
-            }
+        let rx_off = card.driver != "e1000" && card.is_off("rx-checksum");
+        let both = [
+            (is_tx_off(card), "tx", 0.6, "TransmitChecksumOffload", SENT),
+            (rx_off, "rx", 0.5, "ReceiveChecksumOffload", RECEIVED),
+        ];
+        for (_, short, share, networkd, effect) in both.into_iter().filter(|(is_off, ..)| *is_off) {
             let what = format!("{short} checksum offload is off on {} of {}.", card.name, evidence.name(end));
-            found.push(
-                CHECK
-                    .slow(what, Cost::estimated(share, effect))
-                    .at(end)
-                    .evidence(format!("ethtool -k {}: {short}-checksumming off, not fixed", card.name))
-                    .remedy(Remedy::offload(
-                        &card.name,
-                        short,
-                        true,
-                        if short == "tx" { "TransmitChecksumOffload" } else { "ReceiveChecksumOffload" },
-                        "ChecksumOffload",
-                    )),
-            );
+            let seen = format!("ethtool -k {}: {short}-checksumming off, not fixed", card.name);
+            let remedy = Remedy::offload(&card.name, short, true, networkd, "ChecksumOffload");
+            let finding = CHECK.slow(what, Cost::estimated(share, effect)).at(end);
+            found.push(finding.evidence(seen).remedy(remedy));
         }
     }
     found

@@ -1,5 +1,7 @@
 //! Addresses that both ends have.
 
+use std::net::IpAddr;
+
 use crate::capture::Capture;
 use crate::facts::{Facts, Interface};
 use crate::prelude::*;
@@ -9,50 +11,33 @@ pub const CHECK: Check = Check { name: "duplicate-address", examine };
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found: Vec<Finding> = evidence.captures.iter().flat_map(of_capture).collect();
     let Some(far) = &evidence.far else { return found };
-    for here in cards(&evidence.near) {
-        for there in cards(far) {
-            if here.mac == there.mac && here.mac != "00:00:00:00:00:00" && !here.mac.is_empty() {
-                let what = format!(
-                    "Both machines have the MAC address {}: {} here, {} there.",
-                    here.mac, here.name, there.name
-                );
-                found.push(
-                    report(what, format!("/sys/class/net/{}/address on both", here.name)).remedy(
-                        Remedy::new("give one of them another one (in the VMM's configuration)")
-                            .lasting("VMware", "in the .vmx file: ethernet0.addressType = \"generated\"")
-                            .lasting("vmlane", "nic = [ { mac = \"...\" } ], or none: each VM gets its own"),
-                    ),
-                );
-            }
-            for address in here.addresses.iter().filter(|address| there.addresses.contains(address)) {
-                // Each machine has those of its own link.
-                let is_local = match address {
-                    std::net::IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
-                    std::net::IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
-                };
-                if is_local {
-                    continue;
-                }
-                let what = format!(
-                    "Both machines have the address {address}: {} here, {} there.",
-                    here.name, there.name
-                );
-                found.push(
-                    report(what, format!("the addresses of {} and {}", here.name, there.name)).remedy(
-                        Remedy::new("remove it from one of them").run(&[
-                            "ip",
-                            "address",
-                            "del",
-                            &format!("{address}"),
-                            "dev",
-                            &here.name,
-                        ]),
-                    ),
-                );
-            }
+    for (here, there) in cards(&evidence.near).flat_map(|here| cards(far).map(move |there| (here, there))) {
+        let (one, other) = (&here.name, &there.name);
+        if here.mac == there.mac && here.mac != "00:00:00:00:00:00" && !here.mac.is_empty() {
+            let what = format!("Both machines have the MAC address {}: {one} here, {other} there.", here.mac);
+            let remedy = Remedy::new("give one of them another one (in the VMM's configuration)")
+                .lasting("VMware", "in the .vmx file: ethernet0.addressType = \"generated\"")
+                .lasting("vmlane", "nic = [ { mac = \"...\" } ], or none: each VM gets its own");
+            found.push(report(what, format!("/sys/class/net/{one}/address on both")).remedy(remedy));
+        }
+        let both = here.addresses.iter().filter(|address| there.addresses.contains(address));
+        for address in both.filter(|address| !is_local(address)) {
+            let what = format!("Both machines have the address {address}: {one} here, {other} there.");
+            let shown = address.to_string();
+            let remedy =
+                Remedy::new("remove it from one of them").run(&["ip", "address", "del", &shown, "dev", one]);
+            found.push(report(what, format!("the addresses of {one} and {other}")).remedy(remedy));
         }
     }
     found
+}
+
+/// Each machine has those of its own link.
+fn is_local(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+    }
 }
 
 fn of_capture(capture: &Capture) -> Vec<Finding> {

@@ -47,13 +47,8 @@ fn of(evidence: &Evidence, from: PathEnd) -> Vec<Finding> {
         .run(&["tc", "-s", "filter", "show", "dev", &card, "ingress"])
         .run(&["ip", "-s", "-s", "link", "show", "dev", &card])
         .run(&["vmlane", "stats"]);
-        found.push(
-            CHECK
-                .found(severity, sentence, cost)
-                .of_way(from)
-                .evidence(format!("of {sent} datagrams of {bytes} bytes, {count} were {what}"))
-                .remedy(remedy),
-        );
+        let seen = format!("of {sent} datagrams of {bytes} bytes, {count} were {what}");
+        found.push(CHECK.found(severity, sentence, cost).of_way(from).evidence(seen).remedy(remedy));
     }
     found
 }

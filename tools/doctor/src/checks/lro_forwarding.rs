@@ -8,24 +8,16 @@ pub const CHECK: Check = Check { name: "lro-forwarding", examine };
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = Vec::new();
     for (end, facts) in evidence.ends() {
-        for card in facts.interfaces.iter().filter(|card| card.is_card() && card.is_up) {
-            let on = card.feature("rx-lro").is_some_and(|feature| feature.on && feature.changeable);
-            if !on || !forwards(facts, card) {
-                continue;
-            }
+        let cards = facts.interfaces.iter().filter(|card| card.is_card() && card.is_up);
+        for card in cards.filter(|card| card.is_on("rx-lro") && forwards(facts, card)) {
             let what = format!("{} forwards, and LRO is on on its card {}.", evidence.name(end), card.name);
-            let cost = Cost::estimated(
-                0.9,
-                "connections through it lose merged frames and crawl; its own are not affected",
-            );
-            found.push(
-                CHECK
-                    .broken(what, cost)
-                    .at(end)
-                    .evidence(format!("ethtool -k {}: rx-lro on", card.name))
-                    .evidence("net.ipv4.ip_forward or the interface's forwarding is 1")
-                    .remedy(Remedy::offload(&card.name, "lro", false, "LargeReceiveOffload", "Rsc")),
-            );
+            let effect = "connections through it lose merged frames and crawl; its own are not affected";
+            let finding = CHECK.broken(what, Cost::estimated(0.9, effect)).at(end);
+            let finding = finding
+                .evidence(format!("ethtool -k {}: rx-lro on", card.name))
+                .evidence("net.ipv4.ip_forward or the interface's forwarding is 1");
+            let remedy = Remedy::offload(&card.name, "lro", false, "LargeReceiveOffload", "Rsc");
+            found.push(finding.remedy(remedy));
         }
     }
     found

@@ -13,51 +13,40 @@ pub fn forwards(facts: &Facts, card: &Interface) -> bool {
         || on(&format!("net.ipv4.conf.{}.forwarding", card.name))
 }
 
+/// A feature, its short name, the key of a .link file, and what merging is worth.
+const FEATURES: [(&str, &str, &str, f64); 3] = [
+    ("rx-lro", "lro", "LargeReceiveOffload", 0.45),
+    ("rx-gro-hw", "rx-gro-hw", "GenericReceiveOffloadHardware", 0.45),
+    ("rx-gro", "gro", "GenericReceiveOffload", 0.3),
+];
+
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = Vec::new();
     for (end, facts, card) in evidence.interfaces() {
-        let features = [
-            (
-                "rx-lro",
-                "lro",
-                "LargeReceiveOffload",
-                "Rsc",
-                0.45,
-                card.driver == "vmxnet3" && !forwards(facts, card),
-            ),
-            (
-                "rx-gro-hw",
-                "rx-gro-hw",
-                "GenericReceiveOffloadHardware",
-                "Rsc",
-                0.45,
-                card.driver == "virtio_net" && !forwards(facts, card),
-            ),
-            ("rx-gro", "gro", "GenericReceiveOffload", "Rsc", 0.3, card.is_card()),
-        ];
-        for (name, short, networkd, windows, share, applies) in features {
-            if !applies || !card.feature(name).is_some_and(|feature| !feature.on && feature.changeable) {
-                continue;
-            }
-            // Without checksums that are known to be right, nothing may be merged.
-            if name != "rx-gro" && card.feature("rx-checksum").is_some_and(|feature| !feature.on) {
+        for (name, short, networkd, share) in FEATURES {
+            if !card.is_off(name) || !applies(name, facts, card) {
                 continue;
             }
             let what = format!("{name} is off on {} of {}.", card.name, evidence.name(end));
-            let cost = Cost::estimated(
-                share,
-                "up to 45 times as many passes through the receiver's stack for the same data",
-            );
-            found.push(
-                CHECK
-                    .slow(what, cost)
-                    .at(end)
-                    .evidence(format!("ethtool -k {}: {name} off, not fixed; ip_forward is 0", card.name))
-                    .remedy(Remedy::offload(&card.name, short, true, networkd, windows)),
-            );
+            let effect = "up to 45 times as many passes through the receiver's stack for the same data";
+            let seen = format!("ethtool -k {}: {name} off, not fixed; ip_forward is 0", card.name);
+            let remedy = Remedy::offload(&card.name, short, true, networkd, "Rsc");
+            let finding = CHECK.slow(what, Cost::estimated(share, effect)).at(end);
+            found.push(finding.evidence(seen).remedy(remedy));
         }
     }
     found
+}
+
+/// What the card merges is not for a machine that forwards; and without checksums that are known to be right,
+/// it may merge nothing.
+fn applies(name: &str, facts: &Facts, card: &Interface) -> bool {
+    let by_card = !forwards(facts, card) && card.feature("rx-checksum").is_none_or(|feature| feature.on);
+    match name {
+        "rx-lro" => card.driver == "vmxnet3" && by_card,
+        "rx-gro-hw" => card.driver == "virtio_net" && by_card,
+        _ => card.is_card(),
+    }
 }
 
 #[cfg(test)]

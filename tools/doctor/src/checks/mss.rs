@@ -79,7 +79,6 @@ fn of_capture(way: &Way) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evidence::PathEnd;
     use crate::testing;
 
     #[test]

@@ -22,15 +22,10 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             CHECK.slow(what, cost).evidence(driver).remedy(exchange())
         } else if card.driver == "vmxnet3" && card.coalescing.is_none() {
             let what = format!("The VMXNET3 card {} of {name} is of revision 1 or 2.", card.name);
-            let cost = Cost::estimated(
-                0.4,
-                "moderation of interrupts, scaling of UDP and tunnel offloads are missing",
-            );
-            CHECK
-                .slow(what, cost)
-                .evidence(driver)
-                .evidence("it does not answer ethtool -c, as cards from revision 3 on do")
-                .remedy(newer())
+            let missing = "moderation of interrupts, scaling of UDP and tunnel offloads are missing";
+            let seen = "it does not answer ethtool -c, as cards from revision 3 on do";
+            let finding = CHECK.slow(what, Cost::estimated(0.4, missing));
+            finding.evidence(driver).evidence(seen).remedy(newer())
         } else {
             return None;
         };

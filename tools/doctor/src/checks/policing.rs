@@ -93,7 +93,6 @@ mod tests {
     use vmlane_bench::report::TcpSummary;
 
     use super::*;
-    use crate::evidence::Run;
     use crate::testing;
 
     #[test]

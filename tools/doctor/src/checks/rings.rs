@@ -37,16 +37,9 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             let cost = Cost::estimated(0.3, "the sender waits for the card more often than it needs to");
             let descriptors = rings.tx_max.min(512);
             let change = Change::Ring { interface: card.name.clone(), ring: RingSide::Tx, descriptors };
-            found.push(
-                CHECK
-                    .slow(what, cost)
-                    .at(end)
-                    .evidence(format!(
-                        "ethtool -g {}: tx {} of at most {}",
-                        card.name, rings.tx, rings.tx_max
-                    ))
-                    .remedy(Remedy::ethtool("a larger send ring", change)),
-            );
+            let seen = format!("ethtool -g {}: tx {} of at most {}", card.name, rings.tx, rings.tx_max);
+            let remedy = Remedy::ethtool("a larger send ring", change);
+            found.push(CHECK.slow(what, cost).at(end).evidence(seen).remedy(remedy));
         }
     }
     found
@@ -71,14 +64,11 @@ fn receiving(
     } else {
         Cost::estimated(0.4, "frames are dropped whenever this machine is kept waiting for a moment")
     };
-    let finding = CHECK
-        .slow(what, cost)
-        .at(end)
-        .evidence(format!("ethtool -g {}: rx {} of at most {}", card.name, rings.rx, rings.rx_max));
+    let seen = format!("ethtool -g {}: rx {} of at most {}", card.name, rings.rx, rings.rx_max);
+    let finding = CHECK.slow(what, cost).at(end).evidence(seen);
     if rings.rx >= rings.rx_max {
-        return finding.remedy(Remedy::new(
-            "the ring is as large as it can be: more queues, or more CPU for this machine",
-        ));
+        let what = "the ring is as large as it can be: more queues, or more CPU for this machine";
+        return finding.remedy(Remedy::new(what));
     }
     let descriptors = (rings.rx * 2).max(1024).min(rings.rx_max);
     let change = Change::Ring { interface: card.name.clone(), ring: RingSide::Rx, descriptors };

@@ -12,29 +12,19 @@ const FEATURES: [(&str, &str, &str, &str, f64); 3] = [
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = Vec::new();
-    for (end, _, card) in evidence.interfaces() {
-        let off = |name: &str| card.feature(name).is_some_and(|feature| !feature.on && feature.changeable);
-        // Without checksum offload there can be none of these: that is the finding then.
-        if super::checksum::is_tx_off(card) {
-            continue;
-        }
+    // Without checksum offload there can be none of these: that is the finding then.
+    for (end, _, card) in evidence.interfaces().filter(|(.., card)| !super::checksum::is_tx_off(card)) {
         for (name, short, networkd, windows, share) in FEATURES {
             // Without scatter-gather the other two are off with it.
-            if !off(name) || (name != "tx-scatter-gather" && off("tx-scatter-gather")) {
+            if !card.is_off(name) || (name != "tx-scatter-gather" && card.is_off("tx-scatter-gather")) {
                 continue;
             }
             let what = format!("{name} is off on {} of {}.", card.name, evidence.name(end));
-            let cost = Cost::estimated(
-                share,
-                "up to 45 times as many passes through the sender's stack for the same data",
-            );
-            found.push(
-                CHECK
-                    .slow(what, cost)
-                    .at(end)
-                    .evidence(format!("ethtool -k {}: {name} off, not fixed", card.name))
-                    .remedy(Remedy::offload(&card.name, short, true, networkd, windows)),
-            );
+            let effect = "up to 45 times as many passes through the sender's stack for the same data";
+            let seen = format!("ethtool -k {}: {name} off, not fixed", card.name);
+            let remedy = Remedy::offload(&card.name, short, true, networkd, windows);
+            let finding = CHECK.slow(what, Cost::estimated(share, effect)).at(end);
+            found.push(finding.evidence(seen).remedy(remedy));
         }
     }
     found

@@ -89,7 +89,6 @@ mod tests {
     use vmlane_bench::report::TcpSummary;
 
     use super::*;
-    use crate::evidence::PathEnd;
     use crate::testing;
 
     #[test]

@@ -23,33 +23,22 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
             let trip = tcp.rtt_us.max(1.0);
             let most = largest as f64 / 2.0 * 8.0 / trip * 1e6;
             let way = evidence.way(run.from);
+            let (name, size) = (evidence.name(end), size(largest));
             let what = format!(
-                "{setting} of {} lets a {windows} grow to {} only, which limits throughput {way}.",
-                evidence.name(end),
-                size(largest)
+                "{setting} of {name} lets a {windows} grow to {size} only, which limits throughput {way}."
             );
-            let text = format!(
-                "at most {} in round trips of {}; measured {}",
-                rate(most),
-                time(trip),
-                rate(run.bps())
-            );
+            let (most, measured) = (rate(most), rate(run.bps()));
+            let text = format!("at most {most} in round trips of {}; measured {measured}", time(trip));
             // Below 64 KiB not even two super-frames fit.
             let weight = (1.0 - largest as f64 / LEAST as f64) * 0.5 + share.min(1.0) * 0.45;
-            found.push(
-                CHECK
-                    .slow(what, Cost::estimated(weight, text))
-                    .at(end)
-                    .evidence(format!(
-                        "{setting}: {}",
-                        facts.sysctls.0.get(setting).cloned().unwrap_or_default()
-                    ))
-                    .evidence(format!(
-                        "of its time, the transfer waited {:.0} % for the {windows} (TCP_INFO)",
-                        share.min(1.0) * 100.0
-                    ))
-                    .remedy(Remedy::sysctl(setting, usual)),
+            let value = facts.sysctls.0.get(setting).cloned().unwrap_or_default();
+            let waited = format!(
+                "of its time, the transfer waited {:.0} % for the {windows} (TCP_INFO)",
+                share.min(1.0) * 100.0
             );
+            let finding = CHECK.slow(what, Cost::estimated(weight, text)).at(end);
+            let finding = finding.evidence(format!("{setting}: {value}")).evidence(waited);
+            found.push(finding.remedy(Remedy::sysctl(setting, usual)));
         }
     }
     found
@@ -58,7 +47,6 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evidence::PathEnd;
     use crate::testing;
 
     #[test]

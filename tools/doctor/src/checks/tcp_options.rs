@@ -23,18 +23,11 @@ const OPTIONS: [(&str, &str, f64, &str); 3] = [
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = Vec::new();
     for (end, facts) in evidence.ends() {
-        for (setting, name, share, effect) in OPTIONS {
-            if facts.sysctls.number(setting) != Some(0) {
-                continue;
-            }
+        let off = OPTIONS.into_iter().filter(|(setting, ..)| facts.sysctls.number(setting) == Some(0));
+        for (setting, name, share, effect) in off {
             let what = format!("{name} is off on {}.", evidence.name(end));
-            found.push(
-                CHECK
-                    .slow(what, Cost::estimated(share, effect))
-                    .at(end)
-                    .evidence(format!("{setting}: 0"))
-                    .remedy(Remedy::sysctl(setting, "1")),
-            );
+            let finding = CHECK.slow(what, Cost::estimated(share, effect)).at(end);
+            found.push(finding.evidence(format!("{setting}: 0")).remedy(Remedy::sysctl(setting, "1")));
         }
     }
     found

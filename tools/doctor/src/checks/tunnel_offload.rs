@@ -10,10 +10,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.ends().filter_map(|(end, facts)| {
         let is_tunnel = |kind: &Option<String>| matches!(kind.as_deref(), Some("vxlan" | "geneve"));
         let tunnel = facts.interfaces.iter().find(|one| one.is_up && is_tunnel(&one.kind))?;
-        let card = facts.interfaces.iter().find(|one| {
-            one.driver == "vmxnet3"
-                && one.feature(FEATURE).is_some_and(|feature| feature.on && feature.changeable)
-        })?;
+        let card = facts.interfaces.iter().find(|one| one.driver == "vmxnet3" && one.is_on(FEATURE))?;
         let name = evidence.name(end);
         let what = format!(
             "{} of {name} cuts the packets of the tunnel {}, which may corrupt them.",

@@ -15,9 +15,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let what = format!("{one} and {other} have the same MAC address {mac}.");
         let remedy = Remedy::new("give one of them another one, or none: each VM gets its own")
             .lasting("vmlane", "nic = [ { mac = \"...\" } ] in its [[vm]]");
-        finding(Severity::Broken, what, 0.9, "each gets the other's frames")
-            .evidence("vmlane status")
-            .remedy(remedy)
+        let found = finding(Severity::Broken, what, 0.9, "each gets the other's frames");
+        found.evidence("vmlane status").remedy(remedy)
     }));
     if let [one, other] = host.vms.as_slice() {
         found.extend(apart(one, other));
@@ -35,24 +34,19 @@ fn of_vm(vm: &Vm) -> Vec<Finding> {
     if !vm.held.is_empty() {
         return [held(vm)].into_iter().chain(sockets(vm)).collect();
     }
+    let broken = |what: String, seen: &str, remedy| {
+        finding(Severity::Broken, what, 1.0, "it has no network").evidence(seen).remedy(remedy)
+    };
     let mut found = Vec::new();
     if vm.quarantined {
         let what = format!("The devices of VM {name} are out of service: they failed too often.");
         let remedy = Remedy::new("read the daemon's log, then release it").run(&["vmlane", "release", name]);
-        found.push(
-            finding(Severity::Broken, what, 1.0, "it has no network")
-                .evidence("vmlane status: quarantined")
-                .remedy(remedy),
-        );
+        found.push(broken(what, "vmlane status: quarantined", remedy));
     }
     found.extend(sockets(vm));
     if !vm.attached && vm.state != "lost" && vm.nics.iter().all(|nic| !nic.attached) {
         let what = format!("No VMM is connected to the devices of VM {name}.");
-        found.push(
-            finding(Severity::Broken, what, 1.0, "it has no network")
-                .evidence("vmlane status: not attached")
-                .remedy(start(name)),
-        );
+        found.push(broken(what, "vmlane status: not attached", start(name)));
         return found;
     }
     found.extend(vm.nics.iter().filter_map(|nic| card(vm, nic)));
@@ -81,9 +75,8 @@ fn held(vm: &Vm) -> Finding {
             "vmlane",
             "hold = SECONDS in [daemon]: how long virtio-vsock devices wait, at most; then vmlane reload",
         );
-    finding(Severity::Broken, what, 1.0, "no frame and no byte of a stream passes")
-        .evidence("vmlane status: held")
-        .remedy(remedy)
+    let found = finding(Severity::Broken, what, 1.0, "no frame and no byte of a stream passes");
+    found.evidence("vmlane status: held").remedy(remedy)
 }
 
 /// The device for sockets. Only of virtio's it is known that a driver has stopped it.
@@ -114,31 +107,25 @@ fn sockets(vm: &Vm) -> Option<Finding> {
 fn card(vm: &Vm, nic: &Nic) -> Option<Finding> {
     let name = &vm.name;
     let card = format!("{} of VM {name}", nic.name);
-    let found = if nic.link_down {
+    let (what, share, cost, seen, remedy) = if nic.link_down {
+        let up = Remedy::new("set it up").run(&["vmlane", "link", &format!("{name}/{}", nic.name), "up"]);
         let what = format!("The link of {card} was set down.");
-        let remedy = Remedy::new("set it up").run(&["vmlane", "link", &format!("{name}/{}", nic.name), "up"]);
-        finding(Severity::Broken, what, 1.0, "no frame passes").evidence("vmlane status").remedy(remedy)
+        (what, 1.0, "no frame passes", "vmlane status", up)
     } else if !nic.attached {
         let what = format!("The VMM of VM {name} does not have {}.", nic.name);
-        finding(Severity::Broken, what, 0.9, "the card is missing")
-            .evidence("vmlane status: not attached")
-            .remedy(start(name))
+        (what, 0.9, "the card is missing", "vmlane status: not attached", start(name))
     } else if nic.state == "stopped" {
         let what = format!("A driver has used {card} and does not now: the guest is paused or reboots.");
-        finding(Severity::Broken, what, 0.9, "no frame passes")
-            .evidence("vmlane status: stopped")
-            .remedy(resume(name))
+        (what, 0.9, "no frame passes", "vmlane status: stopped", resume(name))
     } else if !nic.active {
         let what = format!("The guest's driver has not set up {card}.");
-        let remedy = Remedy::new("in the guest: load the driver and set the interface up")
+        let up = Remedy::new("in the guest: load the driver and set the interface up")
             .command("ip link set dev INTERFACE up");
-        finding(Severity::Broken, what, 0.9, "no frame passes")
-            .evidence("vmlane status: not active")
-            .remedy(remedy)
+        (what, 0.9, "no frame passes", "vmlane status: not active", up)
     } else {
         return None;
     };
-    Some(found)
+    Some(finding(Severity::Broken, what, share, cost).evidence(seen).remedy(remedy))
 }
 
 fn reached(vm: &str, bound: &str, refused: u64) -> Finding {
@@ -178,11 +165,8 @@ fn uplink(uplink: &UplinkStatus) -> Option<Finding> {
 /// What keeps two VMs apart.
 fn apart(one: &Vm, other: &Vm) -> Vec<Finding> {
     let mut found = Vec::new();
-    let has_lists = |vm: &Vm| {
-        vm.nics
-            .iter()
-            .any(|nic| !matches!(nic.vlan.as_str(), "untagged" | "") && nic.vlan.parse::<u16>().is_err())
-    };
+    let is_list = |nic: &Nic| !["untagged", ""].contains(&&*nic.vlan) && nic.vlan.parse::<u16>().is_err();
+    let has_lists = |vm: &Vm| vm.nics.iter().any(is_list);
     let share = one.nics.iter().any(|mine| other.nics.iter().any(|its| mine.vlan == its.vlan));
     let places = |vm: &Vm| {
         let place = |nic: &Nic| format!("{} in port group {}, VLAN {}", nic.name, nic.port_group, nic.vlan);
@@ -195,12 +179,8 @@ fn apart(one: &Vm, other: &Vm) -> Vec<Finding> {
         );
         let remedy = Remedy::new("if that is not meant, put both into one port group")
             .lasting("vmlane", "port_group of the NICs; then vmlane reload");
-        found.push(
-            finding(Severity::Advice, what, 0.6, "no frame of one reaches the other")
-                .evidence(places(one))
-                .evidence(places(other))
-                .remedy(remedy),
-        );
+        let apart = finding(Severity::Advice, what, 0.6, "no frame of one reaches the other");
+        found.push(apart.evidence(places(one)).evidence(places(other)).remedy(remedy));
     }
     if one.group != other.group {
         let what = format!(

@@ -33,60 +33,44 @@ fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
     let mut found = Vec::new();
     if vmm.shared_memory != Some(true) {
         let what = format!("The memory of VM {name} is not shared with the daemon.");
-        let remedy =
-            arguments("start it with a memory back end that is shared: memory-backend-memfd,share=on");
-        found.push(
-            finding(Severity::Broken, what, 1.0, "its devices cannot reach its memory")
-                .evidence(read.clone())
-                .remedy(remedy),
-        );
+        let apart = finding(Severity::Broken, what, 1.0, "its devices cannot reach its memory");
+        let shared = "start it with a memory back end that is shared: memory-backend-memfd,share=on";
+        found.push(apart.evidence(read.clone()).remedy(arguments(shared)));
     }
     for device in &vmm.devices {
         let is_vmci = vm.sockets.contains(&device.socket);
         if is_vmci && !device.no_posted_writes {
             let what = format!("The VMCI device of VM {name} was started with posted writes.");
-            let remedy = arguments("give the device x-no-posted-writes");
-            found.push(
-                finding(Severity::Broken, what, 0.8, "its driver goes on before a command was carried out")
-                    .evidence(read.clone())
-                    .remedy(remedy),
-            );
+            let cost = "its driver goes on before a command was carried out";
+            let posted = finding(Severity::Broken, what, 0.8, cost).evidence(read.clone());
+            found.push(posted.remedy(arguments("give the device x-no-posted-writes")));
         }
         let timeout = device.message_timeout.unwrap_or(DEFAULT);
         if timeout < LEAST {
             let what = format!("QEMU waits only {timeout} ms for an answer to a device of VM {name}.");
-            let remedy = arguments("give the device x-msg-timeout of 60000");
+            let short = finding(Severity::Advice, what, 0.3, "the device is lost when the host is suspended");
             let seen = format!("{read}: {}", device.socket);
-            found.push(
-                finding(Severity::Advice, what, 0.3, "the device is lost when the host is suspended")
-                    .evidence(seen)
-                    .remedy(remedy),
-            );
+            found.push(short.evidence(seen).remedy(arguments("give the device x-msg-timeout of 60000")));
         }
     }
     for (thread, cpus) in &vmm.vcpu_threads {
         let alone = cpus.parse::<u32>().is_ok();
         for worker in host.workers.iter().filter(|worker| alone && worker.cpus == *cpus && host.cpus > 1) {
+            let worker = &worker.name;
             let what = format!(
-                "A virtual CPU of VM {name} and the daemon's {} may only run on CPU {cpus}, both.",
-                worker.name
+                "A virtual CPU of VM {name} and the daemon's {worker} may only run on CPU {cpus}, both."
             );
-            let seen = format!("Cpus_allowed_list of {thread} and {}: {cpus}", worker.name);
+            let seen = format!("Cpus_allowed_list of {thread} and {worker}: {cpus}");
             let remedy = Remedy::new("give them different CPUs").lasting("vmlane", "cpus of [daemon]");
-            found.push(
-                finding(Severity::Slow, what, 0.5, "one waits while the other runs")
-                    .evidence(seen)
-                    .remedy(remedy),
-            );
+            let same = finding(Severity::Slow, what, 0.5, "one waits while the other runs");
+            found.push(same.evidence(seen).remedy(remedy));
         }
     }
     found.extend(vmm.quotas.iter().filter_map(|quota| throttled(name, quota)));
     if vmm.accelerator.as_deref().is_none_or(|accelerator| accelerator == "tcg") {
         let what = format!("The processor of VM {name} is emulated.");
-        found.push(
-            finding(Severity::Machine, what, 0.9, "most of the throughput")
-                .evidence(format!("{read}: no -accel kvm")),
-        );
+        let emulated = finding(Severity::Machine, what, 0.9, "most of the throughput");
+        found.push(emulated.evidence(format!("{read}: no -accel kvm")));
     }
     let is_small = matches!(host.shared_huge_pages.as_deref(), None | Some("never" | "deny"));
     if !vmm.huge_pages && is_small {
@@ -140,9 +124,8 @@ fn of_host(host: &Host) -> Vec<Finding> {
     let mut found: Vec<Finding> = host.workers.iter().filter_map(worker).collect();
     if host.all_vcpus > host.cpus {
         let what = format!("The VMs have {} virtual CPUs on {} CPUs of the host.", host.all_vcpus, host.cpus);
-        found.push(
-            finding(Severity::Machine, what, 0.4, "they wait for each other").evidence("-smp of all of them"),
-        );
+        let many = finding(Severity::Machine, what, 0.4, "they wait for each other");
+        found.push(many.evidence("-smp of all of them"));
     }
     if host.governor.as_deref() == Some("powersave") {
         let what = "The host's CPU governor saves power.".to_owned();

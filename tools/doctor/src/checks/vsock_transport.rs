@@ -38,9 +38,8 @@ fn of(evidence: &Evidence, end: PathEnd, vsock: &Vsock) -> Option<Finding> {
         let remedy = Remedy::new("remove one of the devices, or keep its module from being loaded")
             .run(&["rmmod", if missing == Some(VMCI) { VMCI } else { VIRTIO }])
             .lasting("modprobe.d", format!("/etc/modprobe.d/vsock.conf: blacklist {VIRTIO}"));
-        CHECK
-            .found(severity(Severity::Slow), what, cost("the device whose module came second does nothing"))
-            .remedy(remedy)
+        let cost = cost("the device whose module came second does nothing");
+        CHECK.found(severity(Severity::Slow), what, cost).remedy(remedy)
     } else if let Some(missing) = missing {
         let what = format!("{name} has {devices}, but the module {missing} is not loaded.");
         CHECK.found(severity(Severity::Broken), what, cost("no connection over vsock")).remedy(load(missing))
