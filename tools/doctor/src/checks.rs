@@ -1,6 +1,7 @@
 //! The checks, one file each: a name and one function that examines the evidence. What each reads, its
 //! thresholds and where they come from stand in the guide (docs/guide/slow-network.md), under its name.
 
+pub mod alike;
 mod black_hole;
 mod bufferbloat;
 mod busy;

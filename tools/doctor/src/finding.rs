@@ -196,21 +196,25 @@ pub fn sort(findings: &mut [Finding]) {
     });
 }
 
-/// Causes with what they cause, the most important first.
+/// Causes with their effects as evidence, the most important first.
 pub fn settle(mut found: Vec<Finding>) -> Vec<Finding> {
     sort(&mut found);
-    let mut causes = Vec::new();
-    while let Some(at) = found.iter().position(|finding| !finding.explains.is_empty()) {
-        let mut cause = found.remove(at);
-        let (symptoms, others): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|finding| cause.is_cause_of(finding));
-        symptoms.into_iter().for_each(|symptom| cause.absorb(symptom));
-        found = others;
-        causes.push(cause);
+    while let Some(at) = effect(&found) {
+        let effect = found.remove(at);
+        if let Some(cause) = found.iter_mut().find(|finding| finding.is_cause_of(&effect)) {
+            cause.absorb(effect);
+        }
     }
-    causes.append(&mut found);
-    sort(&mut causes);
-    causes
+    sort(&mut found);
+    found
+}
+
+/// An effect of another finding: one that has no effects itself, as long as there is one.
+fn effect(found: &[Finding]) -> Option<usize> {
+    let is_effect = |one: &Finding| found.iter().any(|other| other.is_cause_of(one));
+    let is_cause = |one: &Finding| found.iter().any(|other| one.is_cause_of(other));
+    let last = found.iter().position(|one| is_effect(one) && !is_cause(one));
+    last.or_else(|| found.iter().rposition(is_effect))
 }
 
 #[cfg(test)]

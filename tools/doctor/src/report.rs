@@ -31,6 +31,7 @@ impl Diagnosis {
         let mut all: Vec<Finding> = finding::settle(all);
         all.extend(checks::unexplained(&evidence, &all));
         finding::sort(&mut all);
+        checks::alike::refer(&mut all);
         let (own, findings) = all.into_iter().partition(|finding| finding.severity == Severity::Machine);
         Diagnosis { evidence, findings, own, seconds }
     }

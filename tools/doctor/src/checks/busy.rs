@@ -27,7 +27,7 @@ fn beside(evidence: &Evidence, end: PathEnd) -> Option<Finding> {
     let cost =
         Cost::estimated(0.5, "the network lacks that CPU time, and more if the program handles each packet");
     let remedy = Remedy::new("find out what it does with the packets; end captures that no one reads");
-    let finding = CHECK.slow(what, cost).at(end);
+    let finding = CHECK.slow(what, cost).at(end).explains(&["sender-limit"]);
     Some(finding.evidence(format!("process {} ({})", program.pid, program.name)).remedy(remedy))
 }
 
@@ -50,7 +50,7 @@ fn at_rest(evidence: &Evidence) -> Vec<Finding> {
         let lacks = format!("{:.0} % of the CPU, which the network lacks", used * 100.0);
         let cost = Cost::estimated(0.75 * used, lacks);
         let seen = format!("at rest {:.1} of {cpus} CPUs are busy", load.busy);
-        let finding = CHECK.slow(what, cost).at(end).evidence(seen);
+        let finding = CHECK.slow(what, cost).at(end).explains(&["sender-limit"]).evidence(seen);
         Some(match program {
             Some(program) => {
                 let pid = program.pid.to_string();

@@ -13,7 +13,7 @@ const SYMPTOMS: &[&str] = &[
     "bufferbloat",
     "latency",
     "loss",
-    "order",
+    "frame-order",
     "path-mtu",
     "policing",
     "retransmits",

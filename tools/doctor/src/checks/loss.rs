@@ -48,7 +48,14 @@ fn of(evidence: &Evidence, from: PathEnd) -> Vec<Finding> {
         .run(&["ip", "-s", "-s", "link", "show", "dev", &card])
         .run(&["vmlane", "stats"]);
         let seen = format!("of {sent} datagrams of {bytes} bytes, {count} were {what}");
-        found.push(CHECK.found(severity, sentence, cost).of_way(from).evidence(seen).remedy(remedy));
+        found.push(
+            CHECK
+                .found(severity, sentence, cost)
+                .of_way(from)
+                .explains(&["retransmits"])
+                .evidence(seen)
+                .remedy(remedy),
+        );
     }
     found
 }

@@ -33,6 +33,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let finding = CHECK
         .found(severity, what, cost)
         .at(small_end)
+        .explains(if lost >= 1.0 { &["retransmits"] } else { &[] })
         .evidence(format!("/sys/class/net/{}/mtu: {}", small.name, small.mtu))
         .evidence(format!("/sys/class/net/{}/mtu of {}: {}", large.name, evidence.name(large_end), large.mtu))
         .remedy(Remedy::mtu(&small.name, large.mtu))

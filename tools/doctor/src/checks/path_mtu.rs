@@ -45,7 +45,7 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         let cost = Cost::measured(1.0, "everything that uses UDP");
         let remedy = Remedy::new("search for a filter of UDP on both machines and between them")
             .run(&["nft", "list", "ruleset"]);
-        return Some(CHECK.broken(what, cost).of_way(from).remedy(remedy));
+        return Some(CHECK.broken(what, cost).of_way(from).explains(&["retransmits"]).remedy(remedy));
     };
     // Frames above the receiver's MTU: that is the mismatch of the ends, and another check's.
     if on_link && smallest_lost > receiver.mtu {
@@ -65,6 +65,7 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     )
     .at(from)
     .of_way(from)
+    .explains(&["retransmits"])
     .evidence(format!("with the don't-fragment bit, all datagrams of {smallest_lost} bytes were lost, those of {arrived} arrived"))
     .remedy(Remedy::mtu(&card.name, arrived))
     .remedy(

@@ -84,7 +84,7 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         probe.report.datagrams?.counts.sent,
         probe.lost() * 100.0
     );
-    let finding = CHECK.slow(what, cost).of_way(from);
+    let finding = CHECK.slow(what, cost).of_way(from).explains(&["retransmits"]);
     Some(finding.evidence(seen).evidence(slow).remedy(remedy))
 }
 

@@ -65,7 +65,11 @@ fn receiving(
         Cost::estimated(0.4, "frames are dropped whenever this machine is kept waiting for a moment")
     };
     let seen = format!("ethtool -g {}: rx {} of at most {}", card.name, rings.rx, rings.rx_max);
-    let finding = CHECK.slow(what, cost).at(end).evidence(seen);
+    // Where most of what was lost was dropped here, nothing else has to be searched for.
+    let lost = evidence.run(RunKind::Stream, end.other()).map_or(0, Run::lost_segments);
+    let is_cause = dropped > 0 && dropped * 2 >= lost;
+    let effects: &[&str] = if is_cause { &["policing", "loss", "retransmits"] } else { &[] };
+    let finding = CHECK.slow(what, cost).at(end).of_way(end.other()).explains(effects).evidence(seen);
     if rings.rx >= rings.rx_max {
         let what = "the ring is as large as it can be: more queues, or more CPU for this machine";
         return finding.remedy(Remedy::new(what));

@@ -133,6 +133,7 @@ fn finding(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         .broken(what, cost)
         .at(from)
         .of_way(from)
+        .explains(&["retransmits"])
         .evidence(format!(
             "requests of 1000 bytes: {:.1} a second; of 32 KiB: {:.1}",
             per_second(small),
