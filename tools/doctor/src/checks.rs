@@ -124,13 +124,11 @@ pub const ALL: [&Check; 57] = [
 ];
 
 #[cfg(test)]
-pub mod fixture;
-
-#[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::testing;
 
     /// The checks that answer each of the guide's ten questions, in the order of asking.
     const QUESTIONS: [&[&str]; 10] = [
@@ -212,7 +210,7 @@ mod tests {
     /// What is healthy is healthy for all of them, and nothing at all is no reason to panic.
     #[test]
     fn a_healthy_pair_has_no_finding() {
-        let healthy = fixture::healthy();
+        let healthy = testing::healthy();
         for check in ALL {
             let found = (check.examine)(&healthy);
             assert!(found.is_empty(), "{}: {found:?}", check.name);

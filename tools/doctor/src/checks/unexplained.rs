@@ -198,14 +198,14 @@ pub fn health(evidence: &Evidence) -> String {
 mod tests {
     use vmlane_bench::report::TcpSummary;
 
-    use super::super::fixture;
     use super::*;
+    use crate::testing;
 
     fn with(kind: RunKind, from: PathEnd, bps: f64) -> Evidence {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         let tcp = TcpSummary { mss: 1448, busy_us: 900_000, ..TcpSummary::default() };
         evidence.runs.retain(|run| run.kind != kind || run.from != from);
-        evidence.runs.push(Run { kind, ..fixture::stream(from, bps, tcp) });
+        evidence.runs.push(Run { kind, ..testing::stream(from, bps, tcp) });
         evidence
     }
 
@@ -224,13 +224,13 @@ mod tests {
             assert_eq!(found.is_empty(), part.is_empty(), "{kind:?} {bps}: {found:?}");
             assert!(found.iter().all(|finding| finding.what.contains(part)), "{found:?}");
         }
-        let mut slow = fixture::healthy();
+        let mut slow = testing::healthy();
         slow.loopback_far = Some(4e10);
         slow.loopback_near = Some(4e10);
         let link = "as much as a link of 1.00 Gbit/s carries";
         for from in [PathEnd::Near, PathEnd::Far] {
             slow.runs.retain(|run| run.kind != RunKind::Stream || run.from != from);
-            slow.runs.push(fixture::stream(from, 5e8, TcpSummary::default()));
+            slow.runs.push(testing::stream(from, 5e8, TcpSummary::default()));
         }
         assert_eq!(unexplained(&slow, &[]).len(), 2);
         slow.runs
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_neighbour_that_answers_and_takes_no_connection_is_a_finding() {
-        let mut evidence = Evidence { unreachable: Some("timed out".to_owned()), ..fixture::healthy() };
+        let mut evidence = Evidence { unreachable: Some("timed out".to_owned()), ..testing::healthy() };
         evidence.runs.clear();
         assert!(unexplained(&evidence, &[]).is_empty());
         let mac = Some("52:54:00:00:00:02".to_owned());
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn stalls_are_found_and_health_has_numbers() {
-        let mut evidence = fixture::healthy();
+        let mut evidence = testing::healthy();
         assert!(unexplained(&evidence, &[]).is_empty());
         assert_eq!(
             health(&evidence),

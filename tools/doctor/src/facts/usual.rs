@@ -3,7 +3,8 @@
 
 use std::ops::RangeInclusive;
 
-/// The name of a number, the range in which it costs nothing worth mentioning, the kernel's own, and what else it does.
+/// The name of a number, the range in which it costs nothing worth mentioning, the kernel's own, and what
+/// else it does.
 pub type Setting = (&'static str, RangeInclusive<i64>, &'static str, &'static str);
 
 const ANY: i64 = i64::MAX;
