@@ -144,6 +144,7 @@ fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
     PortSpec {
         name: format!("vm{}/nic{number}", number / 2),
         group: if input.byte().is_multiple_of(4) { "other".into() } else { "default".into() },
+        switch: String::new(),
         mac: own(number),
         vlan: vlan_mode(input),
         policy: policy(input),

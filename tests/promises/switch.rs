@@ -13,6 +13,7 @@ vmlane_tests::tests! {
         policies_allow_and_refuse_as_configured,
         multicast_is_kept_to_a_guest_that_answers_the_switchs_query,
         vlans_are_separate_and_tags_pass,
+        switches_are_separate_and_a_reload_moves_cards,
         a_stopped_guest_does_not_slow_the_others,
         the_host_is_a_peer_behind_an_uplink,
     }
@@ -268,6 +269,31 @@ fn vlans_are_separate_and_tags_pass(bed: &Bed) {
         "policies",
         &format!("VLAN 10 tagged by a guest and by its port group: {rate:.2} Gbit/s; nothing else crosses"),
     );
+}
+
+/// The same VLAN on another switch is another network; cards of running guests go there and come back.
+fn switches_are_separate_and_a_reload_moves_cards(bed: &Bed) {
+    let moved = |guests: &[(&str, u8)]| {
+        let nic = |(guest, number): &(&str, u8)| {
+            format!(
+                "[[vm]]\nname = \"{guest}\"\nnic = [{{ model = \"vmxnet3\", port_group = \"disks\", \
+                 mac = \"52:54:00:77:00:0{number}\" }}]\n"
+            )
+        };
+        let text = "[[switch]]\nname = \"storage\"\n[[port_group]]\nname = \"disks\"\nswitch = \"storage\"\n";
+        bed.configured(&(text.to_owned() + &guests.iter().map(nic).collect::<String>()))
+    };
+    let pairs = [("a", "10.77.0.2"), ("b", "10.77.0.3"), ("a", "10.77.0.3")];
+    let reached = || pairs.map(|(from, to)| pings(bed, from, to));
+    let away = [(&[("b", 2)][..], [false, false, true]), (&[("b", 2), ("c", 3)], [false, true, false])];
+    for (guests, expected) in away {
+        let _moved = moved(guests);
+        assert_eq!(reached(), expected, "{guests:?} on another switch");
+        let rows = bed.vmlane(&["ports", "--json"]);
+        assert_eq!(rows.matches("\"switch\":\"storage\"").count(), guests.len(), "{rows}");
+    }
+    wait_until("all are on one switch again", || reached() == [true; 3]);
+    kept("policies", "cards of running guests on another switch, with the same VLAN, reach each other only, and come back");
 }
 
 fn a_stopped_guest_does_not_slow_the_others(bed: &Bed) {

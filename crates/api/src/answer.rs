@@ -142,6 +142,9 @@ pub struct UplinkStatus {
     pub name: String,
     /// What it leads to, as configured.
     pub to: String,
+    /// The switch that it is on.
+    #[serde(default)]
+    pub switch: String,
     /// Its port has it. Otherwise the port waits.
     pub attached: bool,
     /// How frames pass; why not, if it is not attached.
@@ -264,6 +267,9 @@ pub struct NicStatus {
     pub name: String,
     pub mac: String,
     pub profile: String,
+    /// The switch that it is on.
+    #[serde(default)]
+    pub switch: String,
     pub port_group: String,
     pub socket: String,
     /// A VMM is connected.
@@ -393,6 +399,8 @@ pub struct SwitchPort {
     /// `nic` or `uplink`.
     pub kind: String,
     pub group: String,
+    #[serde(default)]
+    pub switch: String,
     /// `untagged`, a number, `trunk` or a list.
     pub vlan: String,
     pub mac: String,

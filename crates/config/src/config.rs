@@ -21,6 +21,7 @@ use crate::raw::{self, RawConfig};
 use crate::route::{self, RouteConfig};
 use crate::rules::{self, ControlRule};
 use crate::sources::Sources;
+use crate::switch::{self, SwitchConfig};
 use crate::targets::{self, Targets};
 use crate::team::{self, TeamConfig};
 use crate::uplink::{self, UplinkConfig};
@@ -33,7 +34,7 @@ pub struct Config {
     pub daemon: DaemonConfig,
     /// In the order of the files; names and CIDs are unique.
     pub vms: Vec<VmConfig>,
-    /// Names are unique; one named "default" is always there.
+    /// Names are unique; each switch has one of its name.
     pub port_groups: Vec<PortGroupConfig>,
     /// Those of the file, then those of NICs that are ports of OVN's, in the order of the VMs.
     pub uplinks: Vec<UplinkConfig>,
@@ -155,8 +156,9 @@ fn check<T>(sources: &Sources, make: impl FnOnce(&RawConfig, &mut Notes<'_>) -> 
 fn judge(raw: &RawConfig, sources: &Sources, notes: &mut Notes<'_>) -> Config {
     let defaults = limits::judge("limits", &raw.limits, (Limits::default(), None), notes);
     let daemon = daemon::judge(&raw.daemon, notes);
-    let port_groups = port_group::judge(&raw.port_group, notes);
-    let uplinks = uplinks(raw, notes);
+    let switches = switch::judge(&raw.switch, notes);
+    let port_groups = port_group::judge(&raw.port_group, &switches, notes);
+    let uplinks = uplinks_of(raw, &switches, notes);
     let teams = team::judge(&raw.team, &uplinks, notes);
     let ovn = ovn::judge(&raw.ovn, notes);
     let hosts = each(&raw.host, |index, rule| rules::host(index, rule, notes));
@@ -189,9 +191,14 @@ fn each<R, T>(raws: &[Spanned<R>], mut judge: impl FnMut(usize, &Spanned<R>) -> 
     raws.iter().enumerate().map(|(index, raw)| judge(index, raw)).collect()
 }
 
-/// Those of the files, then those of NICs.
 fn uplinks(raw: &RawConfig, notes: &mut Notes<'_>) -> Vec<UplinkConfig> {
-    let mut uplinks = uplink::judge(&raw.uplink, notes);
+    let switches = switch::judge(&raw.switch, notes);
+    uplinks_of(raw, &switches, notes)
+}
+
+/// Those of the files, then those of NICs.
+fn uplinks_of(raw: &RawConfig, switches: &[SwitchConfig], notes: &mut Notes<'_>) -> Vec<UplinkConfig> {
+    let mut uplinks = uplink::judge(&raw.uplink, switches, notes);
     uplinks.extend(ovn::uplinks(&raw.vm));
     uplinks
 }

@@ -56,6 +56,7 @@ mod route;
 mod rules;
 mod shape;
 pub mod sources;
+mod switch;
 mod targets;
 mod team;
 #[cfg(test)]

@@ -97,6 +97,15 @@ impl MirrorConfig {
                 ports.known(true)
             ));
         }
+        if let (Some(from), Some(to)) = (ports.switch_of(source), ports.switch_of(&self.to))
+            && from != to
+        {
+            return Err(format!(
+                "from: {source:?} is on switch {from:?} and {:?} on switch {to:?}; no frame passes from one to another, so mirror \
+                 to a port on the same one",
+                self.to
+            ));
+        }
         let all = others.iter().chain([self]);
         match all.into_iter().find(|mirror| mirror.to == source) {
             Some(other) => Err(format!(
@@ -135,6 +144,17 @@ impl Ports<'_> {
 
     fn has_group(&self, name: &str) -> bool {
         self.port_groups.iter().any(|group| group.name == name)
+    }
+
+    /// The switch of a NIC, an uplink or a port group.
+    fn switch_of(&self, name: &str) -> Option<&str> {
+        let nics = self.vms.iter().flat_map(|vm| {
+            let nics = (0..).zip(&vm.nics).map(|(number, nic)| (nic_name(&vm.name, number), &nic.switch));
+            nics.filter(|(own, _)| own == name).map(|(_, switch)| switch)
+        });
+        let uplinks = self.uplinks.iter().filter(|uplink| uplink.name == name).map(|uplink| &uplink.switch);
+        let groups = self.port_groups.iter().filter(|group| group.name == name).map(|group| &group.switch);
+        nics.chain(uplinks).chain(groups).next().map(String::as_str)
     }
 
     /// What may be named.

@@ -51,7 +51,9 @@ fn carried_for(
         return (mtu < USUAL).then(|| (mtu, "by its own word, OVN's network".into()));
     }
     let vlan = config.port_group(&nic.port_group).map(|group| &group.vlan)?;
-    let leads_there = |uplink: &UplinkConfig| uplink.group == vm.group && share(&uplink.vlan, vlan);
+    let leads_there = |uplink: &UplinkConfig| {
+        uplink.group == vm.group && uplink.switch == nic.switch && share(&uplink.vlan, vlan)
+    };
     let of_nic = short.iter().filter(|(uplink, _)| leads_there(uplink));
     let (uplink, mtu) = of_nic.min_by_key(|(_, mtu)| *mtu)?;
     Some((*mtu, format!("uplink {:?}", uplink.name)))

@@ -10,9 +10,10 @@ use vmlane_wire::ethernet::Mac;
 use crate::names::hash;
 use crate::notes::{Named, Notes};
 use crate::ovn::{self, OvnNic};
-use crate::port_group::{DEFAULT, MTUS, PortGroupConfig, policy};
+use crate::port_group::{MTUS, PortGroupConfig, policy};
 use crate::raw::{RawNic, RawVm};
 use crate::role::{self, Role};
+use crate::switch;
 use crate::traffic;
 
 const QUEUES: RangeInclusive<i64> = 1..=32;
@@ -27,6 +28,8 @@ pub struct NicConfig {
     pub model: NicModel,
     /// Of a VMXNET3 NIC.
     pub profile: Profile,
+    /// Its port group's.
+    pub switch: String,
     pub port_group: String,
     pub mac: Mac,
     /// The most queues of each direction.
@@ -109,16 +112,27 @@ fn judge_one(
     let raw = spanned.get_ref();
     let model = model(key, spanned, notes);
     let default_queues = if model == NicModel::Vmxnet3 { 8 } else { 1 };
-    let group = raw.port_group.as_ref().map_or(DEFAULT, |group| group.get_ref());
+    // Each switch has a port group of its name.
+    let named = raw.port_group.as_ref().or(raw.switch.as_ref());
+    let group = named.map_or(switch::DEFAULT, |group| group.get_ref());
     let known = groups.iter().find(|other| other.name == group);
     if known.is_none() {
         let names: Vec<&str> = groups.iter().map(|group| group.name.as_str()).collect();
-        let span = raw.port_group.as_ref().map_or(spanned.span(), Spanned::span);
+        let (name, kind) = match &raw.port_group {
+            Some(_) => ("port_group", Named::PortGroup),
+            None => ("switch", Named::Switch),
+        };
+        let text =
+            format!("{key}: {name} = {group:?}: there is none of that name; known are {}", names.join(", "));
+        notes.unknown(kind, named.map_or(spanned.span(), Spanned::span), text);
+    }
+    let switch = known.map_or(switch::DEFAULT, |group| &group.switch);
+    if let Some(given) = raw.switch.as_ref().filter(|given| known.is_some() && given.get_ref() != switch) {
         let text = format!(
-            "{key}: port_group = {group:?}: there is none of that name; known are {}",
-            names.join(", ")
+            "{key}: switch = {:?}: port group {group:?} is on switch {switch:?}; remove one of the two keys",
+            given.get_ref()
         );
-        notes.unknown(Named::PortGroup, span, text);
+        notes.conflict(given.span(), &[given.span()], text);
     }
     let ovn = ovn::judge_nic(key, raw, notes);
     let of_group = match ovn {
@@ -129,6 +143,7 @@ fn judge_one(
     NicConfig {
         model,
         profile: profile(key, raw, notes),
+        switch: switch.to_owned(),
         port_group: group.to_owned(),
         mac,
         queues: notes.number(key, "queues", &raw.queues, QUEUES).unwrap_or(default_queues),

@@ -19,6 +19,7 @@ const LONGEST_NAME: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Named {
     Vm,
+    Switch,
     PortGroup,
     Uplink,
     Team,
@@ -28,6 +29,7 @@ impl Named {
     fn table(self) -> &'static str {
         match self {
             Named::Vm => "vm",
+            Named::Switch => "switch",
             Named::PortGroup => "port_group",
             Named::Uplink => "uplink",
             Named::Team => "team",

@@ -9,6 +9,7 @@ use vmlane_switch::Policy;
 use crate::names::{hash, nic_name};
 use crate::notes::Notes;
 use crate::raw::{RawNic, RawOvn, RawVm};
+use crate::switch;
 use crate::uplink::{MOST_QUEUES, UplinkConfig, UplinkKind};
 use crate::vlan::Vlan;
 
@@ -99,6 +100,7 @@ pub(crate) fn uplinks(vms: &[Spanned<RawVm>]) -> Vec<UplinkConfig> {
                     direct: true,
                 },
                 group: group(name.get_ref(), number),
+                switch: switch::DEFAULT.to_owned(),
                 vlan: Vlan::TrunkAll,
                 notify: true,
             });
@@ -126,6 +128,7 @@ pub(crate) fn judge_nic(key: &str, raw: &RawNic, notes: &mut Notes<'_>) -> Optio
         notes.problem(port.span(), text);
     }
     let switched = [
+        ("switch", raw.switch.is_some()),
         ("port_group", raw.port_group.is_some()),
         ("promiscuous", raw.promiscuous.is_some()),
         ("mac_changes", raw.mac_changes.is_some()),

@@ -231,7 +231,7 @@ fn conflict(config: &Config) -> Option<String> {
             return Some(format!("cid {} of vm {:?} still belongs to vm {:?}", vm.cid, vm.name, other.name));
         }
         for nic in &vm.nics {
-            if let Some(other) = macs.insert((&vm.group, nic.mac), &vm.name) {
+            if let Some(other) = macs.insert((&vm.group, &nic.switch, nic.mac), &vm.name) {
                 let mac = nic.mac;
                 return Some(format!("mac \"{mac}\" of vm {:?} still belongs to vm {other:?}", vm.name));
             }

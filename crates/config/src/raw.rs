@@ -16,6 +16,7 @@ tables! {
         pub daemon: RawDaemon,
         pub limits: RawLimits,
         pub vm: Vec<Spanned<RawVm>>,
+        pub switch: Vec<Spanned<RawSwitch>>,
         pub port_group: Vec<Spanned<RawPortGroup>>,
         pub uplink: Vec<Spanned<RawUplink>>,
         pub mirror: Vec<Spanned<RawMirror>>,
@@ -69,8 +70,16 @@ tables! {
         pub privileged: bool,
     }
 
+    pub struct RawSwitch {
+        pub name: Option<Spanned<String>>,
+        pub promiscuous: Option<bool>,
+        pub mac_changes: Option<bool>,
+        pub forged_transmits: Option<bool>,
+    }
+
     pub struct RawPortGroup {
         pub name: Option<Spanned<String>>,
+        pub switch: Option<Spanned<String>>,
         pub vlan: Option<Spanned<toml::Value>>,
         pub promiscuous: Option<bool>,
         pub mac_changes: Option<bool>,
@@ -102,6 +111,7 @@ tables! {
         pub owner: Option<Spanned<toml::Value>>,
         pub mtu: Option<Spanned<i64>>,
         pub group: Option<Spanned<String>>,
+        pub switch: Option<Spanned<String>>,
         pub vlan: Option<Spanned<toml::Value>>,
         pub queues: Option<Spanned<i64>>,
         pub notify: Option<bool>,
@@ -128,6 +138,7 @@ tables! {
     pub struct RawNic {
         pub model: Option<Spanned<String>>,
         pub profile: Option<Spanned<String>>,
+        pub switch: Option<Spanned<String>>,
         pub port_group: Option<Spanned<String>>,
         pub mac: Option<Spanned<String>>,
         pub mtu: Option<Spanned<i64>>,

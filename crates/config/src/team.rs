@@ -113,6 +113,10 @@ fn judge_members(
                  uplinks of a team into one",
                 one.group, first.name, first.group
             ),
+            (Some(one), _, Some(first)) if one.switch != first.switch => format!(
+                "{key}: uplinks: {name:?} is on switch {:?} and {:?} on switch {:?}; put all uplinks of a team on one",
+                one.switch, first.name, first.switch
+            ),
             (Some(one), _, Some(first)) if one.vlan != first.vlan => format!(
                 "{key}: uplinks: {name:?} and {:?} carry other VLANs; give all uplinks of a team the same vlan",
                 first.name

@@ -67,7 +67,7 @@ pub fn logical_ports(raws: &[Spanned<RawVm>], notes: &mut Notes<'_>) {
     }
 }
 
-/// No address twice in one isolation group.
+/// No address twice in one isolation group on one switch.
 pub fn macs(vms: &[VmConfig], raws: &[Spanned<RawVm>], notes: &mut Notes<'_>) {
     let mut seen = HashMap::new();
     for (vm, raw) in vms.iter().zip(raws) {
@@ -77,7 +77,8 @@ pub fn macs(vms: &[VmConfig], raws: &[Spanned<RawVm>], notes: &mut Notes<'_>) {
             let name = raw.get_ref().name.as_ref().map_or(raw.span(), Spanned::span);
             let own = raw_nic.get_ref().mac.as_ref().map_or(name, Spanned::span);
             let this = (&vm.name, span.start, own.clone());
-            let Some((other, place, address)) = first(&mut seen, (&vm.group, nic.mac), this) else {
+            let Some((other, place, address)) = first(&mut seen, (&vm.group, &nic.switch, nic.mac), this)
+            else {
                 continue;
             };
             let text = format!(

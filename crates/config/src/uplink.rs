@@ -12,6 +12,7 @@ use crate::owner;
 use crate::port_group::{DEFAULT, MTUS};
 use crate::raw::RawUplink;
 use crate::role::{self, Role};
+use crate::switch::{self, SwitchConfig};
 use crate::vlan::{self, Vlan};
 
 /// The kernel's bound on names of interfaces, without the final zero.
@@ -30,6 +31,8 @@ pub struct UplinkConfig {
     pub kind: UplinkKind,
     /// Isolation group whose VMs it reaches.
     pub group: String,
+    /// The switch that it is on.
+    pub switch: String,
     pub vlan: Vlan,
     /// The network behind it is notified where addresses are.
     pub notify: bool,
@@ -128,7 +131,11 @@ impl fmt::Display for UplinkKind {
     }
 }
 
-pub fn judge(raws: &[Spanned<RawUplink>], notes: &mut Notes<'_>) -> Vec<UplinkConfig> {
+pub fn judge(
+    raws: &[Spanned<RawUplink>],
+    switches: &[SwitchConfig],
+    notes: &mut Notes<'_>,
+) -> Vec<UplinkConfig> {
     let mut uplinks: Vec<UplinkConfig> = Vec::new();
     for (index, spanned) in raws.iter().enumerate() {
         let raw = spanned.get_ref();
@@ -156,6 +163,7 @@ pub fn judge(raws: &[Spanned<RawUplink>], notes: &mut Notes<'_>) -> Vec<UplinkCo
             name: name.get_ref().clone(),
             kind,
             group: group.unwrap_or_else(|| DEFAULT.to_owned()),
+            switch: switch::of(&key, &raw.switch, switches, notes),
             vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| vlan::judge(&key, vlan, notes)),
             notify: raw.notify.unwrap_or(true),
         });

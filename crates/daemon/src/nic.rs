@@ -249,6 +249,7 @@ impl ServedNic {
                 NicModel::Vmxnet3 => self.config.profile.name().into(),
                 NicModel::VirtioNet(_) => "virtio-net".into(),
             },
+            switch: self.config.switch.clone(),
             port_group: self.config.port_group.clone(),
             socket: self.server.path().display().to_string(),
             attached: self.attached(),
@@ -317,6 +318,7 @@ fn port_spec(config: &Config, vm: &VmConfig, (number, nic): (usize, &NicConfig))
     PortSpec {
         name: nic_name(&vm.name, number),
         group: if direct { ovn::group(&vm.name, number) } else { vm.group.clone() },
+        switch: nic.switch.clone(),
         mac: nic.mac,
         vlan: if direct { Some(vlan_mode(&Vlan::TrunkAll)) } else { of_group() }
             .unwrap_or(VlanMode::Untagged),
@@ -333,6 +335,7 @@ pub fn uplink_spec(uplink: &UplinkConfig) -> PortSpec {
     PortSpec {
         name: uplink.name.clone(),
         group: uplink.group.clone(),
+        switch: uplink.switch.clone(),
         mac: Default::default(),
         vlan: vlan_mode(&uplink.vlan),
         policy: Policy { promiscuous: true, mac_changes: true, forged_transmits: true },

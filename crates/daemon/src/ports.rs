@@ -38,5 +38,6 @@ pub fn switch_port(view: PortView, learned: &[LearnedAddress]) -> SwitchPort {
             .collect(),
         name: view.spec.name,
         group: view.spec.group,
+        switch: view.spec.switch,
     }
 }

@@ -408,6 +408,7 @@ impl Uplinks {
         let one = |Uplink { config, port, attached, why_not, .. }: &Uplink| UplinkStatus {
             name: config.name.clone(),
             to: config.kind.to_string(),
+            switch: config.switch.clone(),
             attached: view(*port).is_some_and(|view| view.attached),
             how: attached.as_ref().map_or_else(|| why_not.clone(), Attached::how),
             link_down: view(*port).is_some_and(|view| view.link_down),

@@ -1,4 +1,4 @@
-//! Numbers that mean the same to all workers: of ports, of their owners and of isolation groups.
+//! Numbers that mean the same to all workers: of ports, of their owners, and of isolation groups on a switch.
 //!
 //! A number names one thing at a time. It is free again when what it named is gone, and when none is free, a
 //! port is refused.
@@ -129,7 +129,7 @@ impl Numbers {
         let slot = self.slots.take()?;
         // Each port with a slot uses one owner and one group, and there are as many numbers of these as
         // slots.
-        Ok(PortNumbers { slot, owner: self.owners.take(owner)?, group: self.groups.take(&spec.group)? })
+        Ok(PortNumbers { slot, owner: self.owners.take(owner)?, group: self.groups.take(&spec.network())? })
     }
 
     /// A port is gone from every worker.

@@ -111,6 +111,8 @@ pub struct PortSpec {
     pub name: String,
     /// Isolation group: no frame ever crosses from one to another.
     pub group: String,
+    /// Of several switches, the one that it is on: no frame crosses from one to another either.
+    pub switch: String,
     /// Permanent address of the NIC behind it; not used for an uplink.
     pub mac: Mac,
     pub vlan: VlanMode,
@@ -184,6 +186,18 @@ pub struct Settings {
     /// Where no more ports are attached, a worker polls all of them in each round; where there are more,
     /// those that have had something to do lately.
     pub few: usize,
+}
+
+impl PortSpec {
+    /// Is it in the same isolation group on the same switch? Frames go between such ports only.
+    pub(crate) fn is_beside(&self, other: &PortSpec) -> bool {
+        (&self.group, &self.switch) == (&other.group, &other.switch)
+    }
+
+    /// A name of what ports beside each other have in common. No group's begins with a slash.
+    pub(crate) fn network(&self) -> String {
+        format!("/{}/{}", self.switch, self.group)
+    }
 }
 
 #[cfg(test)]

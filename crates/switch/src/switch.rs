@@ -194,8 +194,8 @@ impl Switch {
         internal: Option<usize>,
     ) -> Result<PortId, SwitchFull> {
         let state = Arc::new(PortState::default());
-        let joined = if spec.direct { self.worker_of_direct(&spec.group) } else { spec.uplink.then_some(0) };
-        let of_group = self.workers_of_group(&spec.group);
+        let joined = if spec.direct { self.worker_of_direct(&spec) } else { spec.uplink.then_some(0) };
+        let of_group = self.workers_of_group(&spec);
         let (of, worker) = {
             let mut ports = self.ports.lock();
             let mut numbers = self.numbers.lock();
@@ -223,22 +223,22 @@ impl Switch {
     }
 
     /// The worker of the port that a direct one of this group is joined to: their frames need no handover.
-    fn worker_of_direct(&self, group: &str) -> Option<usize> {
+    fn worker_of_direct(&self, spec: &PortSpec) -> Option<usize> {
         let ports = self.ports.lock();
-        let other = ports.iter().find(|(_, entry)| entry.spec.direct && entry.spec.group == group);
+        let other = ports.iter().find(|(_, entry)| entry.spec.direct && entry.spec.is_beside(spec));
         other.map(|(id, _)| self.owner(*id))
     }
 
-    /// How many ports of a group each worker has: those who talk to each other are there. Empty if there is
+    /// How many ports beside this one each worker has: those who talk to each other are there. Empty if there is
     /// no other group, and ports are to be spread.
-    fn workers_of_group(&self, group: &str) -> Vec<usize> {
+    fn workers_of_group(&self, spec: &PortSpec) -> Vec<usize> {
         let mut counts = vec![0; self.workers.len()];
         let ports = self.ports.lock();
         let listed = || ports.iter().filter(|(_, entry)| !entry.internal);
-        if listed().all(|(_, entry)| entry.spec.group == group) {
+        if listed().all(|(_, entry)| entry.spec.is_beside(spec)) {
             return Vec::new();
         }
-        for (id, _) in listed().filter(|(_, entry)| entry.spec.group == group) {
+        for (id, _) in listed().filter(|(_, entry)| entry.spec.is_beside(spec)) {
             counts.iter_mut().skip(self.owner(*id)).take(1).for_each(|count| *count += 1);
         }
         counts
@@ -299,7 +299,7 @@ impl Switch {
     fn change_entry(&self, id: PortId, spec: PortSpec) -> Option<Changed> {
         let mut ports = self.ports.lock();
         let entry = ports.get_mut(&id)?;
-        let group = self.numbers.lock().enter_group(&spec.group).ok()?;
+        let group = self.numbers.lock().enter_group(&spec.network()).ok()?;
         let left = std::mem::replace(&mut entry.numbers.group, group);
         let before = std::mem::replace(&mut entry.spec, spec);
         Some(Changed { before, left, group, down: entry.down })

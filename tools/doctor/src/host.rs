@@ -82,6 +82,7 @@ pub struct Vm {
 pub struct Nic {
     pub name: String,
     pub mac: String,
+    pub switch: String,
     pub port_group: String,
     pub vlan: String,
     pub attached: bool,
@@ -284,6 +285,7 @@ fn card(answers: &Answers, vm: &str, nic: &NicStatus) -> Nic {
     Nic {
         name: nic.name.clone(),
         mac: nic.mac.clone(),
+        switch: printable(&nic.switch),
         port_group: printable(&nic.port_group),
         vlan: port.map(|port| port.vlan.clone()).unwrap_or_default(),
         attached: nic.attached,

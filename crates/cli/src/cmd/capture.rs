@@ -3,6 +3,7 @@
 mod file;
 mod output;
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use vmlane_api::{CaptureLink, CapturePoint, CaptureRequest, ClientError};
+use vmlane_api::{CaptureLink, CapturePoint, CaptureRequest, ClientError, call};
 use vmlane_capture::Reader;
 
 use super::control::Where;
@@ -22,6 +23,7 @@ const EXAMPLES: &str = "Examples:
   vmlane capture -w all.pcapng
   vmlane capture web/nic0 lan -s 96 -w heads.pcapng
   vmlane capture --vm web --port 5000 -c 100 -w web.pcapng
+  vmlane capture --switch storage -w storage.pcapng
   vmlane capture vsock:web --port 5000 -w streams.pcapng
   vmlane capture lan -w - | tshark -r -
   tcpdump -y EN10MB -ddd 'tcp port 80' | vmlane capture web/nic0 --bpf - -w web.pcapng
@@ -51,6 +53,9 @@ pub struct Args {
     /// All points of this VM (may be given several times)
     #[arg(long, value_name = "VM")]
     vm: Vec<String>,
+    /// All ports of this switch (may be given several times)
+    #[arg(long, value_name = "SWITCH")]
+    switch: Vec<String>,
     /// Bytes of each frame to record
     #[arg(short = 's', long = "snap", value_name = "BYTES", default_value_t = 262_144)]
     snap: u32,
@@ -147,7 +152,7 @@ impl Args {
 
     fn request(&self) -> anyhow::Result<CaptureRequest> {
         Ok(CaptureRequest {
-            points: self.points.clone(),
+            points: [self.points.clone(), self.ports_of_switches()?].concat(),
             vms: self.vm.clone(),
             snap: self.snap,
             buffer: self.buffer << 20,
@@ -157,6 +162,21 @@ impl Args {
             port: self.port,
             program: self.bpf.as_deref().map(read_program).transpose()?,
         })
+    }
+
+    /// The names of all ports of the switches that were named.
+    fn ports_of_switches(&self) -> anyhow::Result<Vec<String>> {
+        if self.switch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ports = self.place.connect()?.with_timeout(TIMEOUT).call(&call::Ports {})?.switch;
+        if let Some(empty) = self.switch.iter().find(|name| !ports.iter().any(|port| port.switch == **name)) {
+            let known: BTreeSet<&str> = ports.iter().map(|port| port.switch.as_str()).collect();
+            let known: Vec<&str> = known.into_iter().collect();
+            bail!("no port is on a switch {empty:?}; there are ports on: {}", known.join(", "));
+        }
+        let chosen = ports.into_iter().filter(|port| self.switch.contains(&port.switch));
+        Ok(chosen.map(|port| port.name).collect())
     }
 
     fn begin(&self, request: &CaptureRequest) -> anyhow::Result<(Vec<CapturePoint>, Reader, CaptureLink)> {

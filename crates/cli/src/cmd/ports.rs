@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   vmlane ports --json | jq -r '.connections[] | select(.server_port == 5000) | .client_vm'
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
-TX and RX: frames in the guest's view; `vmlane stats` shows why frames were dropped. MACS: addresses learned on this port; --macs lists them. WORKER, if there are several: the one that serves the port (switch-N in `vmlane top`). Mirrors and teams are listed below the ports. STATE of a team: which uplinks are in use, and why others are not. FAILOVERS: links lost while in use.";
+TX and RX: frames in the guest's view; `vmlane stats` shows why frames were dropped. MACS: addresses learned on this port; --macs lists them. SWITCH, if there are several: the one that the port is on. WORKER, if there are several: the one that serves the port (switch-N in `vmlane top`). Mirrors and teams are listed below the ports. STATE of a team: which uplinks are in use, and why others are not. FAILOVERS: links lost while in use.";
 
 /// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
@@ -52,8 +52,10 @@ fn plain(ports: &Ports) -> String {
             "PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "MACS", "TX", "TX-BYTES", "RX",
             "RX-BYTES", "DROPPED"
         ]];
-        // With one worker it is of no use.
+        // With one of them they are of no use.
         let several = ports.switch.iter().any(|port| port.worker > 0);
+        let switches = switches(ports);
+        rows.iter_mut().filter(|_| switches).for_each(|header| header.push("SWITCH".into()));
         rows.iter_mut().filter(|_| several).for_each(|header| header.push("WORKER".into()));
         for port in &ports.switch {
             let active = if port.active { "yes" } else { "no" };
@@ -72,6 +74,7 @@ fn plain(ports: &Ports) -> String {
                 bytes(port.rx_bytes as f64),
                 port.dropped,
             ];
+            row.extend(switches.then(|| port.switch.clone()));
             row.extend(several.then(|| port.worker.to_string()));
             rows.push(row);
         }
@@ -83,6 +86,12 @@ fn plain(ports: &Ports) -> String {
         text += &mirrors(&ports.mirrors);
     }
     text + &teams(&ports.teams)
+}
+
+/// Are ports on several switches?
+fn switches(ports: &Ports) -> bool {
+    let mut names = ports.switch.iter().map(|port| &port.switch);
+    names.next().is_some_and(|first| names.any(|other| other != first))
 }
 
 /// A line for each address.
@@ -119,6 +128,7 @@ mod tests {
             name: "web/nic0".into(),
             kind: "nic".into(),
             group: "default".into(),
+            switch: "default".into(),
             vlan: "trunk".into(),
             mac: "52:54:00:00:00:01".into(),
             active: true,

@@ -72,11 +72,12 @@ fn plain(status: &Status) -> String {
         ]);
     }
     let troubles = troubles(status);
-    let mut nics = vec![row!["NIC", "MAC", "PORT GROUP", "PROFILE", "ATTACHED", "STATE", "SOCKET"]];
+    let mut nics = vec![row!["NIC", "MAC", "SWITCH", "PORT GROUP", "PROFILE", "ATTACHED", "STATE", "SOCKET"]];
     for (vm, nic) in status.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
         nics.push(row![
             format!("{}/{}", vm.name, nic.name),
             nic.mac,
+            if nic.ovn.is_some() { "-" } else { &nic.switch },
             if nic.ovn.is_some() { "-" } else { &nic.port_group },
             nic.profile,
             yes(nic.attached),
@@ -86,9 +87,12 @@ fn plain(status: &Status) -> String {
     }
     let nics = if nics.len() > 1 { format!("\n{}", table(&nics)) } else { String::new() };
     let teams = teams(&status.teams);
-    let mut uplinks = vec![row!["UPLINK", "TO", "ATTACHED", "HOW"]];
+    let mut uplinks = vec![row!["UPLINK", "SWITCH", "TO", "ATTACHED", "HOW"]];
     uplinks.extend(
-        status.uplinks.iter().map(|uplink| row![uplink.name, uplink.to, yes(uplink.attached), uplink.how]),
+        status
+            .uplinks
+            .iter()
+            .map(|uplink| row![uplink.name, uplink.switch, uplink.to, yes(uplink.attached), uplink.how]),
     );
     let (ovn, peers) = (ovn(status), peers(&status.peers));
     let uplinks = if uplinks.len() > 1 { format!("\n{}", table(&uplinks)) } else { String::new() };
@@ -171,12 +175,12 @@ mod tests {
         );
         let mut other = status(None);
         assert!(!plain(&other).contains("outlive") && !plain(&other).contains("UPLINK"));
-        let (name, to, how) =
-            ("lan".into(), "interface = \"eth1\"".into(), "XDP generic, copy, 1 queue".into());
-        other.uplinks =
-            vec![vmlane_api::UplinkStatus { name, to, attached: true, how, link_down: false, since: None }];
+        let uplink = serde_json::json!({
+            "name": "lan", "to": "interface = \"eth1\"", "switch": "san", "attached": true, "how": "XDP generic, copy, 1 queue"
+        });
+        other.uplinks = vec![serde_json::from_value(uplink).unwrap()];
         assert!(
-            plain(&other).contains("lan     interface = \"eth1\"  yes       XDP generic, copy"),
+            plain(&other).contains("lan     san     interface = \"eth1\"  yes       XDP generic, copy"),
             "{}",
             plain(&other)
         );

@@ -87,6 +87,7 @@ fn spec(name: &str, uplink: bool) -> PortSpec {
     PortSpec {
         name: name.into(),
         group: "default".into(),
+        switch: String::new(),
         mac: Mac::default(),
         vlan: if promiscuous { VlanMode::Trunk(vmlane_port::VlanSet::all()) } else { VlanMode::Untagged },
         policy: Policy { promiscuous, ..Policy::default() },

@@ -227,6 +227,7 @@ impl Bench {
         let spec = PortSpec {
             name: format!("vm-{}/nic0", self.ports),
             group: "default".into(),
+            switch: String::new(),
             mac,
             vlan: VlanMode::Untagged,
             policy: Policy::default(),

@@ -260,6 +260,7 @@ impl Bench {
         let spec = PortSpec {
             name,
             group,
+            switch: String::new(),
             mac,
             vlan,
             policy,

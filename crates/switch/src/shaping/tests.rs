@@ -39,6 +39,7 @@ fn spec(number: u32, shape: Shape) -> PortSpec {
     PortSpec {
         name: format!("vm-{number}/nic0"),
         group: "default".into(),
+        switch: String::new(),
         mac: Mac([0x52, 0x54, 0, 0, 0, number as u8]),
         vlan: VlanMode::Untagged,
         policy: Policy::default(),

@@ -92,10 +92,20 @@ fn the_same_address_may_live_in_two_vlans_and_two_groups() {
 
 #[test]
 fn groups_share_nothing_not_even_with_promiscuous_ports_and_uplinks() {
+    share_nothing(|spec| PortSpec { group: "other".into(), ..spec });
+}
+
+#[test]
+fn switches_share_nothing_not_even_with_promiscuous_ports_and_uplinks() {
+    share_nothing(|spec| PortSpec { switch: "other".into(), ..spec });
+}
+
+/// Nothing of a port gets to ports that are `elsewhere`.
+fn share_nothing(elsewhere: impl Fn(PortSpec) -> PortSpec) {
     let mut bench = Bench::new();
     let a = bench.guest(1);
     let open = Policy { promiscuous: true, mac_changes: true, forged_transmits: true };
-    let other = |spec| PortSpec { group: "other".into(), policy: open, ..spec };
+    let other = |spec| PortSpec { policy: open, ..elsewhere(spec) };
     let spy = bench.port(other(Bench::spec(2)));
     let up = bench.port(PortSpec { uplink: true, ..other(Bench::spec(3)) });
     spy.wire.change_filter(|filter| filter.promiscuous = true);
@@ -106,6 +116,11 @@ fn groups_share_nothing_not_even_with_promiscuous_ports_and_uplinks() {
     bench.run();
     assert!(spy.frames().is_empty() && up.frames().is_empty());
     assert_eq!(a.stats.drop_no_receiver.get(), 3);
+    // Brought there, it gets them.
+    assert!(bench.switch.update_port(spy.id, PortSpec { policy: open, ..Bench::spec(2) }));
+    a.send(&frame(Mac::BROADCAST, mac(1), 60, 0));
+    bench.run();
+    assert_eq!(spy.frames().len(), 1);
 }
 
 #[test]

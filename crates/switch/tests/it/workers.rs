@@ -95,6 +95,7 @@ fn spec(number: u8, plan: &PortPlan) -> PortSpec {
     PortSpec {
         name: format!("vm-{number}/nic0"),
         group: format!("group-{}", plan.group),
+        switch: String::new(),
         mac: mac(number + 1),
         vlan: match plan.vlan {
             0 | 1 => VlanMode::Untagged,

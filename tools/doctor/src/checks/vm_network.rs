@@ -166,15 +166,19 @@ fn uplink(uplink: &UplinkStatus) -> Option<Finding> {
 fn apart(one: &Vm, other: &Vm) -> Vec<Finding> {
     let mut found = Vec::new();
     let is_list = |nic: &Nic| !["untagged", ""].contains(&&*nic.vlan) && nic.vlan.parse::<u16>().is_err();
-    let has_lists = |vm: &Vm| vm.nics.iter().any(is_list);
-    let share = one.nics.iter().any(|mine| other.nics.iter().any(|its| mine.vlan == its.vlan));
+    let meet = |mine: &Nic, its: &Nic| {
+        mine.switch == its.switch && (mine.vlan == its.vlan || is_list(mine) || is_list(its))
+    };
+    let share = one.nics.iter().any(|mine| other.nics.iter().any(|its| meet(mine, its)));
     let places = |vm: &Vm| {
-        let place = |nic: &Nic| format!("{} in port group {}, VLAN {}", nic.name, nic.port_group, nic.vlan);
+        let place = |nic: &Nic| {
+            format!("{} on switch {}, port group {}, VLAN {}", nic.name, nic.switch, nic.port_group, nic.vlan)
+        };
         format!("{}: {}", vm.name, vm.nics.iter().map(place).collect::<Vec<_>>().join("; "))
     };
-    if !one.nics.is_empty() && !other.nics.is_empty() && !share && !has_lists(one) && !has_lists(other) {
+    if !one.nics.is_empty() && !other.nics.is_empty() && !share {
         let what = format!(
-            "VM {} and VM {} have no card in one VLAN: a router must be between them.",
+            "VM {} and VM {} have no card in one VLAN of one switch: a router must be between them.",
             one.name, other.name
         );
         let remedy = Remedy::new("if that is not meant, put both into one port group")
@@ -234,6 +238,7 @@ mod tests {
         fn uplink(how: &str, is_there: bool) -> UplinkStatus {
             UplinkStatus {
                 name: "lan".to_owned(),
+                switch: "default".to_owned(),
                 to: "tap = \"vmlane0\"".to_owned(),
                 attached: is_there,
                 how: how.to_owned(),
@@ -241,7 +246,7 @@ mod tests {
                 since: None,
             }
         }
-        let cases: [(Change, &str); 15] = [
+        let cases: [(Change, &str); 16] = [
             (|host| host.vms[0].quarantined = true, "out of service"),
             (|host| host.vms[0].nics[0].active = false, "has not set up nic0"),
             (|host| host.vms[0].nics[0].attached = false, "does not have nic0"),
@@ -262,6 +267,7 @@ mod tests {
             ),
             (|host| host.uplinks.push(uplink("TAP", true)), "The link of uplink lan was set down"),
             (|host| host.vms[1].nics[0].vlan = "7".to_owned(), "no card in one VLAN"),
+            (|host| host.vms[1].nics[0].switch = "other".to_owned(), "no card in one VLAN of one switch"),
             (|host| host.vms[1].group = "other".to_owned(), "different isolation groups"),
             (|host| host.vms[1].refused.push(("connections".to_owned(), 3)), "its bound connections"),
             (

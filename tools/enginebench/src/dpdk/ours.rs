@@ -57,6 +57,7 @@ fn serve(
     let port = switch.add_port(PortSpec {
         name: format!("testpmd-{number}"),
         group: "test".into(),
+        switch: String::new(),
         mac,
         vlan: VlanMode::Untagged,
         policy: Policy::default(),

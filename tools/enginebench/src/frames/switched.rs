@@ -48,6 +48,7 @@ fn plug(switch: &Switch, number: u16, load: Load, lro: bool, traffic: Traffic) -
         .add_port(PortSpec {
             name: format!("vm-{number}"),
             group: "test".into(),
+            switch: String::new(),
             mac: mac(number),
             vlan: VlanMode::Untagged,
             policy: Policy::default(),

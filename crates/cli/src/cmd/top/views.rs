@@ -38,7 +38,7 @@ impl View {
     pub fn sorted_by(self) -> usize {
         match self {
             View::Vms => 4,
-            View::Network => 3,
+            View::Network => 4,
             View::Workers => 0,
         }
     }
@@ -67,8 +67,9 @@ const VMS: [Column; 13] = [
     number("ON WIRE"),
     number("DROPS"),
 ];
-const NETWORK: [Column; 10] = [
+const NETWORK: [Column; 11] = [
     text("PORT"),
+    text("SWITCH"),
     text("KIND"),
     text("LINK"),
     number("TX BYTES"),
@@ -176,8 +177,9 @@ fn network(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
                 _ => "-",
             };
             let kind = status.map_or("nic", |nic| nic.profile.as_str());
+            let switch = word(status.map_or("-", |nic| nic.switch.as_str()));
             let then = then.and_then(|vm| vm.nics.iter().find(|then| then.name == nic.name));
-            let mut row = vec![word(&format!("{}/{}", vm.name, nic.name)), word(kind), word(link)];
+            let mut row = vec![word(&format!("{}/{}", vm.name, nic.name)), switch, word(kind), word(link)];
             row.extend(port(elapsed, then.map(|then| &then.port), &nic.port));
             rows.push(row);
         }
@@ -190,7 +192,8 @@ fn network(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
             _ => "-",
         };
         let then = before.stats.uplinks.iter().find(|then| then.name == uplink.name);
-        let mut row = vec![word(&uplink.name), word("uplink"), word(link)];
+        let switch = word(status.map_or("-", |uplink| uplink.switch.as_str()));
+        let mut row = vec![word(&uplink.name), switch, word("uplink"), word(link)];
         row.extend(port(elapsed, then.map(|then| &then.port), &uplink.port));
         rows.push(row);
     }

@@ -119,6 +119,7 @@ impl World {
             .add_port(PortSpec {
                 name: format!("vm-{number}/nic{card}"),
                 group: "one".into(),
+                switch: String::new(),
                 mac: mac(number + card),
                 vlan: VlanMode::Untagged,
                 policy: Policy::default(),

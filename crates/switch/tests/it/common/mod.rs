@@ -45,6 +45,7 @@ impl Bench {
         PortSpec {
             name: format!("port-{number}"),
             group: "default".into(),
+            switch: String::new(),
             mac: mac(number),
             vlan: VlanMode::Untagged,
             policy: Policy::default(),

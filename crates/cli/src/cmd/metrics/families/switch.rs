@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use prometheus_client::metrics::MetricType;
 use vmlane_api::{NicStats, NicStatus, VmStats};
 
 use super::{Families, Scrape, Shown, family, shown, shown_bytes};
@@ -65,6 +66,14 @@ fn of<'s>(vm: &'s str, nic: &'s str) -> [(&'static str, &'s str); 2] {
 
 fn nics(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let status = || scrape.vms().iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm.name.as_str(), nic)));
+    let about = family("nic", "A NIC, with its switch and its port group");
+    families.write(&about, MetricType::Info, |samples| {
+        let label = |(vm, nic): (&str, &NicStatus)| {
+            let place = [("switch", nic.switch.as_str()), ("port_group", nic.port_group.as_str())];
+            samples.add(&[of(vm, &nic.name), place].concat(), true)
+        };
+        status().try_for_each(label)
+    })?;
     let mut state = |name, help, is: fn(&NicStatus) -> bool| {
         families.each(&family(name, help), status(), |(vm, nic)| (of(vm, &nic.name), is(nic)))
     };
@@ -134,6 +143,12 @@ fn shaping<'s, I: Iterator<Item = (&'s str, &'s NicStats)>>(
 
 fn uplinks(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let status = || scrape.status().into_iter().flat_map(|status| &status.uplinks);
+    let about = family("uplink", "An uplink, with its switch and what it leads to");
+    families.write(&about, MetricType::Info, |samples| {
+        status().try_for_each(|uplink| {
+            samples.add(&[("uplink", &uplink.name), ("switch", &uplink.switch), ("to", &uplink.to)], true)
+        })
+    })?;
     let attached = family("uplink_attached", "1 if the uplink's port has its interface or its connection");
     families.each(&attached, status(), |uplink| ([("uplink", uplink.name.as_str())], uplink.attached))?;
     let link = family("uplink_link_up", "0 if the operator set the uplink's link down");
