@@ -17,6 +17,9 @@ use crate::process;
 /// Connections per second.
 const CONNECTS: &str = "conn/s";
 
+/// How long a guest takes for an answer.
+const THINKING: Duration = Duration::from_micros(50);
+
 /// Adds all rows. Guests are booted here, once; each round opens its own stream.
 pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
     for (size, block) in [("4k", 4 << 10), ("64k", 64 << 10)] {
@@ -33,7 +36,9 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
         });
     }
     let beside = ["ring.rr.1", "unix.rr.1", "tcp.rr.1"];
-    registry.add("vmci.rr.1", ROUND_TRIPS, &beside, move |length| other(round_trips(length)));
+    registry.add("vmci.rr.1", ROUND_TRIPS, &beside, move |length| other(round_trips(Duration::ZERO, length)));
+    // Guests that sleep until they are notified, and take some time for an answer, as real ones do.
+    registry.add("vmci.rr.thinking", ROUND_TRIPS, &[], move |length| other(round_trips(THINKING, length)));
     registry.add("unix.connect", CONNECTS, &[], unix_connects);
     registry.add("vmci.connect", CONNECTS, &["unix.connect"], move |length| other(connects(length)));
     Ok(())
@@ -135,15 +140,23 @@ fn one_way(client: Stream, server: Stream, block: usize, length: Duration) -> an
     })
 }
 
-/// One byte there, one byte back, each guest on its thread.
-fn round_trips(length: Duration) -> anyhow::Result<Sample> {
+/// One byte there, one byte back, each guest on its thread; B thinks for so long, and if it does, no guest
+/// polls for what comes.
+fn round_trips(thinking: Duration, length: Duration) -> anyhow::Result<Sample> {
     let pair = Pair::new()?;
+    if !thinking.is_zero() {
+        [&pair.a, &pair.b].iter().for_each(|guest| guest.set_spin(Duration::ZERO));
+    }
     let (client, server) = pair.connect()?;
     let describe = |error: vmlane_guestsim::SocketError| anyhow::anyhow!("{error}");
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| -> Result<(), vmlane_guestsim::SocketError> {
             let mut byte = [0];
             while server.recv(&mut byte)? == 1 {
+                let asked = Instant::now();
+                while asked.elapsed() < thinking {
+                    std::hint::spin_loop();
+                }
                 server.send_all(&byte)?;
             }
             Ok(())
