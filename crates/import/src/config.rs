@@ -10,7 +10,6 @@ use vmlane_wire::ethernet::Mac;
 use crate::esxi::PortGroup;
 use crate::machine::{MOST_NICS, Machine, Nic, Note, Reach};
 use crate::names::{Names, quoted};
-use networks::Networks;
 
 /// vmlane takes so many queues and no more.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=32;
@@ -45,10 +44,9 @@ pub fn configuration(machines: &[Machine], options: &Options) -> Configuration {
     let names: Vec<String> = machines.iter().map(|machine| taken.take(&machine.name, "vm")).collect();
     let mut notes = Vec::new();
     let mut toml = String::new();
-    let networks = Networks::write(machines, &names, &options.port_groups, &mut toml, &mut notes);
+    let groups = networks::write(machines, &names, &options.port_groups, &mut toml, &mut notes);
     let mut writer = Writer {
         options,
-        networks,
         notes,
         toml,
         cids: BTreeMap::new(),
@@ -57,11 +55,11 @@ pub fn configuration(machines: &[Machine], options: &Options) -> Configuration {
         macs: BTreeMap::new(),
     };
     let mut served = Vec::new();
-    for (number, (machine, name)) in machines.iter().zip(names).enumerate() {
+    for ((machine, name), groups) in machines.iter().zip(names).zip(groups) {
         if name != machine.name {
             writer.note(format!("name {:?}", machine.name), format!("is {name:?} in vmlane"));
         }
-        let is_served = writer.vm(number, &name, machine);
+        let is_served = writer.vm(&name, machine, &groups);
         writer.notes.extend(machine.notes.iter().cloned().chain(machine.common_notes()).map(|note| {
             let what = if machines.len() > 1 { format!("{name}: {}", note.what) } else { note.what };
             Note { what, then: note.then }
@@ -82,7 +80,6 @@ fn own_cid(machine: &Machine) -> Option<u32> {
 
 struct Writer<'a> {
     options: &'a Options,
-    networks: Networks,
     notes: Vec<Note>,
     toml: String,
     /// Those that are given, and to which VM.
@@ -118,9 +115,9 @@ impl Writer<'_> {
         free
     }
 
-    /// Writes a VM, if there is something to serve.
-    fn vm(&mut self, number: usize, name: &str, machine: &Machine) -> bool {
-        let cards = self.cards(number, name, machine);
+    /// Writes a VM, whose cards are in these port groups, if there is something to serve.
+    fn vm(&mut self, name: &str, machine: &Machine, groups: &[String]) -> bool {
+        let cards = self.cards(name, machine, groups);
         if machine.vsock.is_none() && cards.is_empty() {
             self.note(
                 format!("vm {name:?}"),
@@ -156,8 +153,8 @@ impl Writer<'_> {
         true
     }
 
-    /// The lines of a VM's cards.
-    fn cards(&mut self, number: usize, name: &str, machine: &Machine) -> Vec<String> {
+    /// The lines of a VM's cards, each in its port group.
+    fn cards(&mut self, name: &str, machine: &Machine, groups: &[String]) -> Vec<String> {
         if machine.nics.len() > MOST_NICS {
             let count = machine.nics.len();
             self.note(
@@ -166,18 +163,14 @@ impl Writer<'_> {
             );
         }
         let mut slots = BTreeMap::new();
-        let mut cards = Vec::new();
-        for (card, nic) in machine.nics.iter().enumerate().take(MOST_NICS) {
-            let group = self.networks.group_of(number, card, nic).map(quoted);
-            cards.extend(group.map(|group| self.nic(name, nic, &group, &mut slots)));
-        }
-        cards
+        let cards = machine.nics.iter().zip(groups);
+        cards.map(|(nic, group)| self.nic(name, nic, group, &mut slots)).collect()
     }
 
     fn nic(&mut self, vm: &str, nic: &Nic, group: &str, slots: &mut BTreeMap<u16, String>) -> String {
         let place = format!("{vm}: {}", nic.place);
         let mut keys = vec![format!("model = {}", quoted(nic.model.name()))];
-        keys.push(format!("port_group = {group}"));
+        keys.push(format!("port_group = {}", quoted(group)));
         if let Some(mac) = nic.mac {
             match self.macs.get(&mac) {
                 None => {

@@ -13,8 +13,8 @@ const MOST: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortGroup {
     pub name: String,
-    /// The switch that it is of.
-    pub switch: String,
+    /// The switch that it is of. None: no line above it has one.
+    pub switch: Option<String>,
     /// Or what stands there and is no VLAN: only this port group is not known then.
     pub vlan: Result<Vlan, String>,
 }
@@ -54,10 +54,14 @@ pub fn port_groups(source: impl AsRef<[u8]>) -> Result<Vec<PortGroup>, Error> {
     let source = text::decoded(source, encoding_rs::UTF_8);
     let mut groups = Vec::new();
     let mut table = Table::None;
-    let mut switch = String::new();
+    let mut switch = None;
     for line in source.lines() {
         if let Some(heading) = Table::of(line) {
             table = heading;
+            // Its port groups are not of the switch before, should its own row not be one.
+            if !matches!(table, Table::PortGroups { .. }) {
+                switch = None;
+            }
             continue;
         }
         if groups.len() > MOST {
@@ -68,7 +72,7 @@ pub fn port_groups(source: impl AsRef<[u8]>) -> Result<Vec<PortGroup>, Error> {
             // One row, and then the switch's port groups.
             Table::Switch { numbers } => {
                 if let Some(name) = switch_row(line, numbers) {
-                    (switch, table) = (name, Table::None);
+                    (switch, table) = (Some(name), Table::None);
                 }
             }
             Table::PortGroups { between } => {
@@ -84,7 +88,7 @@ pub fn port_groups(source: impl AsRef<[u8]>) -> Result<Vec<PortGroup>, Error> {
             Table::Esxcli => {
                 let row = Row::of(line, false).and_then(|row| Some((name_and_switch(row.rest)?, row.vlan)));
                 if let Some(((name, switch), vlan)) = row {
-                    groups.push(PortGroup { name, switch, vlan: Vlan::parse(vlan) });
+                    groups.push(PortGroup { name, switch: Some(switch), vlan: Vlan::parse(vlan) });
                 }
             }
         }
@@ -214,7 +218,7 @@ vSwitch1         2560        1           128               9000              \n\
 
     fn listed(text: &str) -> Vec<(String, String, Vlan)> {
         let listed = port_groups(text).unwrap().into_iter();
-        listed.map(|group| (group.name, group.switch, group.vlan.unwrap())).collect()
+        listed.map(|group| (group.name, group.switch.unwrap_or_default(), group.vlan.unwrap())).collect()
     }
 
     #[test]

@@ -13,8 +13,8 @@ pub enum Network {
     PortGroup(String),
     /// A port group of a distributed switch, by both ids. It is never one of a host's, whatever it is called.
     Distributed { switch: String, port_group: String },
-    /// Everything else: what the description calls it, each with its value. The first is the
-    /// switch, where there is one.
+    /// Everything else: what the description calls it, each with its value. The network or the
+    /// bridge is first, where there is one.
     Words(Vec<(String, String)>),
     /// Nothing that identifies it is known, and why. Each such card is by itself.
     Alone(String),
@@ -39,12 +39,32 @@ impl Network {
         }
     }
 
-    /// The switch that it is of: networks of one switch meet only as their VLANs do.
-    pub(crate) fn switch(&self) -> Option<(&str, &str)> {
+    /// Does this name alone identify it, or is there nothing to call it after?
+    pub(crate) fn is_called(&self, name: &str) -> bool {
         match self {
-            Network::Distributed { switch, .. } => Some(("switch", switch)),
-            Network::Words(words) => words.first().map(|(key, value)| (key.as_str(), value.as_str())),
+            Network::PortGroup(was) => was == name,
+            Network::Words(words) => matches!(words.as_slice(), [(_, was)] if was == name),
+            Network::Alone(_) => true,
+            Network::Distributed { .. } => false,
+        }
+    }
+
+    /// The switch that it is of, as far as the description itself has it.
+    pub(crate) fn switch(&self) -> Option<Switch> {
+        match self {
             Network::PortGroup(_) | Network::Alone(_) => None,
+            Network::Distributed { switch, .. } => Some(Switch::Distributed(switch.clone())),
+            Network::Words(words) => {
+                // The portgroups of one of libvirt's networks are on one bridge. Everything else (a
+                // profile, a port's number, a mode) may decide where frames of the same VLAN go.
+                let words = match words.as_slice() {
+                    [network, (portgroup, _)] if network.0 == "network" && portgroup == "portgroup" => {
+                        vec![network.clone()]
+                    }
+                    words => words.to_vec(),
+                };
+                Some(Switch::Other(Network::Words(words)))
+            }
         }
     }
 
@@ -77,6 +97,37 @@ impl fmt::Display for Network {
                 Ok(())
             }
             Network::Alone(why) => write!(f, "a network of its own ({why})"),
+        }
+    }
+}
+
+/// What port groups were on: those of one switch were apart by their VLANs only.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Switch {
+    /// A standard switch of a listing, by its name.
+    Standard(String),
+    /// By its id.
+    Distributed(String),
+    /// A network, or a bridge, that is a switch by itself.
+    Other(Network),
+}
+
+impl Switch {
+    /// What it would best be called.
+    pub(crate) fn wish(&self) -> String {
+        match self {
+            Switch::Standard(name) | Switch::Distributed(name) => name.clone(),
+            Switch::Other(network) => network.wish().unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Switch::Standard(name) => write!(f, "standard switch {name:?}"),
+            Switch::Distributed(id) => write!(f, "distributed switch {id:?}"),
+            Switch::Other(network) => network.fmt(f),
         }
     }
 }

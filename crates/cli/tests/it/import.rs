@@ -153,13 +153,14 @@ fn the_daemon_takes_what_descriptions_become() {
 }
 
 #[test]
-fn port_groups_of_the_old_host_have_their_vlans() {
+fn port_groups_of_the_old_host_have_their_switches_and_vlans() {
     let file = fixture("four-cards.vmx");
     let groups = file.with_file_name("portgroups.esxcli.txt");
     let text = import_file(&["--port-groups", groups.to_str().unwrap(), "--group", "t1"], &file).out;
     let config = config(&text);
-    assert_eq!((config.vms[0].group.as_str(), config.vms[0].nics[1].slot), ("t1", Some(192)));
-    assert!(text.contains("name = \"dmz\"\nvlan = 10\n"), "{text}");
+    let nic = &config.vms[0].nics[1];
+    assert_eq!((config.vms[0].group.as_str(), &*nic.switch, nic.slot), ("t1", "vSwitch1", Some(192)));
+    assert!(text.contains("name = \"dmz\"\nswitch = \"vSwitch1\"\nvlan = 10\n"), "{text}");
 }
 
 fn fixture(name: &str) -> PathBuf {

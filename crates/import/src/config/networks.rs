@@ -1,20 +1,17 @@
-//! Networks as port groups. Those that were apart stay apart: each has a VLAN of its own unless its
-//! VLAN is known, and where two whose VLANs are known meet, there is a note.
+//! Networks as port groups, each on a switch that was theirs: nothing crosses from one switch to another, so
+//! networks that were apart stay apart. One whose VLAN or switch is not known has a switch of its own.
+//! None is on vmlane's own switch, where the host may already have others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use crate::esxi::{PortGroup, Vlan};
-use crate::machine::{MOST_NICS, Machine, Nic, Note, joined};
+use crate::machine::{MOST_NICS, Machine, Nic, Note};
 use crate::names::{Names, quoted};
-use crate::network::{Network, Tagging};
+use crate::network::{Network, Switch, Tagging};
 
-/// VLANs for networks whose own is not known: first these, then all below.
-const APART: std::ops::Range<u16> = 3001..4095;
-/// Where vmlane puts cards that name no port group: no network of a description is to be in it.
+/// vmlane's own switch, and its port group.
 const RESERVED: &str = "default";
-/// Notes on port groups that meet, at most.
-const MOST_MEETINGS: usize = 100;
 
 /// What makes two cards be in one port group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,132 +28,50 @@ impl Key {
         let alone = is_alone.then_some((machine, card));
         Key { network: nic.network.clone(), tagging: nic.tagging.clone(), alone }
     }
-}
 
-/// The VLANs of a port group, as vmlane's configuration has them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Tags {
-    /// 0: none.
-    One(u16),
-    Some(Vec<u16>),
-    All,
-}
-
-impl Tags {
-    fn meet(&self, other: &Tags) -> bool {
-        match (self, other) {
-            (Tags::All, _) | (_, Tags::All) => true,
-            (Tags::One(one), Tags::One(other)) => one == other,
-            (Tags::One(one), Tags::Some(several)) | (Tags::Some(several), Tags::One(one)) => {
-                several.contains(one)
+    /// What its port group would best be called.
+    fn wish(&self, card: &str) -> String {
+        let plain = self.network.wish().unwrap_or_else(|| card.to_owned());
+        match &self.tagging {
+            Tagging::Access(vlan) => format!("{plain}-vlan{vlan}"),
+            Tagging::Trunk(vlans) => {
+                let vlans: Vec<String> = vlans.iter().map(u16::to_string).collect();
+                format!("{plain}-trunk{}", vlans.join("-"))
             }
-            (Tags::Some(several), Tags::Some(others)) => several.iter().any(|one| others.contains(one)),
-        }
-    }
-
-    fn toml(&self) -> String {
-        match self {
-            Tags::One(vlan) => vlan.to_string(),
-            Tags::Some(several) => format!("{several:?}"),
-            Tags::All => quoted("trunk"),
-        }
-    }
-
-    /// For notes.
-    fn shown(&self) -> String {
-        match self {
-            Tags::One(0) => "no VLAN".into(),
-            Tags::One(vlan) => format!("VLAN {vlan}"),
-            Tags::Some(several) => format!("VLANs {several:?}"),
-            Tags::All => "all VLANs".into(),
-        }
-    }
-
-    fn numbers(&self) -> &[u16] {
-        match self {
-            Tags::One(vlan) => std::slice::from_ref(vlan),
-            Tags::Some(several) => several,
-            Tags::All => &[],
+            Tagging::Unusable(_) | Tagging::OfNetwork => plain,
         }
     }
 }
 
-/// A port group that is written.
-#[derive(Debug)]
-struct Written {
-    name: String,
-    /// The switch that it was of. Those of one switch were apart by their VLANs only, as they are in vmlane.
-    switch: String,
-    tags: Tags,
-}
-
-/// All VLANs are taken.
-#[derive(Clone, Copy, Debug)]
-struct NoneLeft;
-
-/// The port groups of cards.
-#[derive(Debug)]
-pub struct Networks(BTreeMap<Key, String>);
-
-impl Networks {
-    /// The port group of a card. None: no VLAN was left for its network, and the card is left out.
-    pub fn group_of(&self, machine: usize, card: usize, nic: &Nic) -> Option<&str> {
-        self.0.get(&Key::of(machine, card, nic)).map(String::as_str)
-    }
-
-    /// Writes the port groups of all cards, each once.
-    pub fn write(
-        machines: &[Machine],
-        names: &[String],
-        listed: &[PortGroup],
-        toml: &mut String,
-        notes: &mut Vec<Note>,
-    ) -> Networks {
-        let mut writer = Writer {
-            listed,
-            names: Names::without(RESERVED),
-            toml,
-            notes,
-            written: Vec::new(),
-            groups: BTreeMap::new(),
-        };
-        let mut keys: Vec<(Key, String)> = Vec::new();
-        let mut seen = BTreeSet::new();
-        for (number, (machine, name)) in machines.iter().zip(names).enumerate() {
-            for (card, nic) in machine.nics.iter().enumerate().take(MOST_NICS) {
-                let key = Key::of(number, card, nic);
-                if seen.insert(key.clone()) {
-                    keys.push((key, format!("{name}: {}", nic.place)));
-                }
-            }
-        }
-        let known: Vec<Result<Tags, String>> = keys.iter().map(|(key, _)| writer.known(key)).collect();
-        let mut used: BTreeSet<u16> = known.iter().flatten().flat_map(Tags::numbers).copied().collect();
-        // Also those of the old host that none of these VMs is in: its uplinks carry them, and
-        // other VMs will be.
-        used.extend(listed.iter().filter_map(|group| match group.vlan {
-            Ok(Vlan::Tagged(vlan)) => Some(vlan),
-            _ => None,
-        }));
-        // Untagged frames are those of the uplinks' own networks: nothing that is unknown is put there.
-        let mut free = APART.chain(1..APART.start).filter(|vlan| !used.contains(vlan));
-        for ((key, card), known) in keys.into_iter().zip(known) {
-            let tags = known.or_else(|why| writer.apart(&key, &card, &why, free.next()));
-            if let Ok(tags) = tags {
-                writer.port_group(key, &card, tags);
-            }
-        }
-        writer.meetings();
-        Networks(writer.groups)
-    }
+/// Writes the port groups of all cards, and their switches, each once.
+///
+/// Returns the names of the port groups, by machine and card.
+pub fn write(
+    machines: &[Machine],
+    names: &[String],
+    listed: &[PortGroup],
+    toml: &mut String,
+    notes: &mut Vec<Note>,
+) -> Vec<Vec<String>> {
+    let (switches, groups) = (BTreeMap::new(), BTreeMap::new());
+    let mut writer = Writer { listed, names: Names::without(RESERVED), toml, notes, switches, groups };
+    let machines = machines.iter().zip(names).enumerate().map(|(number, (machine, name))| {
+        let cards = machine.nics.iter().take(MOST_NICS).enumerate();
+        let groups = cards.map(|(card, nic)| {
+            writer.group_of(Key::of(number, card, nic), &format!("{name}: {}", nic.place))
+        });
+        groups.collect()
+    });
+    machines.collect()
 }
 
 struct Writer<'a> {
     listed: &'a [PortGroup],
+    /// Of port groups and of switches: vmlane has a port group for each switch, by its name.
     names: Names,
     toml: &'a mut String,
     notes: &'a mut Vec<Note>,
-    written: Vec<Written>,
+    switches: BTreeMap<Switch, String>,
     groups: BTreeMap<Key, String>,
 }
 
@@ -169,145 +84,127 @@ impl Writer<'_> {
         }
     }
 
-    /// The VLANs of a network, or why they are not known.
-    fn known(&self, key: &Key) -> Result<Tags, String> {
+    /// The VLANs of a network, as vmlane's configuration has them, or why they are not known.
+    fn vlan(&self, key: &Key) -> Result<String, String> {
         match &key.tagging {
-            Tagging::Access(vlan) => return Ok(Tags::One(*vlan)),
-            Tagging::Trunk(vlans) => return Ok(Tags::Some(vlans.clone())),
-            Tagging::Unusable(text) => return Err(format!("its VLAN {text:?} is none; set vlan yourself")),
+            Tagging::Access(vlan) => return Ok(vlan.to_string()),
+            Tagging::Trunk(vlans) => return Ok(format!("{vlans:?}")),
+            Tagging::Unusable(text) => return Err(format!("its VLAN {text:?} is none")),
             Tagging::OfNetwork => {}
         }
         let found = self.find(&key.network);
         let vlans: BTreeSet<&Result<Vlan, String>> = found.iter().map(|group| &group.vlan).collect();
         let mut vlans = vlans.into_iter();
-        match (vlans.next(), vlans.next(), &key.network) {
-            (Some(Ok(Vlan::None)), None, _) => Ok(Tags::One(0)),
-            (Some(Ok(Vlan::Tagged(vlan))), None, _) => Ok(Tags::One(*vlan)),
-            (Some(Ok(Vlan::Trunk)), None, _) => Ok(Tags::All),
-            (Some(Err(text)), None, _) => Err(format!(
-                "--port-groups lists it with the VLAN ID {text:?}, which is no number from 0 to 4095; set vlan yourself"
+        match (vlans.next(), vlans.next()) {
+            (Some(Ok(Vlan::None)), None) => Ok("0".into()),
+            (Some(Ok(Vlan::Tagged(vlan))), None) => Ok(vlan.to_string()),
+            (Some(Ok(Vlan::Trunk)), None) => Ok(quoted("trunk")),
+            (Some(Err(text)), None) => Err(format!(
+                "--port-groups lists it with the VLAN ID {text:?}, which is no number from 0 to 4095"
             )),
-            (Some(_), Some(_), _) => {
-                Err("--port-groups lists it several times, with different VLANs; set vlan yourself".into())
-            }
-            (None, _, Network::Distributed { .. }) => {
-                Err("no listing of a host has the VLAN of a distributed port group; set vlan yourself".into())
-            }
-            (None, _, Network::Alone(why)) => Err(format!("{why}; set port_group or vlan yourself")),
-            (None, _, Network::PortGroup(_)) if !self.listed.is_empty() => {
-                Err("is none of the port groups that --port-groups lists; set vlan yourself".into())
-            }
-            (None, _, Network::PortGroup(_)) => {
-                Err("its VLAN is not in this description: give --port-groups, or set vlan yourself".into())
-            }
-            (None, _, Network::Words(_)) => {
-                Err("its VLAN is not in this description; set vlan yourself".into())
-            }
+            (Some(_), Some(_)) => Err("--port-groups lists it several times, with different VLANs".into()),
+            (None, _) => Err(self.unlisted(&key.network)),
         }
     }
 
-    /// A VLAN that keeps a network apart from all others.
-    fn apart(&mut self, key: &Key, card: &str, why: &str, free: Option<u16>) -> Result<Tags, NoneLeft> {
-        let what = match &key.network {
+    /// The switch that a network was of, or why it is not known.
+    fn switch(&self, network: &Network) -> Result<Switch, String> {
+        if let Some(switch) = network.switch() {
+            return Ok(switch);
+        }
+        let found = self.find(network);
+        let switches: BTreeSet<&Option<String>> = found.iter().map(|group| &group.switch).collect();
+        let mut switches = switches.into_iter();
+        match (switches.next(), switches.next()) {
+            (Some(Some(name)), None) => Ok(Switch::Standard(name.clone())),
+            (Some(None), None) => Err("--port-groups lists it without its switch".into()),
+            (Some(_), Some(_)) => Err("--port-groups lists it on several switches".into()),
+            (None, _) => Err(self.unlisted(network)),
+        }
+    }
+
+    /// Why nothing more is known of a network.
+    fn unlisted(&self, network: &Network) -> String {
+        match network {
+            Network::Alone(why) => why.clone(),
+            Network::Distributed { .. } => {
+                "no listing of a host has the VLAN of a distributed port group".into()
+            }
+            Network::Words(_) => "its VLAN is not in this description".into(),
+            Network::PortGroup(_) if self.listed.is_empty() => {
+                "its VLAN and its switch are not in this description: give --port-groups".into()
+            }
+            Network::PortGroup(_) => "is none of the port groups that --port-groups lists".into(),
+        }
+    }
+
+    /// The port group of a network, which is written for its first card.
+    fn group_of(&mut self, key: Key, card: &str) -> String {
+        if let Some(name) = self.groups.get(&key) {
+            return name.clone();
+        }
+        let wish = key.wish(card);
+        let (vlan, switch) = (self.vlan(&key), self.switch(&key.network));
+        let name = match (vlan, switch) {
+            (Ok(vlan), Ok(switch)) => {
+                let switch = self.on(switch);
+                let name = self.names.take(&wish, "network");
+                self.port_group(&key.network, &name, &switch, &vlan);
+                name
+            }
+            (vlan, switch) => {
+                let name = self.names.take(&wish, "network");
+                let why = vlan.as_ref().err().cloned().or(switch.err()).unwrap_or_default();
+                self.note(&key.network, card, &why, &name);
+                self.write_switch(&name, None);
+                // Untagged, it meets nothing: nothing else is on this switch.
+                self.port_group(&key.network, &name, &name, vlan.as_deref().unwrap_or("0"));
+                name
+            }
+        };
+        self.groups.insert(key, name.clone());
+        name
+    }
+
+    fn note(&mut self, network: &Network, card: &str, why: &str, name: &str) {
+        let what = match network {
             Network::Alone(_) => format!("network of {card}"),
             network => network.to_string(),
         };
-        let Some(vlan) = free else {
-            let then =
-                format!("{why}; no VLAN is left that keeps it apart from the others: its cards are left out");
-            self.notes.push(Note { what, then });
-            return Err(NoneLeft);
-        };
-        let then = format!("{why} ({vlan} keeps it apart from the others here)");
+        let then = format!("{why}; port group {name:?} has a switch of its own: set its switch and vlan");
         self.notes.push(Note { what, then });
-        Ok(Tags::One(vlan))
     }
 
-    fn port_group(&mut self, key: Key, card: &str, tags: Tags) {
-        let plain = key.network.wish().unwrap_or_else(|| card.to_owned());
-        let wish = match &key.tagging {
-            Tagging::Access(vlan) => format!("{plain}-vlan{vlan}"),
-            Tagging::Trunk(vlans) => {
-                let vlans: Vec<String> = vlans.iter().map(u16::to_string).collect();
-                format!("{plain}-trunk{}", vlans.join("-"))
-            }
-            Tagging::Unusable(_) | Tagging::OfNetwork => plain,
-        };
-        let name = self.names.take(&wish, "network");
-        let _ = writeln!(self.toml, "[[port_group]]\nname = {}", quoted(&name));
-        let was = match &key.network {
-            Network::PortGroup(was) if *was == name => None,
-            Network::PortGroup(was) => Some(quoted(was)),
-            Network::Alone(_) => None,
-            Network::Distributed { switch, port_group } => {
-                Some(format!("{}, dvs.switchId {}", quoted(port_group), quoted(switch)))
-            }
-            Network::Words(words) => match words.as_slice() {
-                [(_, was)] if *was == name => None,
-                [(_, was)] => Some(quoted(was)),
-                words => {
-                    let words: Vec<String> =
-                        words.iter().map(|(key, value)| format!("{key} {}", quoted(value))).collect();
-                    Some(words.join(", "))
-                }
-            },
-        };
+    /// The name of a switch, which is written for its first port group.
+    fn on(&mut self, switch: Switch) -> String {
+        if let Some(name) = self.switches.get(&switch) {
+            return name.clone();
+        }
+        let wish = switch.wish();
+        let name = self.names.take(&wish, "switch");
+        self.write_switch(&name, (wish != name).then_some(&switch));
+        self.switches.insert(switch, name.clone());
+        name
+    }
+
+    fn write_switch(&mut self, name: &str, was: Option<&Switch>) {
+        let name = quoted(name);
+        let _ = writeln!(
+            self.toml,
+            "# Nothing leads out of it until there is an [[uplink]] with switch = {name}."
+        );
+        let _ = writeln!(self.toml, "[[switch]]\nname = {name}");
         if let Some(was) = was {
             let _ = writeln!(self.toml, "# was {was}");
         }
-        let _ = writeln!(self.toml, "vlan = {}\n", tags.toml());
-        let listed = self.find(&key.network).first().map(|group| group.switch.clone());
-        let switch = listed.or_else(|| key.network.switch().map(|(key, value)| format!("{key} {value}")));
-        let switch = switch.unwrap_or_else(|| name.clone());
-        self.written.push(Written { name: name.clone(), switch, tags });
-        self.groups.insert(key, name);
+        self.toml.push('\n');
     }
 
-    /// Port groups of several switches are one network in vmlane if their VLANs are the same, and a
-    /// trunk has those of all.
-    fn meetings(&mut self) {
-        let mut notes = Vec::new();
-        for (at, one) in self.written.iter().enumerate() {
-            let is_trunk = one.tags == Tags::All;
-            // A pair is noted once: with its trunk, or with the first of both.
-            let is_with_it = |(other_at, other): &(usize, &Written)| {
-                other.switch != one.switch
-                    && other.tags.meet(&one.tags)
-                    && match (is_trunk, other.tags == Tags::All) {
-                        (true, false) => true,
-                        (false, true) => false,
-                        _ => *other_at > at,
-                    }
-            };
-            let met: Vec<&Written> =
-                self.written.iter().enumerate().filter(is_with_it).map(|(_, other)| other).collect();
-            if met.is_empty() {
-                continue;
-            }
-            let shown =
-                |other: &&Written| format!("{:?} ({}, {})", other.name, other.switch, other.tags.shown());
-            let others = joined(&met.iter().map(shown).collect::<Vec<String>>());
-            let then = if is_trunk {
-                format!(
-                    "its guests tag: they reached VLANs of {} only, and in vmlane they also reach {others}. Give it the VLANs that it needs (vlan = [10, 20]), or its VMs another group",
-                    one.switch
-                )
-            } else {
-                format!(
-                    "was apart from {others}, and is one network with each of them in vmlane. Give one of each pair another vlan"
-                )
-            };
-            notes.push(Note {
-                what: format!("port group {:?} ({}, {})", one.name, one.switch, one.tags.shown()),
-                then,
-            });
+    fn port_group(&mut self, network: &Network, name: &str, switch: &str, vlan: &str) {
+        let _ = writeln!(self.toml, "[[port_group]]\nname = {}", quoted(name));
+        if !network.is_called(name) {
+            let _ = writeln!(self.toml, "# was {network}");
         }
-        let more = notes.len().saturating_sub(MOST_MEETINGS);
-        notes.truncate(MOST_MEETINGS);
-        self.notes.extend(notes);
-        if more > 0 {
-            let what = format!("{more} more port groups");
-            self.notes.push(Note { what, then: "meet others in the same way".into() });
-        }
+        let _ = writeln!(self.toml, "switch = {}\nvlan = {vlan}\n", quoted(switch));
     }
 }

@@ -37,6 +37,17 @@ fn vlans(toml: &str) -> Vec<&str> {
     toml.lines().filter_map(|line| line.strip_prefix("vlan = ")).collect()
 }
 
+/// The switches of port groups, in their order.
+fn switches(toml: &str) -> Vec<&str> {
+    let lines = toml.lines().filter_map(|line| line.strip_prefix("switch = \""));
+    lines.map(|rest| rest.trim_end_matches('"')).collect()
+}
+
+/// How many different ones there are.
+fn kinds(all: &[&str]) -> usize {
+    all.iter().collect::<BTreeSet<_>>().len()
+}
+
 /// The port groups of cards, in their order.
 fn groups(toml: &str) -> Vec<&str> {
     let cards = toml.lines().filter_map(|line| line.split_once("port_group = \""));
@@ -64,53 +75,119 @@ fn networks_that_were_apart_stay_apart_and_are_named() {
         ("slots.vmx", &["ethernet0", "ethernet1"]),
     ] {
         let done = made(file);
-        let (groups, vlans) = (groups(&done.toml), vlans(&done.toml));
-        let apart = |all: &[&str]| all.iter().collect::<BTreeSet<_>>().len() == names.len();
-        assert!(apart(&groups) && apart(&vlans), "{file}: {}", done.toml);
-        for (name, vlan) in names.iter().zip(vlans) {
-            noted(&done, &[name, vlan]);
+        let (groups, switches) = (groups(&done.toml), switches(&done.toml));
+        assert!(kinds(&groups) == names.len() && kinds(&switches) == names.len(), "{file}: {}", done.toml);
+        for (name, group) in names.iter().zip(&groups) {
+            noted(&done, &[name, group]);
         }
-        // Neither vmlane's own port group nor the untagged network of uplinks is theirs.
-        assert!(!groups.contains(&"default") && !done.toml.contains("vlan = 0"), "{file}: {}", done.toml);
+        // Neither vmlane's own port group nor its own switch is theirs.
+        assert!(!groups.contains(&"default") && !switches.contains(&"default"), "{file}: {}", done.toml);
     }
+    assert_eq!(switches(&made("many-cards.xml").toml), ["default-2"], "libvirt's network, and not vmlane's");
 }
 
 #[test]
 fn a_network_of_no_listing_is_not_beside_those_of_the_listing() {
+    let port_groups = port_groups(read("portgroups.esxcli.txt")).unwrap();
+    let options = Options { port_groups, ..Options::default() };
     for file in ["dvs.vmx", "pvn.vmx", "custom.vmx"] {
-        let done = listed(&machine(file), "portgroups.esxcli.txt");
-        for vlan in vlans(&done.toml) {
-            assert!(!["0", "10", "\"trunk\""].contains(&vlan), "{file}: {}", done.toml);
-        }
+        let done = configuration(&[machine("four-cards.vmx"), machine(file)], &options);
+        let switches = switches(&done.toml);
+        let (listed, others) = switches.split_at(3);
+        assert_eq!(listed, ["vSwitch0", "vSwitch1", "vSwitch1"], "{file}");
+        assert!(others.iter().all(|other| !listed.contains(other)), "{file}: {}", done.toml);
+        assert_eq!(kinds(others), others.len(), "{file}: {}", done.toml);
     }
-    // Nor are those whose VLANs the listing has taken for others.
-    let other = "Name  Virtual Switch  Active Clients  VLAN ID\n----\na     s                            0     3001\n";
-    let options = Options { port_groups: port_groups(other).unwrap(), ..Options::default() };
-    let done = configuration(&[machine("dvs.vmx")], &options);
-    assert_eq!(vlans(&done.toml), ["3002", "3003"]);
 }
 
 #[test]
-fn networks_whose_vlans_are_known_and_that_meet_are_noted() {
-    let done = listed(&machine("four-cards.vmx"), "portgroups.esxcli.txt");
-    noted(&done, &["port group \"trunk\" (vSwitch1, all VLANs)", "\"uplink\" (vSwitch0, no VLAN)"]);
-    let interface = |bridge: &str| {
-        format!(
-            "<interface type='bridge'><source bridge='{bridge}'/><vlan><tag id='42'/></vlan><model type='virtio'/></interface>"
-        )
-    };
-    let of = |bridges: [&str; 2]| {
-        let devices: String = bridges.iter().map(|bridge| interface(bridge)).collect();
+fn one_vlan_of_two_switches_is_two_networks() {
+    let port_groups = port_groups(read("portgroups.esxcli.txt")).unwrap();
+    let options = Options { port_groups, ..Options::default() };
+    let done = configuration(&["web.vmx", "four-cards.vmx"].map(machine), &options);
+    assert_eq!(vlans(&done.toml), ["10", "0", "10", "\"trunk\""], "{}", done.toml);
+    assert_eq!(switches(&done.toml), ["vSwitch0", "vSwitch0", "vSwitch1", "vSwitch1"], "{}", done.toml);
+    assert_eq!(done.toml.matches("[[switch]]").count(), 2, "{}", done.toml);
+}
+
+#[test]
+fn port_groups_are_on_one_switch_only_if_their_vlans_alone_kept_them_apart() {
+    for (interfaces, is_one) in [
+        (["bridge'><source bridge='a'/>"; 2], true),
+        (["bridge'><source bridge='a'/>", "bridge'><source bridge='b'/>"], false),
+        (["bridge'><source bridge='a'/>", "network'><source network='a'/>"], false),
+        (["network'><source network='a' portgroup='x'/>", "network'><source network='a'/>"], true),
+        (
+            ["network'><source network='a' portgroup='x'/>", "network'><source network='b' portgroup='x'/>"],
+            false,
+        ),
+        (
+            ["vds'><source switchid='a' portgroupid='x'/>", "vds'><source switchid='a' portgroupid='y'/>"],
+            true,
+        ),
+        (
+            ["vds'><source switchid='a' portgroupid='x'/>", "vds'><source switchid='b' portgroupid='x'/>"],
+            false,
+        ),
+        (["direct'><source dev='a' mode='bridge'/>", "direct'><source dev='a' mode='vepa'/>"], false),
+        (["server'><source address='a' port='1'/>", "server'><source address='a' port='2'/>"], false),
+        (["user'>"; 2], false),
+        (
+            [
+                "bridge'><source bridge='br-int'/><virtualport><parameters interfaceid='1'/></virtualport>",
+                "bridge'><source bridge='br-int'/><virtualport><parameters interfaceid='2'/></virtualport>",
+            ],
+            false,
+        ),
+    ] {
+        let interface = |(rest, number)| {
+            format!(
+                "<interface type='{rest}<vlan trunk='yes'><tag id='42'/><tag id='{number}'/></vlan><model type='virtio'/></interface>"
+            )
+        };
+        let devices: String = interfaces.iter().zip(43..).map(interface).collect();
         let machine =
             libvirt(format!("<domain><name>t</name><devices>{devices}</devices></domain>")).unwrap();
-        configuration(&[machine], &Options::default())
-    };
-    noted(&of(["br0", "br1"]), &["br0-vlan42", "is one network with each"]);
-    assert!(!has_note(&of(["br0", "br0"]), &["is one network with each"]));
+        let done = configuration(&[machine], &Options::default());
+        assert_eq!(vlans(&done.toml), ["[42, 43]", "[42, 44]"]);
+        assert_eq!(kinds(&switches(&done.toml)) == 1, is_one, "{interfaces:?}: {}", done.toml);
+    }
 }
 
 #[test]
-fn many_networks_stay_apart_to_the_last_vlan() {
+fn a_port_group_whose_switch_is_not_known_has_one_of_its_own() {
+    let listing = String::from_utf8(read("listings/pg-silent.txt")).unwrap();
+    let (switch, groups) = listing.split_once("\n\n").unwrap();
+    let (heading, row) = switch.split_once('\n').unwrap();
+    let (vm_network, customers) = groups.trim_end().rsplit_once('\n').unwrap();
+    let columns = vm_network.split_once('\n').unwrap().0;
+    let text = String::from_utf8(read("pg.vmx")).unwrap();
+    let machine =
+        vmx(text.replace("Department servers VLAN 20 floor", "Customer networks room 12 b")).unwrap();
+    let second = |switch: &str| format!("{heading}\n{switch}\n\n{columns}\n{customers}\n");
+    let other = row.replace("vSwitch0", "vSwitch9");
+    let of = "Customer-networks-room-12-b";
+    for (listing, expected, why) in [
+        (listing.clone(), ["vSwitch0", "vSwitch0"], None),
+        (format!("{switch}\n\n{vm_network}\n{}", second(&other)), ["vSwitch0", "vSwitch9"], None),
+        // A row that cannot be read: it is not the switch above it.
+        (
+            format!("{switch}\n\n{vm_network}\n{}", second("vSwitch9")),
+            ["vSwitch0", of],
+            Some("without its switch"),
+        ),
+        (format!("{listing}{}", second(&other)), ["vSwitch0", of], Some("several switches")),
+    ] {
+        let options = Options { port_groups: port_groups(&listing).unwrap(), ..Options::default() };
+        let done = configuration(std::slice::from_ref(&machine), &options);
+        assert_eq!(switches(&done.toml), expected, "{listing}");
+        assert_eq!(vlans(&done.toml), ["0", "3120"], "{listing}");
+        why.iter().for_each(|why| noted(&done, &[why, of]));
+    }
+}
+
+#[test]
+fn many_networks_stay_apart_to_the_last() {
     let machines: Vec<Machine> = (0..500)
         .map(|number| {
             let mut text = format!("config.version = \"8\"\ndisplayName = \"vm{number}\"\n");
@@ -123,10 +200,7 @@ fn many_networks_stay_apart_to_the_last_vlan() {
         })
         .collect();
     let done = configuration(&machines, &Options::default());
-    let vlans = vlans(&done.toml);
-    assert_eq!((vlans.len(), vlans.iter().collect::<BTreeSet<_>>().len()), (4094, 4094));
-    assert!(!vlans.contains(&"0"));
-    noted(&done, &["no VLAN is left"]);
+    assert_eq!((groups(&done.toml).len(), kinds(&switches(&done.toml))), (5000, 5000));
 }
 
 #[test]
@@ -250,12 +324,12 @@ fn listings_have_names_of_any_length_and_lines_that_are_no_rows() {
     let done = listed(&named("Customer networks room 12 b"), "listings/pg-silent.txt");
     assert_eq!(vlans(&done.toml), ["0", "3120"], "{}", done.toml);
     let done = listed(&machine("pg.vmx"), "listings/pg-prompt.txt");
-    assert_eq!(vlans(&done.toml), ["7", "3001"], "{}", done.toml);
+    assert_eq!((vlans(&done.toml), kinds(&switches(&done.toml))), (vec!["7", "0"], 2), "{}", done.toml);
     // A row with a bad VLAN says nothing of the others.
     let listing = String::from_utf8(read("listings/pg-silent.txt")).unwrap().replace("3120", "5000");
     let options = Options { port_groups: port_groups(listing).unwrap(), ..Options::default() };
     let done = configuration(&[named("Customer networks room 12 b")], &options);
-    assert_eq!(vlans(&done.toml), ["0", "3001"], "{}", done.toml);
+    assert_eq!((vlans(&done.toml), kinds(&switches(&done.toml))), (vec!["0", "0"], 2), "{}", done.toml);
     noted(&done, &["Customer networks room 12 b", "\"5000\""]);
 }
 

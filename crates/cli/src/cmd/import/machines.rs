@@ -15,8 +15,8 @@ use crate::cmd::control::{json, print};
 
 const HELP: &str = "The configuration goes to standard output; comments in it name what is left out or changed.
 Network cards keep their MAC addresses, port groups and PCI slots (slot = 192: Linux calls the card ens192 again). VMs keep their CIDs.
-Networks that were apart stay apart: one whose VLAN is not known gets a VLAN of its own, and a comment names it. VMCI reaches other VMs
-only where it did before (vmci0.unrestricted); else the VM is restricted.
+Networks that were apart stay apart: each virtual switch becomes a [[switch]], and a network whose VLAN or switch is not known gets one of its own,
+with a comment. Nothing leads out of a switch until you add an [[uplink]] to it. VMCI reaches other VMs only where it did before (vmci0.unrestricted); else the VM is restricted.
 
 A VM's description does not contain the VLANs of its port groups. On the ESXi host, one of these prints them:
   esxcli network vswitch standard portgroup list > portgroups.txt
