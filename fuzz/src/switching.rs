@@ -1,6 +1,7 @@
 //! What the switch should do, written down once more, without tables, caches and turns: who gets a frame,
-//! with which tag. Ports of two isolation groups, all VLAN modes and policies, addresses that guests change
-//! or make up, an uplink, receivers for which TCP segments are merged (software LRO, see `segments.rs`).
+//! with which tag. Ports of two isolation groups and two switches, all VLAN modes and policies, addresses that
+//! guests change or make up, an uplink, receivers for which TCP segments are merged (software LRO, see
+//! `segments.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -112,7 +113,7 @@ pub struct Bench {
     workers: Vec<Worker>,
     ports: Vec<Port>,
     /// Group, address, VLAN: behind which port, and whether that is an uplink.
-    learned: HashMap<(String, Mac, u16), usize>,
+    learned: HashMap<(Network, Mac, u16), usize>,
     frames: u32,
 }
 
@@ -139,12 +140,22 @@ fn policy(input: &mut Input<'_>) -> Policy {
     Policy { promiscuous: kinds & 1 != 0, mac_changes: kinds & 2 == 0, forged_transmits: kinds & 4 == 0 }
 }
 
+/// Isolation group and switch.
+type Network = (String, String);
+
+fn network(spec: &PortSpec) -> Network {
+    (spec.group.clone(), spec.switch.clone())
+}
+
 fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
     let uplink = number == GUESTS;
+    // Half of the ports are in one group on one switch.
+    let place = input.byte() % 4;
+    let of = |other| if place == other { "other" } else { "default" };
     PortSpec {
         name: format!("vm{}/nic{number}", number / 2),
-        group: if input.byte().is_multiple_of(4) { "other".into() } else { "default".into() },
-        switch: String::new(),
+        group: of(0).into(),
+        switch: of(1).into(),
         mac: own(number),
         vlan: vlan_mode(input),
         policy: policy(input),
@@ -377,9 +388,9 @@ impl Bench {
         if !from.is_unicast() {
             return BTreeMap::new();
         }
-        let group = sender.spec.group.clone();
+        let network = network(&sender.spec);
         let has = |address: Mac| {
-            let of = |port: &Port| port.attached && !port.spec.uplink && port.spec.group == group;
+            let of = |port: &Port| port.attached && !port.spec.uplink && self::network(&port.spec) == network;
             self.ports.iter().position(|port| of(port) && port.address() == address)
         };
         if sender.spec.uplink || from != sender.address() {
@@ -387,10 +398,10 @@ impl Bench {
                 return BTreeMap::new();
             }
             if has(from).is_none() {
-                let behind = self.learned.get(&(group.clone(), from, vlan)).copied();
+                let behind = self.learned.get(&(network.clone(), from, vlan)).copied();
                 // What is outside the host stays there while frames of it come.
                 if sender.spec.uplink || behind.is_none_or(|behind| !self.ports[behind].spec.uplink) {
-                    self.learned.insert((group.clone(), from, vlan), number);
+                    self.learned.insert((network.clone(), from, vlan), number);
                 }
             }
         }
@@ -398,7 +409,8 @@ impl Bench {
         let member = |at: usize| {
             let port = &self.ports[at];
             let both_outside = sender.spec.uplink && port.spec.uplink;
-            at != number && port.attached && port.spec.group == group && port.carries(vlan) && !both_outside
+            let is_beside = self::network(&port.spec) == network;
+            at != number && port.attached && is_beside && port.carries(vlan) && !both_outside
         };
         let all = |want: &dyn Fn(&Port) -> bool| -> Vec<usize> {
             (0..self.ports.len()).filter(|&at| member(at) && want(&self.ports[at])).collect()
@@ -418,7 +430,7 @@ impl Bench {
         } else if let Some(at) = has(to).filter(|&at| self.ports[at].carries(vlan)) {
             one(at)
         } else {
-            match self.learned.get(&(group.clone(), to, vlan)) {
+            match self.learned.get(&(network.clone(), to, vlan)) {
                 Some(&at) if at == number => Vec::new(),
                 Some(&at)
                     if self.ports[at].carries(vlan)
