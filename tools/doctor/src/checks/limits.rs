@@ -21,6 +21,17 @@ const SYMPTOMS: &[&str] = &[
     "super-frames-lost",
     "zero-window",
 ];
+/// The kernel takes LRO off a card with such a program.
+const OF_XDP: &[&str] = &[
+    "latency",
+    "loss",
+    "policing",
+    "receive-merging",
+    "retransmits",
+    "sender-limit",
+    "super-frames-lost",
+    "zero-window",
+];
 /// A measured rate so much above a limit does not pass through it.
 const ABOVE: f64 = 1.15;
 /// What a netem discipline may do to a frame, and what that is.
@@ -35,6 +46,8 @@ const EFFECTS: [(&str, &str); 6] = [
 /// Disciplines that drop to keep a queue short do so with few packets: the part of them from which it is
 /// more.
 const MUCH: f64 = 0.02;
+/// Packets of one flow that fq queues, by default.
+const FLOW_LIMIT: u32 = 100;
 const ACTIVE: [&str; 7] = ["fq", "fq_codel", "codel", "cake", "pie", "fq_pie", "sfb"];
 
 /// The end whose data passes a limit at `end`: what is on its card is for what it sends; the other places
@@ -95,7 +108,11 @@ fn effects(evidence: &Evidence, from: PathEnd, limit: &Limit) -> Vec<String> {
 fn is_full(limit: &Limit) -> bool {
     // What filters drop of received frames is counted there, too.
     let enough = limit.dropped >= 10 && !["clsact", "ingress"].contains(&limit.kind());
-    enough && (!ACTIVE.contains(&limit.kind()) || limit.dropped as f64 > MUCH * limit.passed as f64)
+    let flows =
+        limit.word("flow_limit").and_then(|packets| packets.trim_end_matches('p').parse::<u32>().ok());
+    let few_a_flow = flows.is_some_and(|packets| packets < FLOW_LIMIT);
+    let is_active = ACTIVE.contains(&limit.kind()) && !few_a_flow;
+    enough && (!is_active || limit.dropped as f64 > MUCH * limit.passed as f64)
 }
 
 /// Which part of the throughput is missing, compared with the other direction and the loopbacks.
@@ -172,7 +189,7 @@ fn xdp(evidence: &Evidence) -> Vec<Finding> {
         let cost = Cost::estimated(0.4, "frames that it drops, and merging that it prevents");
         let seen = format!("{program} (ip link show {card}); dropped meanwhile: {dropped}");
         let finding = XDP.found(severity, what, cost).confidence(confidence).at(end).of_way(end.other());
-        Some(finding.explains(SYMPTOMS).evidence(seen).remedy(remedy))
+        Some(finding.explains(OF_XDP).evidence(seen).remedy(remedy))
     });
     found.collect()
 }
@@ -218,7 +235,9 @@ mod tests {
             ("qdisc fq_codel 0: dev eth0 root limit 10240p flows 1024", 99, ""),
             ("qdisc pfifo_fast 0: dev eth0 root bands 3 priomap 1 2", 9, ""),
             ("qdisc clsact ffff: dev eth0 parent ffff:fff1", 99, ""),
-            ("qdisc fq 1: dev eth0 root limit 10000p flow_limit 1p", 9_000, "drops"),
+            ("qdisc fq 1: dev eth0 root limit 10000p flow_limit 1p", 60, "drops"),
+            ("qdisc fq 1: dev eth0 root limit 10000p flow_limit 100p", 60, ""),
+            ("qdisc fq 1: dev eth0 root limit 10000p flow_limit 100p", 9_000, "drops"),
         ] {
             let before = Limits { queueing: vec![limit("eth0", text, 1)], ..Limits::default() };
             let after = Limits { queueing: vec![limit("eth0", text, 1 + dropped)], ..Limits::default() };
