@@ -30,8 +30,8 @@ fn views_have_keys_and_each_keeps_its_own_sorting() {
     let mut app = app();
     assert_eq!(first_column(&mut app, 10), ["web", "db", "mail"], "by bytes sent");
     assert_eq!(press(&mut app, "n"), Next::Draw);
-    assert_eq!((app.view, app.sorting()), (View::Network, (3, false)));
-    press(&mut app, "<<<r");
+    assert_eq!((app.view, app.sorting()), (View::Network, (4, false)));
+    press(&mut app, "<<<<r");
     assert_eq!(app.sorting(), (0, true));
     assert_eq!(first_column(&mut app, 10), ["web/nic0", "lan", "db/nic0"]);
     press(&mut app, "v");

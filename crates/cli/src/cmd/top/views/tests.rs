@@ -8,7 +8,7 @@ use super::*;
 /// A daemon with three VMs, an uplink and two workers, `bytes` after its start.
 pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
     let nic = |down| {
-        json!({"name": "nic0", "mac": "", "profile": "vmxnet3", "port_group": "", "socket": "", "attached": true,
+        json!({"name": "nic0", "mac": "", "profile": "vmxnet3", "switch": "san", "port_group": "", "socket": "", "attached": true,
                "active": true, "link_down": down})
     };
     let vm = |name: &str, cid, ready, nics| {
@@ -23,7 +23,7 @@ pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
         "watched": [{"name": "worker-0", "busy_seconds": uptime_seconds / 4.0, "spin_seconds": uptime_seconds / 10.0,
                      "nap_seconds": uptime_seconds / 5.0},
                     {"name": "switch", "busy_seconds": 1.0, "stuck_seconds": 3.0, "serving": "port 7"}],
-        "uplinks": [{"name": "lan", "to": "tap", "attached": true, "how": ""}]
+        "uplinks": [{"name": "lan", "to": "tap", "switch": "default", "attached": true, "how": ""}]
     });
     let port = |share| {
         json!({"tx_frames": bytes / share, "tx_bytes": bytes, "rx_frames": 0, "rx_bytes": 0, "pending": 0,
@@ -69,9 +69,9 @@ fn each_view_shows_rates_and_states() {
     assert_eq!(
         shown(View::Network),
         [
-            "web/nic0|vmxnet3|up|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
-            "db/nic0|vmxnet3|down|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
-            "lan|uplink|up|500 B/s|100/s|0 B/s|0/s|0/s|55/s|no_buffers",
+            "web/nic0|san|vmxnet3|up|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
+            "db/nic0|san|vmxnet3|down|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
+            "lan|default|uplink|up|500 B/s|100/s|0 B/s|0/s|0/s|55/s|no_buffers",
         ]
     );
     assert_eq!(
