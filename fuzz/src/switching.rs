@@ -1,6 +1,6 @@
 //! What the switch should do, written down once more, without tables, caches and turns: who gets a frame,
-//! with which tag. Ports of two isolation groups and two switches, all VLAN modes and policies, addresses that
-//! guests change or make up, an uplink, receivers for which TCP segments are merged (software LRO, see
+//! with which tag. Ports of two isolation groups and two switches, all VLAN modes and policies, addresses
+//! that guests change or make up, an uplink, receivers for which TCP segments are merged (software LRO, see
 //! `segments.rs`).
 
 use std::collections::{BTreeMap, HashMap};

@@ -229,8 +229,8 @@ impl Switch {
         other.map(|(id, _)| self.owner(*id))
     }
 
-    /// How many ports beside this one each worker has: those who talk to each other are there. Empty if there is
-    /// no other group, and ports are to be spread.
+    /// How many ports beside this one each worker has: those who talk to each other are there. Empty if there
+    /// is no other group and no other switch, and ports are to be spread.
     fn workers_of_group(&self, spec: &PortSpec) -> Vec<usize> {
         let mut counts = vec![0; self.workers.len()];
         let ports = self.ports.lock();
