@@ -63,7 +63,7 @@ pub struct Check {
 }
 
 /// All checks, in the order of the guide: from the card up.
-pub const ALL: [&Check; 57] = [
+pub const ALL: [&Check; 58] = [
     &nic_model::CHECK,
     &foreign_driver::CHECK,
     &mtu_mismatch::CHECK,
@@ -86,6 +86,7 @@ pub const ALL: [&Check; 57] = [
     &limits::FIREWALL,
     &limits::XDP,
     &counters::BACKLOG,
+    &counters::OTHER_TRAFFIC,
     &counters::CONNTRACK,
     &way::ROUTE,
     &way::NETMASK,
@@ -151,6 +152,7 @@ mod tests {
             "cpu-quota",
             "memory-pressure",
             "clock",
+            "other-traffic",
         ],
         &["nic-model", "foreign-driver", "link-speed", "xdp"],
         &["mtu-mismatch", "path-mtu", "black-hole", "small-segments", "super-frames-lost"],

@@ -171,7 +171,7 @@ pub const TABLE: &[Mechanism] = &[
         &[(C, "python3 /chance.py flood {me} {s} >/dev/null 2>&1 </dev/null & echo $! >/run/chance-flood")],
         &[(C, "kill $(cat /run/chance-flood)")],
         &["c"],
-        &["busy-cpu@", "backlog@"],
+        &["busy-cpu@", "backlog@", "other-traffic@"],
     )
     .symptoms(OF_CPU)
     .over_ip(),

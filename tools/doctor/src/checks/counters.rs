@@ -138,6 +138,7 @@ pub const MEMORY_PRESSURE: Check =
 pub const ACCEPT_QUEUE: Check =
     Check { name: "accept-queue", examine: |evidence| of(evidence, &ACCEPT_QUEUE_CAUSE) };
 pub const BACKLOG: Check = Check { name: "backlog", examine: backlog };
+pub const OTHER_TRAFFIC: Check = Check { name: "other-traffic", examine: other_traffic };
 
 fn of(evidence: &Evidence, cause: &Cause) -> Vec<Finding> {
     let seconds: f64 = evidence.runs.iter().map(|run| run.report.seconds).sum();
@@ -185,6 +186,29 @@ fn backlog(evidence: &Evidence) -> Vec<Finding> {
     found.collect()
 }
 
+/// Frames of others, counted while only small requests were under way: as many as those, and more than so
+/// many a second.
+const FEW: f64 = 500.0;
+
+fn other_traffic(evidence: &Evidence) -> Vec<Finding> {
+    let Some(run) = evidence.runs(RunKind::RoundTrips).next() else { return Vec::new() };
+    let ours = run.report.transactions_per_second.unwrap_or(0.0);
+    let found = evidence.ends().filter_map(|(end, _)| {
+        let count = |name| run.counters(end).interface.get(name).copied().unwrap_or(0) as f64;
+        // A request is a frame and at most one acknowledgement each way.
+        let others = |name| count(name) / run.report.seconds.max(0.1) - 2.2 * ours;
+        let (received, sent) = (others("rx_packets"), others("tx_packets"));
+        let (many, how) = if received >= sent { (received, "receives") } else { (sent, "sends") };
+        let what =
+            format!("{} {how} {many:.0} frames a second that are not the doctor's.", evidence.name(end));
+        let cost = Cost::estimated(0.3, "the CPU and the room in its card that they need");
+        let remedy = Remedy::new("find out whose they are").run(&["tcpdump", "-nc", "100"]);
+        let seen = format!("while {ours:.0} small requests a second were measured (rx_packets, tx_packets)");
+        (many >= ours.max(FEW)).then(|| OTHER_TRAFFIC.slow(what, cost).at(end).evidence(seen).remedy(remedy))
+    });
+    found.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +230,15 @@ mod tests {
             let found = of(&evidence, cause);
             assert_eq!(found.len(), usize::from(is_found), "{} {count}", cause.name);
             assert!(found.iter().all(|finding| finding.end == Some(PathEnd::Far)));
+        }
+    }
+
+    #[test]
+    fn many_frames_beside_few_requests_are_of_others() {
+        for (frames, is_found) in [(0, false), (2_100, false), (3_300, true)] {
+            let mut evidence = testing::healthy();
+            evidence.runs[0].far.interface.insert("rx_packets".to_owned(), frames);
+            assert_eq!(other_traffic(&evidence).len(), usize::from(is_found), "{frames} in a second");
         }
     }
 

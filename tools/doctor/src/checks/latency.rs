@@ -9,11 +9,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let Some(trip) = run.median_us() else { return Vec::new() };
     // A tunnel may be as long as it is.
     let is_card = evidence.interfaces().all(|(_, _, interface)| interface.is_card());
-    let limit = match (is_card, evidence.is_emulated()) {
-        (false, _) => 30_000.0,
-        (true, true) => 10_000.0,
-        (true, false) => 3_000.0,
-    };
+    let limit = if is_card { 3_000.0 } else { 30_000.0 };
     let on_link = evidence.near.path.as_ref().is_some_and(|path| path.on_link);
     if !on_link || trip < limit {
         return Vec::new();

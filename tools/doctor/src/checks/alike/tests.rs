@@ -169,6 +169,10 @@ const CAUSES: &[(&str, Act)] = &[
         testing::far(evidence).sysctls.0.extend([off]);
     }),
     ("latency", |evidence| round_trips_of(evidence, 20_000.0)),
+    ("other-traffic", |evidence| {
+        let frames = ("rx_packets".to_owned(), 90_000);
+        evidence.runs.iter_mut().for_each(|run| run.far.interface.extend([frames.clone()]));
+    }),
     ("bufferbloat", |evidence| {
         stream(evidence, NEAR).report.tcp.local.as_mut().unwrap().rtt_us = 300_000.0;
         evidence.runs.push(testing::round_trips(RunKind::Loaded, 300_000.0));
