@@ -38,7 +38,7 @@ fn add_vm(switch: &Switch) {
         .add_port(PortSpec {
             name: "vm/nic0".into(),
             group: "default".into(),
-            switch: String::new(),
+            switch: "default".into(),
             mac: VM_MAC.parse::<Mac>().unwrap(),
             vlan: VlanMode::Untagged,
             policy: Default::default(),
