@@ -330,7 +330,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let result = bench(self);
         // After what failed there is nothing to count.
         let after = if result.is_ok() { self.counters() } else { Default::default() };
-        self.note_end(seconds, began.elapsed());
+        self.note_end(seconds, began.elapsed(), [&result]);
         self.keep(kind, from, result, &before, after);
     }
 
@@ -383,10 +383,18 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         reply
     }
 
-    /// How long a measurement of this length really took.
-    fn note_end(&mut self, seconds: f64, took: Duration) {
+    /// How long a measurement of this length really took. Datagrams of which none arrives are waited for at
+    /// its end: that is the path, and not how soon the other end answers.
+    fn note_end<'r>(
+        &mut self,
+        seconds: f64,
+        took: Duration,
+        results: impl IntoIterator<Item = &'r Result<Report, Error>>,
+    ) {
         let beside = took.saturating_sub(Duration::from_secs_f64(seconds));
-        if beside >= LATE_END {
+        let none = |report: &Report| report.datagrams.is_some_and(|datagrams| datagrams.counts.received == 0);
+        let lost = results.into_iter().flatten().any(none);
+        if beside >= LATE_END && !lost {
             self.note_wait("beginning and ending a measurement", beside);
         }
     }
@@ -444,7 +452,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             .map(|(from, bytes, probe)| (from, bytes, probe.end()))
             .collect();
         let after = self.counters();
-        self.note_end(self.plan.probe, began.elapsed());
+        self.note_end(self.plan.probe, began.elapsed(), results.iter().map(|(.., result)| result));
         let mut before = Some(before);
         for (from, bytes, result) in results {
             let counted_from = before.take().unwrap_or_else(|| after.clone());
