@@ -114,7 +114,6 @@ impl<'d> Requests<'d> {
         let positions = self.agreed.rings.iter().map(|ring| ring.position.load(Ordering::Acquire));
         let has_run = positions.into_iter().any(|position| position as u16 & 0x7fff != 0);
         self.stats.has_run.store(has_run, Ordering::Relaxed);
-        self.agreed.rings.iter_mut().for_each(|ring| ring.recovers |= ring.started);
         self.note_memory();
     }
 
@@ -265,9 +264,8 @@ impl<'d> Requests<'d> {
         let Agreed { features, memory, rings, .. } = &mut self.agreed;
         let ring = &mut rings[number];
         let setup = ring.setup(memory, record, log)?;
-        if std::mem::take(&mut ring.recovers)
-            && let Some(position) = recover(&setup, *features, &memory.map)
-        {
+        let recovers = std::mem::take(&mut ring.recovers) | std::mem::take(&mut ring.continues);
+        if recovers && let Some(position) = recover(&setup, *features, &memory.map) {
             ring.set_position(position);
         }
         Some(setup)

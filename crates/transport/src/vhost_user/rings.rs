@@ -26,6 +26,9 @@ pub struct Ring {
     /// It begins anew, perhaps after a back end that died: where, is in its record if it has one, else in
     /// what the front end has announced.
     pub recovers: bool,
+    /// It ran in a previous daemon, and not in this one yet. Never recorded: should this daemon die, too, it is
+    /// for the next one what it is for this one.
+    pub continues: bool,
 }
 
 impl Ring {
@@ -73,6 +76,6 @@ impl Ring {
             [] => None,
             address => Some(RingAddress::read_from_bytes(address).ok()?),
         };
-        Some(Ring { size, address, position, started, enabled, recovers })
+        Some(Ring { size, address, position, started, enabled, recovers, continues: started })
     }
 }

@@ -38,6 +38,8 @@ const RECORDS: u64 = 8192;
 /// When a daemon dies.
 enum Fate {
     Lives,
+    /// Before the next event; the daemon after it lives.
+    Next,
     /// Before the event with this number.
     At(usize),
     /// Once before each event.
@@ -90,8 +92,13 @@ impl Life {
             return self.dead.load(Ordering::SeqCst);
         }
         let count = self.world.events.fetch_add(1, Ordering::SeqCst) as usize;
-        let dies = match &mut *self.world.fate.lock() {
+        let fate = &mut *self.world.fate.lock();
+        let dies = match fate {
             Fate::Lives => false,
+            Fate::Next => {
+                *fate = Fate::Lives;
+                true
+            }
             Fate::At(number) => count == *number,
             Fate::Each(seen) => seen.insert(event),
         };
@@ -716,9 +723,8 @@ fn about_to_die(packed: bool) -> (Vmm, Sender<()>) {
 }
 
 impl World {
-    /// The daemon dies before the next event.
     fn doom(&self) {
-        *self.fate.lock() = Fate::At(self.events.load(Ordering::SeqCst) as usize);
+        *self.fate.lock() = Fate::Next;
     }
 
     fn await_deaths(&self, deaths: u32) {
@@ -804,6 +810,26 @@ fn a_driver_that_begins_is_not_taken_for_one_that_goes_on() {
     vmm.enable(true);
     wait_until("rings to run", || vmm.world.runs.lock().last().is_some_and(|(rings, _)| *rings == [true; 2]));
     assert!(vmm.world.runs.lock().iter().all(|(_, resumed)| !resumed));
+}
+
+/// A VM is paused (its rings are disabled, and not stopped) while one daemon dies after the other: what a daemon
+/// records of rings that it has not run yet is not taken for rings that have never run.
+#[test]
+fn rings_that_are_paused_are_resumed_however_many_daemons_die() {
+    let (mut vmm, permit) = about_to_die(false);
+    vmm.enable(false);
+    for deaths in 1..=3 {
+        vmm.names();
+        vmm.world.runs.lock().clear();
+        die(&mut vmm, &permit, |_| ());
+        vmm.front.reply(request::GET_QUEUE_NUM);
+        wait_until("the next daemon", || !vmm.world.runs.lock().is_empty());
+        assert_eq!(vmm.world.runs.lock()[0], ([false; 2], true), "after {deaths} deaths");
+        vmm.enable(false);
+    }
+    vmm.enable(true);
+    let high = vmm.rings[0].alloc(100);
+    vmm.traffic(high);
 }
 
 #[test]
