@@ -155,7 +155,10 @@ fn as_json(words: &str) -> String {
     let mut device = serde_json::Map::new();
     for word in words.split(',') {
         let (key, value) = word.split_once('=').unwrap_or(("driver", word));
-        let value = value.parse::<u64>().map_or_else(|_| value.into(), serde_json::Value::from);
+        let value = match value {
+            "on" => true.into(),
+            _ => value.parse::<u64>().map_or_else(|_| value.into(), serde_json::Value::from),
+        };
         device.insert(key.to_owned(), value);
     }
     serde_json::Value::Object(device).to_string()

@@ -1,12 +1,15 @@
 //! How QEMU attaches a configured VM: 10.1 or later for vfio-user, 7.2 or later for vhost-user.
 
 mod kind;
+mod ports;
 
 use std::path::Path;
 
 use vmlane_config::paths::{Paths, TooLong};
 use vmlane_config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
 
+use self::ports::{Port, Ports};
+pub(crate) use kind::without_port;
 pub use kind::{Accel, Lacks, Machine, Qemu, Version, check_sockets};
 
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
@@ -68,22 +71,26 @@ pub fn devices(
             arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, role, vm.movable, qemu));
         }
     }
-    let slots = || vm.nics.iter().filter(|nic| which(nic)).any(|nic| nic.slot.is_some());
-    if qemu.machine == Machine::Pci && slots() {
+    let nics = || vm.nics.iter().enumerate().filter(|(_, nic)| which(nic));
+    if qemu.machine == Machine::Q35 && nics().any(|(number, _)| vm.port_slot(number).is_some()) {
         arguments.extend(["-global".into(), NATIVE_HOTPLUG.into()]);
     }
-    for (number, nic) in vm.nics.iter().enumerate().filter(|(_, nic)| which(nic)) {
-        let slot = nic.slot.filter(|_| qemu.machine == Machine::Pci);
-        if let Some(slot) = slot {
-            arguments.extend(["-device".into(), root_port(slot)]);
+    let mut ports = Ports::of(vm);
+    for (number, nic) in nics() {
+        let port = if qemu.machine == Machine::Q35 { ports.next(number) } else { None };
+        if let Some(port) = port {
+            arguments.extend(["-device".into(), port.device()]);
         }
-        if let NicModel::VirtioNet(virtio) = nic.model {
-            arguments.extend(virtio_net(&paths.nic(&vm.name, number)?, number, nic, virtio, qemu));
-            continue;
+        let socket = paths.nic(&vm.name, number)?;
+        match nic.model {
+            NicModel::VirtioNet(virtio) => {
+                arguments.extend(virtio_net(&socket, (number, nic), virtio, port, qemu))
+            }
+            // A NIC's mapped doorbell page keeps QEMU from posting writes by itself.
+            NicModel::Vmxnet3 => {
+                arguments.extend(["-device".into(), json(&socket, nic.trapped, port).to_string()]);
+            }
         }
-        // A NIC's mapped doorbell page keeps QEMU from posting writes by itself.
-        let device = json(&paths.nic(&vm.name, number)?, nic.trapped, slot);
-        arguments.extend(["-device".into(), device.to_string()]);
     }
     Ok(arguments)
 }
@@ -103,7 +110,13 @@ fn virtio_vsock(socket: &Path, role: Role, movable: bool, qemu: Qemu) -> [String
 }
 
 /// A virtio NIC whose rings the daemon serves. QEMU keeps trying when the daemon is away.
-fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, qemu: Qemu) -> Vec<String> {
+fn virtio_net(
+    socket: &Path,
+    (number, nic): (usize, &NicConfig),
+    virtio: VirtioNet,
+    port: Option<Port>,
+    qemu: Qemu,
+) -> Vec<String> {
     let NicConfig { mac, mtu, queues, .. } = nic;
     let path = socket.to_string_lossy().replace(',', ",,");
     let end = match virtio.role {
@@ -116,7 +129,7 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
         "{},netdev=vmlane-net{number},mac={mac},rx_queue_size={RING},tx_queue_size={RING}",
         qemu.virtio("virtio-net")
     );
-    let pci = qemu.machine == Machine::Pci;
+    let pci = qemu.machine != Machine::Microvm;
     if *queues > 1 {
         netdev += &format!(",queues={queues}");
         device += ",mq=on";
@@ -136,7 +149,7 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
             device += ",vectors=0";
         }
         device += ",romfile=";
-        device.extend(nic.slot.map(|slot| format!(",bus={}", slot_id(slot))));
+        device.extend(port.map(|port| format!(",bus={}", port.id())));
     }
     [("-chardev", chardev), ("-netdev", netdev), ("-device", device)]
         .into_iter()
@@ -148,21 +161,8 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
 /// NICs.
 const VSOCK_PORT: &str = "pcie-root-port,id=vmlane-vsock-port,chassis=201,slot=0";
 
-/// The chassis of all our slots: with it a slot's number is another one than those of the caller's ports.
-const CHASSIS: u8 = 200;
-
-fn slot_id(slot: u16) -> String {
-    format!("vmlane-slot{slot}")
-}
-
-/// The port of a numbered slot: guests read the number in its capabilities (PCI Express, physical slot
-/// number), and Linux names a card after it: 192 is `ens192`.
-fn root_port(slot: u16) -> String {
-    format!("pcie-root-port,id={},chassis={CHASSIS},slot={slot}", slot_id(slot))
-}
-
 /// A structured property such as `socket` can only be given as JSON.
-fn json(socket: &Path, no_posted_writes: bool, slot: Option<u16>) -> serde_json::Value {
+fn json(socket: &Path, no_posted_writes: bool, port: Option<Port>) -> serde_json::Value {
     let mut device = serde_json::json!({
         "driver": "vfio-user-pci",
         "socket": { "type": "unix", "path": socket.to_string_lossy() },
@@ -170,7 +170,7 @@ fn json(socket: &Path, no_posted_writes: bool, slot: Option<u16>) -> serde_json:
     });
     if let Some(keys) = device.as_object_mut() {
         keys.extend(no_posted_writes.then(|| ("x-no-posted-writes".into(), true.into())));
-        keys.extend(slot.map(|slot| ("bus".into(), slot_id(slot).into())));
+        keys.extend(port.map(|port| ("bus".into(), port.id().into())));
     }
     device
 }
@@ -245,7 +245,7 @@ mod tests {
         let paths = Paths::new(Path::new("/run/v")).unwrap();
         let nics = "vsock = \"none\"\nnic = [{ model = \"vmxnet3\", slot = 192 }, { model = \"virtio-net\", slot = 224 }]";
         let words = arguments(&paths, &vm(nics), 64, Qemu::default()).unwrap();
-        let port = |slot| format!("pcie-root-port,id=vmlane-slot{slot},chassis=200,slot={slot}");
+        let port = |slot| format!("pcie-root-port,id=vmlane-slot{slot},chassis=202,slot={slot}");
         assert_eq!((&words[9], words.contains(&port(224))), (&port(192), true));
         let device: serde_json::Value = serde_json::from_str(&words[11]).unwrap();
         assert_eq!(device["bus"], "vmlane-slot192");
@@ -253,6 +253,24 @@ mod tests {
         let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
         let virtio = vm("vsock = \"none\"\nnic = [{ model = \"virtio-net\", slot = 224 }]");
         assert!(!arguments(&paths, &virtio, 64, microvm).unwrap().concat().contains("slot"));
+    }
+
+    #[test]
+    fn each_of_sixty_four_nics_has_its_devices() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let nics = "{ model = \"vmxnet3\" }, { model = \"virtio-net\" }, ".repeat(32);
+        let words = arguments(&paths, &vm(&format!("vsock = \"none\"\nnic = [{nics}]")), 64, Qemu::default())
+            .unwrap();
+        let line = words.join(" ").replace(['"', '{', '}'], "");
+        for number in 0..64 {
+            assert_eq!(line.matches(&format!("/nic{number}.sock")).count(), 1, "{number}");
+            let port = line.matches(&format!("id=vmlane-slot{number},")).count();
+            let behind = line.matches(&format!("bus:vmlane-slot{number},")).count()
+                + words.iter().filter(|word| word.ends_with(&format!(",bus=vmlane-slot{number}"))).count();
+            let expected = usize::from(number >= 10);
+            assert_eq!((port, behind), (expected, expected), "{number}: {line}");
+        }
+        assert_eq!(words.iter().filter(|word| *word == NATIVE_HOTPLUG).count(), 1);
     }
 
     #[test]
@@ -301,11 +319,13 @@ mod tests {
 
         let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
         let vmxnet3 = "vsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]";
+        let many = vm(&format!("vsock = \"none\"\nnic = [{}]", "{ model = \"virtio-net\" }, ".repeat(25)));
         for (vm, qemu, expected) in [
             (vm(keys), incoming, ["its virtio-vsock", "movable = true"]),
             (vm("cid = 3"), incoming, ["its VMCI device", "vsock = \"virtio\""]),
             (vm(vmxnet3), incoming, ["NIC 0", "model = \"virtio-net\""]),
             (movable, microvm, ["cannot be unplugged", "q35"]),
+            (many, microvm, ["24 virtio devices", "this VM has 25"]),
         ] {
             let text = arguments(&paths, &vm, 64, qemu).unwrap_err().to_string();
             assert!(expected.iter().all(|expected| text.contains(expected)), "{text}");
@@ -379,11 +399,17 @@ mod tests {
         let vmxnet3 = "vsock = \"none\"\nnic = [{ model = \"virtio-net\" }, { model = \"vmxnet3\" }]";
         let old = Qemu { version: Version(7, 2), ..Qemu::default() };
         let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
+        let pc = Qemu { machine: Machine::Pc, ..Qemu::default() };
+        let slot =
+            "vsock = \"none\"\nnic = [{ model = \"virtio-net\" }, { model = \"virtio-net\", slot = 9 }]";
+        let many = format!("vsock = \"none\"\nnic = [{}]", "{ model = \"vmxnet3\" }, ".repeat(11));
         for (keys, qemu, words) in [
             ("cid = 3", old, ["its VMCI device", "needs QEMU >= 10.1", "this is 7.2", "vsock = \"virtio\""]),
             ("cid = 3", microvm, ["its VMCI device", "no PCI", "q35", "vsock = \"virtio\""]),
             (vmxnet3, old, ["NIC 1", "needs QEMU >= 10.1", "this is 7.2", "model = \"virtio-net\""]),
             (vmxnet3, microvm, ["NIC 1", "no PCI", "q35", "model = \"virtio-net\""]),
+            (slot, pc, ["NIC 1", "PCI Express", "q35", "remove slot"]),
+            (&many, pc, ["NIC 10", "PCI Express", "q35", "at most ten NICs"]),
         ] {
             let text = arguments(&paths, &vm(keys), 64, qemu).unwrap_err().to_string();
             assert!(words.iter().all(|word| text.contains(word)), "{text}");

@@ -8,7 +8,7 @@ use vmlane_access::{Accounts, Owner};
 
 use crate::added::AddedVms;
 use crate::paths::Paths;
-use crate::{Config, ConfigError, Problem, Sources, UplinkKind, VmConfig, host_memory, mtu};
+use crate::{Config, ConfigError, Problem, Sources, UplinkKind, VmConfig, host_memory, interrupts, mtu};
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -127,6 +127,8 @@ fn on_this_host(config: &Config, main: &Path) -> Vec<Problem> {
             of_vm(config, &vm.name, text)
         }));
     }
+    let too_few = |vm: &VmConfig| Some(of_vm(config, &vm.name, interrupts::too_few(vm)?));
+    warnings.extend(config.vms.iter().filter_map(too_few));
     let unlimited = |vm: &&VmConfig| vm.owner.is_some() && vm.memory.is_none() && vm.devices() > 0;
     warnings.extend(config.vms.iter().filter(unlimited).map(|vm| {
         let text = format!(

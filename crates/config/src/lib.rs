@@ -20,7 +20,7 @@
 //! | `port_group.rs`, `traffic.rs`, `vlan.rs`, `uplink.rs`, `team.rs`, `mirror.rs`, `ovn.rs` | the switch |
 //! | `route.rs`, `rules.rs` | other hosts; who may what |
 //! | `plan.rs` | what a reload does |
-//! | `findings.rs`, `mtu.rs` | `vmlane check` |
+//! | `findings.rs`, `interrupts.rs`, `mtu.rs` | `vmlane check` |
 //! | `paths.rs`, `names.rs` | where sockets are, what NICs are called |
 #![cfg_attr(
     not(test),
@@ -37,6 +37,7 @@ pub mod findings;
 mod fits;
 mod forward;
 mod hybrid;
+mod interrupts;
 mod limits;
 mod memory;
 mod merge;
@@ -80,7 +81,7 @@ pub use limits::Limits;
 pub use memory::host_memory;
 pub use mirror::MirrorConfig;
 pub use names::nic_name;
-pub use nic::{NicConfig, NicModel, VirtioNet};
+pub use nic::{FIRST_NICS, MOST_NICS, NicConfig, NicModel, VirtioNet};
 pub use ovn::{OvnConfig, OvnNic};
 pub use port_group::PortGroupConfig;
 pub use role::Role;

@@ -19,8 +19,13 @@ use crate::traffic;
 const QUEUES: RangeInclusive<i64> = 1..=32;
 /// Physical slot numbers of PCI Express have 13 bits.
 const SLOTS: RangeInclusive<i64> = 1..=8191;
-/// One virtual function a PCI slot: more NICs than this fit no usual machine.
-const MOST_NICS: usize = 10;
+/// So many fit the bus of a q35 beside other devices (`vmlane_attach`), and the interrupts of a guest with
+/// two processors (`interrupts.rs`).
+pub const MOST_NICS: usize = 64;
+/// What a machine has for any VM is for the first so many NICs: places on its own bus, and queues for eight
+/// processors. Those after them have a root port each, and fewer queues by default. It goes by a NIC's
+/// number, so that nothing changes for a NIC when the VM gets others.
+pub const FIRST_NICS: usize = 10;
 
 /// One element of `nic`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +88,7 @@ pub fn judge(label: &str, raw: &RawVm, groups: &[PortGroupConfig], notes: &mut N
             Some(mac) => given_mac(&key, mac, notes),
             None => derived_mac(raw.name.as_ref().map_or("", |name| name.get_ref()), number),
         };
-        judge_one(&key, nic, mac, groups, notes)
+        judge_one(&key, number, nic, mac, groups, notes)
     });
     let nics = nics.collect();
     for (number, nic) in raw.nic.iter().enumerate() {
@@ -104,6 +109,7 @@ pub fn judge(label: &str, raw: &RawVm, groups: &[PortGroupConfig], notes: &mut N
 
 fn judge_one(
     key: &str,
+    number: usize,
     spanned: &Spanned<RawNic>,
     mac: Mac,
     groups: &[PortGroupConfig],
@@ -111,7 +117,6 @@ fn judge_one(
 ) -> NicConfig {
     let raw = spanned.get_ref();
     let model = model(key, spanned, notes);
-    let default_queues = if model == NicModel::Vmxnet3 { 8 } else { 1 };
     // Each switch has a port group of its name.
     let named = raw.port_group.as_ref().or(raw.switch.as_ref());
     let group = named.map_or(switch::DEFAULT, |group| group.get_ref());
@@ -146,7 +151,9 @@ fn judge_one(
         switch: switch.to_owned(),
         port_group: group.to_owned(),
         mac,
-        queues: notes.number(key, "queues", &raw.queues, QUEUES).unwrap_or(default_queues),
+        queues: notes
+            .number(key, "queues", &raw.queues, QUEUES)
+            .unwrap_or_else(|| default_queues(model, number)),
         mtu: notes.number(key, "mtu", &raw.mtu, MTUS).unwrap_or(9190),
         slot: notes.number(key, "slot", &raw.slot, SLOTS),
         trapped: raw.trapped,
@@ -154,6 +161,26 @@ fn judge_one(
         traffic: traffic::of_nic(key, traffic, raw, notes),
         ovn,
     }
+}
+
+/// Linux's VMXNET3 driver uses as many as it has processors, and an interrupt for each.
+fn default_queues(model: NicModel, number: usize) -> u8 {
+    match model {
+        NicModel::VirtioNet(_) => 1,
+        NicModel::Vmxnet3 if number < FIRST_NICS => 8,
+        NicModel::Vmxnet3 => 2,
+    }
+}
+
+/// See [`VmConfig::port_slot`](crate::VmConfig::port_slot).
+pub fn port_slot(nics: &[NicConfig], number: usize) -> Option<u16> {
+    let own = nics.get(number)?.slot;
+    if own.is_some() || number < FIRST_NICS {
+        return own;
+    }
+    let is_given = |slot: u16| nics.iter().any(|nic| nic.slot == Some(slot));
+    let last = u16::try_from(*SLOTS.end()).ok()?;
+    (u16::try_from(number).ok()?..=last).step_by(MOST_NICS).find(|slot| !is_given(*slot))
 }
 
 /// The model, and the keys of that model only.

@@ -383,6 +383,22 @@ fn a_nic_takes_its_port_groups_settings_unless_it_has_its_own() {
 }
 
 #[test]
+fn a_vm_has_sixty_four_nics_and_the_first_ten_are_as_if_there_were_no_others() {
+    let vm = |count: usize| {
+        let nics = "{ model = \"vmxnet3\" }, ".repeat(count);
+        parse(&format!("[[vm]]\nname = \"a\"\nvsock = \"none\"\nnic = [{nics}]\n"))
+    };
+    let (few, many) = (vm(10).unwrap().vms.remove(0), vm(64).unwrap().vms.remove(0));
+    assert_eq!(few.nics, many.nics[..10]);
+    let queues: Vec<u8> = many.nics.iter().map(|nic| nic.queues).collect();
+    assert_eq!(queues, [vec![8; 10], vec![2; 54]].concat());
+    let macs: std::collections::BTreeSet<_> = many.nics.iter().map(|nic| nic.mac.0).collect();
+    assert_eq!(macs.len(), 64);
+    let text = vm(65).unwrap_err().to_string();
+    assert!(text.contains("nic: 65 are too many; use at most 64"), "{text}");
+}
+
+#[test]
 fn addresses_are_made_of_names_and_stay() {
     let macs = |text: &str| -> Vec<Mac> {
         parse(text).unwrap().vms.iter().flat_map(|vm| vm.nics.iter().map(|nic| nic.mac)).collect()

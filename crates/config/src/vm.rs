@@ -85,6 +85,15 @@ impl VmConfig {
     pub fn devices(&self) -> u64 {
         u64::from(self.vsock.is_device()) + self.nics.len() as u64
     }
+
+    /// The number of a NIC's root port, which guests name it after; None: it has none, and QEMU places it.
+    ///
+    /// Its `slot`; else, from [`FIRST_NICS`](crate::FIRST_NICS) on, its own number, or that and a multiple
+    /// of [`MOST_NICS`](crate::MOST_NICS) if another NIC is given that slot.
+    pub fn port_slot(&self, number: usize) -> Option<u16> {
+        nic::port_slot(&self.nics, number)
+    }
+
     /// Where its VMM makes its hybrid socket.
     pub fn hybrid_socket(&self, paths: &Paths) -> Result<PathBuf, TooLong> {
         match self.vsock.hybrid().and_then(|hybrid| hybrid.path.clone()) {

@@ -6,7 +6,9 @@ use vmlane_config::NicModel;
 use vmlane_config::paths::TooLong;
 
 use super::document::{Edits, Element, QEMU, Space, XmlError, parse};
-use super::{Attach, Domain, Interface, command_line, emulator, has_vfio_user, label, seclabel, sockets};
+use super::{
+    Attach, Domain, Interface, command_line, emulator, has_vfio_user, label, qemu, seclabel, sockets,
+};
 
 /// Why a domain cannot attach a VM.
 #[derive(Debug, thiserror::Error)]
@@ -95,9 +97,11 @@ impl Attach<'_> {
         let machine = root.first("os").and_then(|os| os.of_first("type", "machine")).unwrap_or("pc");
         let refuse =
             |what: String, instead| Err(Refused::Machine { machine: machine.to_owned(), what, instead });
-        let slot = self.vm.nics.iter().position(|nic| nic.slot.is_some() && nic.model == NicModel::Vmxnet3);
-        if let Some(number) = slot.filter(|_| !machine.contains("q35")) {
-            return refuse(format!("NIC {number}, which has a slot,"), "remove slot");
+        let mut vmxnet3 = self.vm.nics.iter().enumerate().filter(|(_, nic)| nic.model == NicModel::Vmxnet3);
+        let port = vmxnet3.find(|(number, _)| self.vm.port_slot(*number).is_some());
+        if let Some((number, _)) = port.filter(|_| !machine.contains("q35")) {
+            let what = format!("NIC {number}, which is behind a port of PCI Express,");
+            return refuse(what, qemu::without_port(self.vm, number));
         }
         if machine.contains("microvm") && has_vfio_user(self.vm) {
             return refuse("a PCI device (VMCI, VMXNET3)".into(), "use virtio devices");

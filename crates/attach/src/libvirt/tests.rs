@@ -96,11 +96,33 @@ fn devices_for_qemu_are_json() {
     let words = with(keys, None, |attach| attach.arguments()).unwrap();
     let devices: Vec<&String> = words.iter().skip_while(|word| *word != "-device").skip(1).collect();
     assert_eq!(devices[0], r#"{"chardev":"vmlane-vsock","driver":"vhost-user-vsock-pci"}"#);
-    let port = r#"{"chassis":200,"driver":"pcie-root-port","id":"vmlane-slot192","slot":192}"#;
+    let port = r#"{"chassis":202,"driver":"pcie-root-port","id":"vmlane-slot192","slot":192}"#;
     assert!(words.iter().any(|word| word == port), "{words:?}");
     for pair in words.windows(2).filter(|pair| pair[0] == "-device") {
         serde_json::from_str::<serde_json::Value>(&pair[1]).unwrap();
     }
+}
+
+#[test]
+fn sixty_four_nics_are_interfaces_and_devices_behind_ports() {
+    let keys = format!(
+        "vsock = \"none\"\nnic = [{}]",
+        "{ model = \"virtio-net\" }, { model = \"vmxnet3\" }, ".repeat(32)
+    );
+    let words = with(&keys, None, |attach| attach.arguments()).unwrap();
+    let ports: Vec<serde_json::Value> = words
+        .iter()
+        .filter(|word| word.contains("pcie-root-port"))
+        .map(|word| serde_json::from_str(word).unwrap())
+        .collect();
+    assert_eq!(ports.len(), 27);
+    assert!(ports.iter().all(|port| port["multifunction"] == true && port["io-reserve"] == 0), "{ports:?}");
+    assert_eq!((&ports[0]["addr"], &ports[8]["addr"]), (&"0x12.0".into(), &"0x13.0".into()));
+    let xml = xml(&keys);
+    assert_eq!((xml.matches("<interface").count(), xml.matches("vfio-user-pci").count()), (32, 32));
+    let pc = EXISTING.replace("pc-q35-7.2", "pc");
+    let refused = into(&keys, &pc).unwrap_err().to_string();
+    assert!(refused.contains("NIC 11") && refused.contains("at most ten NICs"), "{refused}");
 }
 
 #[test]

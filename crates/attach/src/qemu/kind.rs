@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use vmlane_config::paths::TooLong;
-use vmlane_config::{NicModel, VmConfig};
+use vmlane_config::{FIRST_NICS, NicModel, VmConfig};
 
 /// How often QEMU tries to reach a vhost-user socket whose daemon went away.
 const RECONNECT_MS: u32 = 200;
@@ -18,6 +18,9 @@ const MILLISECONDS: Version = Version(9, 2);
 /// The oldest that is tested.
 const OLDEST: Version = Version(7, 2);
 
+/// A microvm has so many virtio-mmio transports with its second I/O APIC, and 8 without it.
+const MICROVM_DEVICES: u64 = 24;
+
 /// A QEMU's version, major and minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u16, pub u16);
@@ -25,8 +28,10 @@ pub struct Version(pub u16, pub u16);
 /// Where virtio devices are put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// Machines with PCI: q35, pc.
-    Pci,
+    /// PCI Express.
+    Q35,
+    /// PCI.
+    Pc,
     /// `-M microvm`: virtio-mmio, and no PCI.
     Microvm,
 }
@@ -57,6 +62,15 @@ pub enum Lacks {
          {instead}"
     )]
     VfioUser { vm: String, device: String, version: Version, instead: &'static str },
+    #[error(
+        "VM {vm}: its NIC {number} is behind a port of PCI Express, and the machine pc has none: use the machine q35, or {instead}"
+    )]
+    Express { vm: String, number: usize, instead: &'static str },
+    #[error(
+        "VM {vm}: a microvm has room for {MICROVM_DEVICES} virtio devices, disks among them, and this VM has {devices}: use the \
+         machine q35, or fewer NICs"
+    )]
+    Room { vm: String, devices: u64 },
     #[error("VM {vm}: {device} is a PCI device, and a microvm has no PCI: use the machine q35, or {instead}")]
     Pci { vm: String, device: String, instead: &'static str },
     #[error(
@@ -100,9 +114,17 @@ pub fn check_sockets(vm: &VmConfig) -> Result<(), Lacks> {
     }
 }
 
+/// What to change where there are no ports.
+pub(crate) fn without_port(vm: &VmConfig, number: usize) -> &'static str {
+    match vm.nics.get(number).and_then(|nic| nic.slot) {
+        Some(_) if number < FIRST_NICS => "remove slot",
+        _ => "use at most ten NICs, without slots",
+    }
+}
+
 impl Default for Qemu {
     fn default() -> Qemu {
-        Qemu { version: VFIO_USER, machine: Machine::Pci, accel: Accel::Kvm, incoming: false }
+        Qemu { version: VFIO_USER, machine: Machine::Q35, accel: Accel::Kvm, incoming: false }
     }
 }
 
@@ -133,7 +155,8 @@ impl FromStr for Machine {
 
     fn from_str(text: &str) -> Result<Machine, String> {
         match text {
-            "q35" | "pc" => Ok(Machine::Pci),
+            "q35" => Ok(Machine::Q35),
+            "pc" => Ok(Machine::Pc),
             "microvm" => Ok(Machine::Microvm),
             _ => Err(format!("{text:?}: choose from q35, pc, microvm")),
         }
@@ -171,7 +194,7 @@ impl Qemu {
     /// Whether the VM's arguments are others under another accelerator.
     pub fn minds_accel(self, vm: &VmConfig) -> bool {
         let has_nic = vm.nics.iter().any(|nic| matches!(nic.model, NicModel::VirtioNet(_)));
-        self.version < VFIO_USER && self.machine == Machine::Pci && has_nic
+        self.version < VFIO_USER && self.machine != Machine::Microvm && has_nic
     }
 
     /// Whether it can have all of the VM's devices.
@@ -183,6 +206,7 @@ impl Qemu {
             Some(number) => (format!("its NIC {number}, a vmxnet3,"), "model = \"virtio-net\""),
             None => return self.check_virtio(vm),
         };
+        self.check_ports(vm)?;
         let vm = vm.name.clone();
         if self.incoming {
             return Err(Lacks::Migration { vm, device, kind: "a vfio-user", instead });
@@ -196,8 +220,24 @@ impl Qemu {
         Ok(())
     }
 
+    /// Whether it has the ports that NICs are behind.
+    fn check_ports(self, vm: &VmConfig) -> Result<(), Lacks> {
+        let number = (0..vm.nics.len()).find(|number| vm.port_slot(*number).is_some());
+        match number.filter(|_| self.machine == Machine::Pc) {
+            Some(number) => {
+                let instead = without_port(vm, number);
+                Err(Lacks::Express { vm: vm.name.clone(), number, instead })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The same of a VM that has virtio devices only.
     fn check_virtio(self, vm: &VmConfig) -> Result<(), Lacks> {
+        self.check_ports(vm)?;
+        if self.machine == Machine::Microvm && vm.devices() > MICROVM_DEVICES {
+            return Err(Lacks::Room { vm: vm.name.clone(), devices: vm.devices() });
+        }
         let name = || vm.name.clone();
         let virtio = vm.vsock.virtio().is_some();
         if virtio && self.incoming && !vm.movable {

@@ -27,7 +27,8 @@ backend: do not pass your own -m. QEMU merges the -machine option with yours.
 The arguments depend on QEMU's version, which is that of the QEMU in PATH. For another one, name its version (--qemu) or the program (--emulator).
 
 VMCI and VMXNET3 devices are vfio-user devices: they need QEMU >= 10.1 and a machine with PCI. Virtio devices
-work with QEMU 7.2 and newer, and on microvm, too.
+work with QEMU 7.2 and newer, and on microvm, too. NICs with a slot, and those after the tenth, need the machine q35, and
+its slots 0x12 to 0x18.
 
 QEMU must run as root, as the daemon's user, or as the VM's owner (owner = "USER[:GROUP]" in the
 configuration): to other users its sockets are closed."#;
