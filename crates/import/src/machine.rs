@@ -9,7 +9,7 @@ use crate::network::{Network, Tagging};
 use crate::text::has_escapes;
 
 /// Cards that vmlane serves of a VM.
-pub(crate) const MOST_NICS: usize = 10;
+pub(crate) const MOST_NICS: usize = 64;
 
 /// A VM as it was, in words of no one system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ mod rest;
 
 use crate::image::{Format, Image};
 use crate::kind::{Expected, refuse_others};
-use crate::machine::{Bus, Disk, Machine, Nic, Reach, Vsock, VsockModel, mac};
+use crate::machine::{Bus, Disk, MOST_NICS, Machine, Nic, Reach, Vsock, VsockModel, mac};
 use crate::network::Tagging;
 use crate::{Error, MOST_BYTES};
 pub(crate) use rest::{hint, is_harmless, shown};
@@ -16,7 +16,6 @@ use keys::{Device, Keys};
 /// Numbers of controllers and of devices on one: VMware has fewer.
 const CONTROLLERS: u32 = 4;
 const UNITS: u32 = 64;
-const CARDS: u32 = 10;
 
 /// The VM of a `.vmx` file.
 ///
@@ -72,7 +71,7 @@ pub(crate) fn slot(number: i64) -> Option<u16> {
 }
 
 fn cards(keys: &Keys, machine: &mut Machine) {
-    for number in 0..CARDS {
+    for number in 0..MOST_NICS {
         let place = format!("ethernet{number}");
         let Some(card) = keys.device(&place, machine) else { continue };
         // VMware's own default for guests that it does not know.

@@ -160,7 +160,7 @@ const HINTS: &[(&str, &str)] = &[
     ("ethernet#.*shares*", "is not carried over; give the card shares"),
     ("ethernet#.*limit*", "is not carried over; give the card a shape"),
     ("ethernet#.*bw*", "is not carried over; give the card a shape"),
-    ("ethernet#.present", "is not carried over: vmlane serves 10 cards of a VM"),
+    ("ethernet#.present", "is not carried over: vmlane serves 64 cards of a VM"),
     ("ethernet#.*", "is not carried over"),
     ("sched.*", "is not carried over; give QEMU's process a control group with what it may have"),
     (
@@ -341,7 +341,7 @@ mod tests {
             ("serial2.present = \"TRUE\"\nserial2.fileType = \"pipe\"", "serial2.present"),
             ("pciPassthru1.present = \"TRUE\"", "vfio-pci"),
             ("sharedFolder0.present = \"TRUE\"", "virtiofsd"),
-            ("ethernet10.present = \"TRUE\"", "10 cards"),
+            ("ethernet64.present = \"TRUE\"", "64 cards"),
             ("newThing0.present = \"TRUE\"", "newThing0.present"),
             ("a.new.key = \"1\"", "a.new.key"),
             ("ethernet1.present = \"perhaps\"", "neither TRUE nor FALSE"),
