@@ -442,7 +442,7 @@ fn nic(net: u32, number: u32, machine: Machine, device: &Device) -> Nic {
         network: net,
         mac: format!("52:54:00:77:{net:02x}:{number:02x}"),
         ipv4: format!("10.{}.0.{number}/24", 77 + net),
-        ipv6: format!("fd{}::{number}/64", 77 + net),
+        ipv6: format!("fd{:02}::{number}/64", (77 + net) % 100),
         // Under User Mode Linux the guest reads the largest MTU that the card carries, which QEMU keeps to
         // itself.
         mtu: mtu.or((machine == Machine::Uml).then_some(1500)),

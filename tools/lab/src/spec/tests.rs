@@ -17,6 +17,23 @@ fn names_cids_and_addresses_follow_the_order() {
 }
 
 #[test]
+fn sixty_four_cards_have_addresses_in_networks_of_their_own() {
+    let spec = LabSpec { devices: vec!["virtio-net".parse().unwrap(); 64], ..LabSpec::new("t") };
+    spec.check().unwrap();
+    let nics = spec.guests().remove(1).nics;
+    let network = |address: &str| {
+        let (address, _) = address.split_once('/').unwrap();
+        match address.parse().unwrap() {
+            std::net::IpAddr::V4(address) => address.octets()[..3].to_vec(),
+            std::net::IpAddr::V6(address) => address.octets()[..8].to_vec(),
+        }
+    };
+    let networks: std::collections::BTreeSet<_> =
+        nics.iter().flat_map(|nic| [network(&nic.ipv4), network(&nic.ipv6)]).collect();
+    assert_eq!((nics.len(), networks.len()), (64, 128));
+}
+
+#[test]
 fn names_go_on_after_z() {
     let name = |index| guest_name(index);
     assert_eq!([0, 25, 26, 27, 51, 52].map(name), ["a", "z", "aa", "ab", "az", "ba"]);
