@@ -48,7 +48,7 @@ impl Cell {
     fn compare(&self, other: &Cell) -> Ordering {
         match (self, other, self.value(), other.value()) {
             (_, _, Some(one), Some(two)) => two.total_cmp(&one),
-            (Cell::Text(one), Cell::Text(two), ..) => one.cmp(two),
+            (Cell::Text(one), Cell::Text(two), ..) => by_number(one).cmp(&by_number(two)),
             _ => self.rank().cmp(&other.rank()),
         }
     }
@@ -77,6 +77,13 @@ impl std::fmt::Display for Cell {
             Cell::Nothing => formatter.write_str("-"),
         }
     }
+}
+
+/// A text, and the number at its end: `web/nic9` comes before `web/nic10`.
+fn by_number(text: &str) -> (&str, Option<u64>, &str) {
+    let words = text.trim_end_matches(|last: char| last.is_ascii_digit());
+    let number = text.strip_prefix(words).and_then(|number| number.parse().ok());
+    (words, number, text)
 }
 
 /// What a view shows.
@@ -135,6 +142,15 @@ mod tests {
         assert_eq!(names(&table), ["Mail", "db", "web"]);
         table.sort(7, false);
         assert_eq!(names(&table), ["Mail", "db", "web"], "no such column");
+    }
+
+    #[test]
+    fn numbers_at_the_end_of_names_are_numbers() {
+        let names_of = ["web/nic10", "web/nic9", "web", "web/nic0", "web10/nic1", "web/nic63"];
+        let rows = names_of.map(|name| vec![Cell::Text(name.into())]).to_vec();
+        let mut table = Table { columns: const { &[text("NIC")] }, rows };
+        table.sort(0, false);
+        assert_eq!(names(&table), ["web", "web/nic0", "web/nic9", "web/nic10", "web/nic63", "web10/nic1"]);
     }
 
     #[test]
