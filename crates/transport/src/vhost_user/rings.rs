@@ -26,8 +26,8 @@ pub struct Ring {
     /// It begins anew, perhaps after a back end that died: where, is in its record if it has one, else in
     /// what the front end has announced.
     pub recovers: bool,
-    /// It ran in a previous daemon, and not in this one yet. Never recorded: should this daemon die, too, it is
-    /// for the next one what it is for this one.
+    /// It ran in a previous daemon, and not in this one yet. Never recorded: should this daemon die, too, it
+    /// is for the next one what it is for this one.
     pub continues: bool,
 }
 

@@ -812,8 +812,8 @@ fn a_driver_that_begins_is_not_taken_for_one_that_goes_on() {
     assert!(vmm.world.runs.lock().iter().all(|(_, resumed)| !resumed));
 }
 
-/// A VM is paused (its rings are disabled, and not stopped) while one daemon dies after the other: what a daemon
-/// records of rings that it has not run yet is not taken for rings that have never run.
+/// A VM is paused (its rings are disabled, and not stopped) while one daemon dies after the other: what a
+/// daemon records of rings that it has not run yet is not taken for rings that have never run.
 #[test]
 fn rings_that_are_paused_are_resumed_however_many_daemons_die() {
     let (mut vmm, permit) = about_to_die(false);
