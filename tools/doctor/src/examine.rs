@@ -43,6 +43,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The same, with so many seconds for all of it.
+    pub fn within(self, all: f64) -> Plan {
+        Plan { all, ..self }
+    }
+
     /// Below 5 s.
     pub fn quick() -> Plan {
         Plan {
