@@ -167,6 +167,12 @@ pub fn examine(
     })
 }
 
+/// Of datagrams.
+fn none_arrived(result: &Result<Report, Error>) -> bool {
+    let received = |report: &Report| report.datagrams.map(|datagrams| datagrams.counts.received);
+    !result.as_ref().is_ok_and(|report| received(report) > Some(0))
+}
+
 /// The address of the machine, to see how it would be reached.
 fn resolve(to: &Address) -> Option<IpAddr> {
     let Address::Tcp { host, port } = to else { return None };
@@ -335,7 +341,8 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let result = bench(self);
         // After what failed there is nothing to count.
         let after = if result.is_ok() { self.counters() } else { Default::default() };
-        self.note_end(seconds, began.elapsed(), [&result]);
+        let datagrams = matches!(kind, RunKind::Probe { .. } | RunKind::Datagrams);
+        self.note_end(seconds, began.elapsed(), datagrams && none_arrived(&result));
         self.keep(kind, from, result, &before, after);
     }
 
@@ -389,16 +396,9 @@ impl<'scope, 'env> Examination<'scope, 'env> {
     }
 
     /// How long a measurement of this length really took. Datagrams of which none arrives are waited for at
-    /// its end: that is the path, and not how soon the other end answers.
-    fn note_end<'r>(
-        &mut self,
-        seconds: f64,
-        took: Duration,
-        results: impl IntoIterator<Item = &'r Result<Report, Error>>,
-    ) {
+    /// its end (`lost`): that is the path, and not how soon the other end answers.
+    fn note_end(&mut self, seconds: f64, took: Duration, lost: bool) {
         let beside = took.saturating_sub(Duration::from_secs_f64(seconds));
-        let none = |report: &Report| report.datagrams.is_some_and(|datagrams| datagrams.counts.received == 0);
-        let lost = results.into_iter().flatten().any(none);
         if beside >= LATE_END && !lost {
             self.note_wait("beginning and ending a measurement", beside);
         }
@@ -457,7 +457,8 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             .map(|(from, bytes, probe)| (from, bytes, probe.end()))
             .collect();
         let after = self.counters();
-        self.note_end(self.plan.probe, began.elapsed(), results.iter().map(|(.., result)| result));
+        let lost = results.iter().any(|(.., result)| none_arrived(result));
+        self.note_end(self.plan.probe, began.elapsed(), lost);
         let mut before = Some(before);
         for (from, bytes, result) in results {
             let counted_from = before.take().unwrap_or_else(|| after.clone());
