@@ -32,7 +32,7 @@ impl From<&PortSpec> for Config {
         let PortSpec { mac, policy, uplink, direct, notify, .. } = *spec;
         let Traffic { floods, snoop, shares, endpoint, .. } = spec.traffic;
         let shares = shares.unwrap_or(Traffic::NORMAL_SHARES);
-        let snoop = snoop && !uplink;
+        let snoop = snoop && !uplink && !direct;
         Config {
             mac,
             vlan: spec.vlan.clone(),
@@ -80,7 +80,8 @@ impl Access {
             effective: if changed && !blocked { mac } else { config.mac },
             blocked,
             own: unicast || promiscuous,
-            mirror: promiscuous && may_watch && !config.uplink,
+            // On a cable there are no others' frames to watch.
+            mirror: promiscuous && may_watch && !config.uplink && !config.direct,
             unknown: promiscuous && (config.uplink || may_watch || forged_transmits),
             untagged: config.vlan.ingress(None),
         }
@@ -108,7 +109,12 @@ impl Access {
         vlan: u16,
         tag: Option<Tci>,
     ) -> Result<Option<Tci>, DropReason> {
-        let wanted = if self.is_own(to) { self.own || to.is_multicast() } else { self.unknown };
+        let wanted = if to == self.effective {
+            self.own
+        } else {
+            // Who gets a frame to a group was decided before, but on a cable.
+            self.unknown || to.is_multicast() && (!config.direct || filter.accepts(to))
+        };
         if self.blocked {
             return Err(DropReason::MacChanged);
         }

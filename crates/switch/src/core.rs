@@ -126,6 +126,7 @@ impl Core {
                 if self.table.ports.set_carrier(slot, up) {
                     self.announce(slot);
                 }
+                self.table.ports.note_carriers();
             }
             Change::Announce => self.announce(slot),
             Change::Copy(copies) => {
@@ -327,6 +328,7 @@ impl Core {
         failed.into_iter().for_each(|slot| publish(&mut self.table, slot));
         self.snooping = self.table.ports.iter().any(|port| port.snooped().is_some());
         self.fdb.rebuild(addresses.into_iter());
+        self.table.ports.note_carriers();
     }
 
     /// Has every port that is polled do what is due by the clock. True if something of one is due again soon.

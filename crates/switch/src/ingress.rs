@@ -130,6 +130,9 @@ pub fn admit(
     tag: Option<Tci>,
 ) -> Result<(u16, bool), DropReason> {
     let vlan = config.vlan.ingress(tag).ok_or(DropReason::BadVlan)?;
+    if config.direct {
+        return Ok((vlan, false));
+    }
     if !source.is_unicast() {
         return Err(DropReason::ForgedSource);
     }

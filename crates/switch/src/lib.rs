@@ -9,6 +9,7 @@
 //! | `price.rs`, `allowances.rs` | what work costs; what each owner may still send in a round |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
 //! | `fdb.rs` | stage 2: where it goes |
+//! | `carrier.rs` | whether the other end of a direct port is up |
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
 //! | `fan.rs` | the receivers of a frame to several |
 //! | `coalesce.rs`, `coalesce/history.rs` | in front of stage 3: segments of a burst merged to super-frames; whether that is worth while |
@@ -38,6 +39,7 @@ mod allowances;
 mod announce;
 mod balance;
 mod batch;
+mod carrier;
 mod coalesce;
 mod core;
 mod deliver;

@@ -14,6 +14,7 @@ use vmlane_worker::Watch;
 
 use crate::Slot;
 use crate::access::{Access, Config};
+use crate::carrier::Carrier;
 use crate::coalesce::MergeHistory;
 use crate::egress::{Receiver, RxCounts};
 use crate::fdb::{Route, key};
@@ -34,6 +35,8 @@ pub const NOWHERE: Slot = Slot::MAX;
 pub struct PortState {
     pub attached: AtomicBool,
     pub stalled: AtomicBool,
+    /// Of the other end's link, if it is direct.
+    pub carrier: Carrier,
     /// The address in force; 0 if unknown.
     pub mac: AtomicU64,
     /// Where its last frame to one receiver went: that port's slot; [`NOWHERE`] if there was none.
@@ -380,6 +383,13 @@ impl Port {
     #[inline]
     pub fn carries(&self, vlan: u16) -> bool {
         self.config.vlan.carries(vlan)
+    }
+
+    /// Are frames to this address its own, rather than others' that it watches? All that come over a cable
+    /// are.
+    #[inline]
+    pub fn is_own(&self, to: Mac) -> bool {
+        self.access.is_own(to) || self.config.uplink || self.config.direct
     }
 
     /// Does the guest want frames to this group address?

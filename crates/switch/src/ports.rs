@@ -99,10 +99,25 @@ impl Ports {
         self.is_mirrored(sender.group) || !self.teams.is_empty() && !sender.config.uplink
     }
 
-    /// The uplink of a group that has one.
-    pub fn uplink_of(&self, group: u16) -> Option<Slot> {
-        let mut members = self.groups.get(usize::from(group))?.members.iter().copied();
-        members.find(|&slot| self.get(slot).is_some_and(|port| port.config.uplink))
+    /// The port at the other end of a direct one, if something is attached there.
+    pub fn other_end(&self, slot: Slot, group: u16) -> Option<Slot> {
+        let members = self.groups.get(usize::from(group))?.members.iter().copied();
+        let mut others = members.filter(|&other| other != slot);
+        let other = others.next();
+        // While a change of the configuration is under way there may be a third.
+        other.filter(|_| others.next().is_none())
+    }
+
+    /// Notes for each port of this worker whether the other end of its cable is up, if it has one.
+    pub fn note_carriers(&self) {
+        for (slot, port) in (0..).zip(&self.slots) {
+            let Some(port) = port.as_ref().filter(|port| port.remote.is_none()) else { continue };
+            let is_up = |other: Slot| {
+                self.teams.has_carrier(other) && self.get(other).is_some_and(|port| !port.is_down())
+            };
+            let up = || self.other_end(slot, port.group).is_some_and(is_up);
+            port.state.carrier.set(!port.config.direct || up());
+        }
     }
 
     /// Member number `at` of a group.

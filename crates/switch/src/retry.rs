@@ -110,8 +110,7 @@ impl Retry<'_> {
         // All of this succeeded when the frame came in, from the same private bytes.
         let frame = Frame::new(&tx, &mut scratch)?;
         let sent = frame.check()?;
-        let own = sent.frame.destination() == receiver.access.effective;
-        let mirror = !own && !receiver.config.uplink;
+        let mirror = !receiver.is_own(sent.frame.destination());
         let to = receiver.receiver(pending.tag, mirror).ok_or(DropReason::Gone)?;
         self.egress.deliver(&sent, &mut pending.next, to)
     }
@@ -134,7 +133,7 @@ impl Retry<'_> {
             let Ok(frame) = Frame::new(&tx, &mut scratch) else { break };
             let Ok(sent) = frame.check() else { break };
             let to = sent.frame.destination();
-            let own = !to.is_multicast() && (receiver.access.is_own(to) || receiver.config.uplink);
+            let own = !to.is_multicast() && receiver.is_own(to);
             let from = (end, pending.token);
             let added = coalescer.gather(&mut flow, &sent, from, (slot, first.tag), |segment| {
                 segment.longest(&receiver.rx.capabilities, &sent).filter(|_| own)

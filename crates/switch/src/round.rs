@@ -370,9 +370,9 @@ impl Core {
         let (group, uplink) = (sender.group, sender.config.uplink);
         let addresses = [frame.destination(), frame.source()];
         let route = &mut sender.tx.route;
-        if sender.config.direct && !uplink {
-            let uplink = || ports.uplink_of(group).ok_or(DropReason::NoReceiver);
-            return self.fdb.find_direct(group, route, addresses, vlan, uplink);
+        if sender.config.direct {
+            let other = || ports.other_end(slot, group).ok_or(DropReason::NoReceiver);
+            return self.fdb.find_direct(group, route, addresses, vlan, other);
         }
         let representative = if uplink { ports.teams.representative(slot) } else { None };
         let teamed = representative.is_some();
@@ -382,7 +382,7 @@ impl Core {
             let port = ports.get(slot).filter(|port| port.carries(vlan))?;
             Some(PortInVlan { uplink: port.config.uplink })
         };
-        self.fdb.find(from, route, addresses, (vlan, learn && !sender.config.direct), in_vlan)
+        self.fdb.find(from, route, addresses, (vlan, learn), in_vlan)
     }
 
     /// Gives a frame to all who should get it.
@@ -496,7 +496,7 @@ impl Core {
                 return Fate::Finished;
             }
         };
-        let own = port.access.is_own(to) || port.config.uplink;
+        let own = port.is_own(to);
         let may_merge = own && may_wait && flight.merges;
         if table.settings.coalesce && port.aggregates() && self.merge(flight, (receiver, tag), may_merge) {
             return Fate::Finished;

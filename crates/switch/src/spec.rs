@@ -121,8 +121,9 @@ pub struct PortSpec {
     /// Leads out of the host: any source address comes in and is learned, unknown addresses go out,
     /// and nothing goes from one uplink to another.
     pub uplink: bool,
-    /// It and the one uplink of its group are joined as by a cable: what is not for the other one is for no
-    /// one. Nothing is learned, and nothing is limited as going to several. Both have it.
+    /// It and the one other port beside it are joined as by a cable: what one sends is for the other,
+    /// whatever its addresses are, and for no one else. Its source is not judged, nothing is learned, and
+    /// nothing is limited as going to several. Both have it; where more than two have it, no frame passes.
     pub direct: bool,
     /// Of an uplink: the network behind it is notified of where addresses are. In a team, the team's own word
     /// counts, too.
@@ -140,6 +141,8 @@ pub struct PortView {
     pub attached: bool,
     /// The operator set its link down.
     pub link_down: bool,
+    /// Of a direct port: something is connected at the other end, and the link there is up. True of others.
+    pub carrier: bool,
     /// It had no buffers for longer than a frame may wait, and has none yet.
     pub stalled: bool,
     /// The address in force, if something is connected.

@@ -357,6 +357,15 @@ impl Switch {
         self.ask_all(|_| Request::Of(id, Change::Carrier(up)));
     }
 
+    /// Calls `notify` at once, and whenever it changes, with the [`PortView::carrier`] of a port. A worker
+    /// calls it.
+    pub fn follow_carrier(&self, id: PortId, notify: impl Fn(bool) + Send + Sync + 'static) {
+        let state = self.ports.lock().get(&id).map(|entry| entry.state.clone());
+        if let Some(state) = state {
+            state.carrier.follow(Box::new(notify));
+        }
+    }
+
     /// Has `tap` see the frames of the port with a name: of the one that there is, and of those that
     /// come, until [`Self::remove_tap`]. The port is wrapped for it, and its frames go on meanwhile.
     pub fn add_tap(&self, port: &str, tap: Arc<dyn FrameTap>) {
@@ -435,6 +444,7 @@ impl Switch {
                 worker: self.owner(*id),
                 attached,
                 link_down: *down,
+                carrier: state.carrier.is_up(),
                 stalled: state.stalled.load(Ordering::Relaxed),
                 mac: (attached && !spec.uplink).then_some(Mac([a, b, c, d, e, f])),
                 stats: stats.clone(),

@@ -247,6 +247,11 @@ impl Teams {
         std::mem::replace(&mut of.no_carrier, !up) && up
     }
 
+    /// Has the interface behind a port a link, as far as is known?
+    pub fn has_carrier(&self, slot: Slot) -> bool {
+        self.slots.get(usize::from(slot)).is_none_or(|of| !of.no_carrier)
+    }
+
     /// The port at a slot is gone.
     pub fn forget(&mut self, slot: Slot) {
         *self.of_mut(slot) = OfSlot::default();

@@ -25,7 +25,10 @@ pub struct NicHandle {
 
 #[derive(Debug)]
 struct State {
+    /// As the operator set it.
     up: bool,
+    /// Something is at the other end of the cable, if it has one.
+    carrier: bool,
     view: NicView,
     active: Option<Running>,
 }
@@ -35,6 +38,12 @@ struct State {
 pub struct Running {
     pub shared: Arc<Shared>,
     pub control: usize,
+}
+
+impl State {
+    fn is_link_up(&self) -> bool {
+        self.up && self.carrier
+    }
 }
 
 impl Running {
@@ -74,17 +83,27 @@ impl Default for NicHandle {
 impl NicHandle {
     /// Of a NIC that counts in `stats`.
     pub fn counting(stats: NicStats) -> NicHandle {
-        let state = State { up: true, view: NicView::default(), active: None };
+        let state = State { up: true, carrier: true, view: NicView::default(), active: None };
         NicHandle { stats, quarantined: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// Sets the link up or down and notifies the guest. Which frames still pass is not decided here.
     pub fn set_link(&self, up: bool) {
+        self.change_link(|state| state.up = up);
+    }
+
+    /// The same for the other end of its cable: the guest has a link while both are up.
+    pub fn set_carrier(&self, up: bool) {
+        self.change_link(|state| state.carrier = up);
+    }
+
+    fn change_link(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state.lock();
-        if state.up == up {
+        let before = state.is_link_up();
+        change(&mut state);
+        if state.is_link_up() == before {
             return;
         }
-        state.up = up;
         self.stats.link_changes.inc();
         // Under the lock: a session that lets go of the memory waits until this is done.
         if let Some(running) = &state.active {
@@ -93,7 +112,7 @@ impl NicHandle {
     }
 
     pub fn is_link_up(&self) -> bool {
-        self.state.lock().up
+        self.state.lock().is_link_up()
     }
 
     /// Takes the NIC out of service, or back into it: the driver must then set it up again. Frames stop
