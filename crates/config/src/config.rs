@@ -26,6 +26,7 @@ use crate::targets::{self, Targets};
 use crate::team::{self, TeamConfig};
 use crate::uplink::{self, UplinkConfig};
 use crate::vm::{self, VmConfig, VmPlace};
+use crate::wire::{self, WireConfig};
 use crate::{fits, memory, unique};
 
 /// A configuration without mistakes.
@@ -36,6 +37,8 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
     /// Names are unique; each switch has one of its name.
     pub port_groups: Vec<PortGroupConfig>,
+    /// Names are unique, and so are their ends.
+    pub wires: Vec<WireConfig>,
     /// Those of the file, then those of NICs that are ports of OVN's, in the order of the VMs.
     pub uplinks: Vec<UplinkConfig>,
     /// Where OVN's integration bridge is.
@@ -158,12 +161,14 @@ fn judge(raw: &RawConfig, sources: &Sources, notes: &mut Notes<'_>) -> Config {
     let daemon = daemon::judge(&raw.daemon, notes);
     let switches = switch::judge(&raw.switch, notes);
     let port_groups = port_group::judge(&raw.port_group, &switches, notes);
-    let uplinks = uplinks_of(raw, &switches, notes);
+    let wires = wire::judge(&raw.wire, notes);
+    let uplinks = uplinks_of(raw, &switches, &wires, notes);
     let teams = team::judge(&raw.team, &uplinks, notes);
     let ovn = ovn::judge(&raw.ovn, notes);
     let hosts = each(&raw.host, |index, rule| rules::host(index, rule, notes));
     let control = each(&raw.control, |index, rule| rules::control(index, rule, notes));
-    let vms = each(&raw.vm, |index, vm| vm::judge(index, vm, defaults, &port_groups, notes));
+    let vms = each(&raw.vm, |index, vm| vm::judge(index, vm, defaults, (&port_groups, &wires), notes));
+    wire::judge_ends(&raw.wire, &vms, &uplinks, notes);
     unique::logical_ports(&raw.vm, notes);
     unique::names_and_cids(&raw.vm, notes);
     let before_route = notes.count();
@@ -184,7 +189,21 @@ fn judge(raw: &RawConfig, sources: &Sources, notes: &mut Notes<'_>) -> Config {
     let place = |raw: &Spanned<_>| VmPlace::of(sources, raw.span().start);
     let places = vms.iter().zip(&raw.vm).map(|(vm, raw)| (vm.name.clone(), place(raw))).collect();
     let marks = std::mem::take(&mut notes.marks);
-    Config { daemon, vms, port_groups, uplinks, ovn, mirrors, teams, hosts, control, route, places, marks }
+    Config {
+        daemon,
+        vms,
+        port_groups,
+        wires,
+        uplinks,
+        ovn,
+        mirrors,
+        teams,
+        hosts,
+        control,
+        route,
+        places,
+        marks,
+    }
 }
 
 fn each<R, T>(raws: &[Spanned<R>], mut judge: impl FnMut(usize, &Spanned<R>) -> T) -> Vec<T> {
@@ -193,12 +212,18 @@ fn each<R, T>(raws: &[Spanned<R>], mut judge: impl FnMut(usize, &Spanned<R>) -> 
 
 fn uplinks(raw: &RawConfig, notes: &mut Notes<'_>) -> Vec<UplinkConfig> {
     let switches = switch::judge(&raw.switch, notes);
-    uplinks_of(raw, &switches, notes)
+    let wires = wire::judge(&raw.wire, notes);
+    uplinks_of(raw, &switches, &wires, notes)
 }
 
 /// Those of the files, then those of NICs.
-fn uplinks_of(raw: &RawConfig, switches: &[SwitchConfig], notes: &mut Notes<'_>) -> Vec<UplinkConfig> {
-    let mut uplinks = uplink::judge(&raw.uplink, switches, notes);
+fn uplinks_of(
+    raw: &RawConfig,
+    switches: &[SwitchConfig],
+    wires: &[WireConfig],
+    notes: &mut Notes<'_>,
+) -> Vec<UplinkConfig> {
+    let mut uplinks = uplink::judge(&raw.uplink, (switches, wires), notes);
     uplinks.extend(ovn::uplinks(&raw.vm));
     uplinks
 }

@@ -17,7 +17,7 @@
 //! | `topology.rs` | how many workers there are, and where they run |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `forward.rs`, `nic.rs`, `limits.rs`, `owner.rs`, `role.rs` | `[[vm]]`, each by itself |
 //! | `unique.rs`, `targets.rs`, `fits.rs`, `memory.rs` | what VMs have of their own, where forwards lead, what goes together |
-//! | `port_group.rs`, `traffic.rs`, `vlan.rs`, `uplink.rs`, `team.rs`, `mirror.rs`, `ovn.rs` | the switch |
+//! | `port_group.rs`, `traffic.rs`, `vlan.rs`, `uplink.rs`, `team.rs`, `mirror.rs`, `wire.rs`, `ovn.rs` | the switch, and what is on none |
 //! | `route.rs`, `rules.rs` | other hosts; who may what |
 //! | `plan.rs` | what a reload does |
 //! | `findings.rs`, `interrupts.rs`, `mtu.rs` | `vmlane check` |
@@ -70,6 +70,7 @@ mod uplink;
 mod vlan;
 mod vm;
 mod vsock;
+pub mod wire;
 
 pub use config::Config;
 pub use cpus::CpuList;
@@ -94,6 +95,7 @@ pub use uplink::{Listens, MOST_QUEUES, UplinkConfig, UplinkKind};
 pub use vlan::Vlan;
 pub use vm::{VmConfig, VmPlace};
 pub use vsock::Vsock;
+pub use wire::WireConfig;
 
 /// Exit code of a process whose configuration is wrong: `EX_CONFIG` of sysexits.h. A service manager need not
 /// try again (`RestartPreventExitStatus=` in packaging/systemd/vmlane.service).

@@ -12,6 +12,7 @@ use crate::raw::RawMirror;
 use crate::uplink::UplinkConfig;
 use crate::vlan::VLANS;
 use crate::vm::VmConfig;
+use crate::wire;
 
 /// Mirrors at once, those that were added at run time included.
 pub const MOST_MIRRORS: usize = 16;
@@ -68,6 +69,12 @@ impl MirrorConfig {
                 format!("to = {to:?}: there is no such NIC and no such uplink; {}", ports.known(false));
             return Err(("to", text));
         }
+        if let Some(wire) = ports.switch_of(to).and_then(wire::of_network) {
+            let text = format!(
+                "to = {to:?} is an end of wire {wire:?}, which carries nothing but what its ends send; use another port"
+            );
+            return Err(("to", text));
+        }
         if from.is_empty() {
             let text = "from is empty; name NICs, uplinks or port groups, such as [\"web/nic0\"]".to_owned();
             return Err(("from", text));
@@ -99,6 +106,7 @@ impl MirrorConfig {
         }
         if let (Some(from), Some(to)) = (ports.switch_of(source), ports.switch_of(&self.to))
             && from != to
+            && wire::of_network(from).is_none()
         {
             return Err(format!(
                 "from: {source:?} is on switch {from:?} and {:?} on switch {to:?}; no frame passes from one to another, so mirror \

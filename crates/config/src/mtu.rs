@@ -50,7 +50,8 @@ fn carried_for(
         let mtu = usize::from(port.mtu?);
         return (mtu < USUAL).then(|| (mtu, "by its own word, OVN's network".into()));
     }
-    let vlan = config.port_group(&nic.port_group).map(|group| &group.vlan)?;
+    let of_group = || config.port_group(&nic.port_group).map(|group| &group.vlan);
+    let vlan = if nic.wire().is_some() { &Vlan::TrunkAll } else { of_group()? };
     let leads_there = |uplink: &UplinkConfig| {
         uplink.group == vm.group && uplink.switch == nic.switch && share(&uplink.vlan, vlan)
     };

@@ -7,7 +7,7 @@ use vmlane_device::vmxnet3::Profile;
 use vmlane_switch::{Policy, Traffic};
 use vmlane_wire::ethernet::Mac;
 
-use crate::names::hash;
+use crate::names::{hash, nic_name};
 use crate::notes::{Named, Notes};
 use crate::ovn::{self, OvnNic};
 use crate::port_group::{MTUS, PortGroupConfig, policy};
@@ -15,6 +15,7 @@ use crate::raw::{RawNic, RawVm};
 use crate::role::{self, Role};
 use crate::switch;
 use crate::traffic;
+use crate::wire::{self, WireConfig};
 
 const QUEUES: RangeInclusive<i64> = 1..=32;
 /// Physical slot numbers of PCI Express have 13 bits.
@@ -33,8 +34,9 @@ pub struct NicConfig {
     pub model: NicModel,
     /// Of a VMXNET3 NIC.
     pub profile: Profile,
-    /// Its port group's.
+    /// Its port group's, or its wire's network.
     pub switch: String,
+    /// [`wire::NO_PORT_GROUP`] on a wire.
     pub port_group: String,
     pub mac: Mac,
     /// The most queues of each direction.
@@ -51,6 +53,13 @@ pub struct NicConfig {
     pub traffic: Traffic,
     /// It is a port of OVN's, and not of the switch.
     pub ovn: Option<OvnNic>,
+}
+
+impl NicConfig {
+    /// The wire that it is an end of.
+    pub fn wire(&self) -> Option<&str> {
+        wire::of_network(&self.switch)
+    }
 }
 
 /// What a guest finds in its PCI slot.
@@ -76,7 +85,12 @@ pub struct VirtioNet {
 }
 
 /// All NICs of a VM, which messages call `label`.
-pub fn judge(label: &str, raw: &RawVm, groups: &[PortGroupConfig], notes: &mut Notes<'_>) -> Vec<NicConfig> {
+pub fn judge(
+    label: &str,
+    raw: &RawVm,
+    (groups, wires): (&[PortGroupConfig], &[WireConfig]),
+    notes: &mut Notes<'_>,
+) -> Vec<NicConfig> {
     if let Some(last) = raw.nic.get(MOST_NICS) {
         let text = format!("{label}: nic: {} are too many; use at most {MOST_NICS}", raw.nic.len());
         notes.problem(last.span(), text);
@@ -88,7 +102,12 @@ pub fn judge(label: &str, raw: &RawVm, groups: &[PortGroupConfig], notes: &mut N
             Some(mac) => given_mac(&key, mac, notes),
             None => derived_mac(raw.name.as_ref().map_or("", |name| name.get_ref()), number),
         };
-        judge_one(&key, number, nic, mac, groups, notes)
+        let name = raw.name.as_ref().map(|name| nic_name(name.get_ref(), number));
+        let place = match name.and_then(|name| wire::of_end(wires, &name)) {
+            Some(wire) => on_wire(&key, nic, wire, notes),
+            None => on_switch(&key, nic, groups, notes),
+        };
+        judge_one(&key, (number, nic), mac, place, notes)
     });
     let nics = nics.collect();
     for (number, nic) in raw.nic.iter().enumerate() {
@@ -107,16 +126,31 @@ pub fn judge(label: &str, raw: &RawVm, groups: &[PortGroupConfig], notes: &mut N
     nics
 }
 
-fn judge_one(
+/// Where a NIC is, and what it has from there.
+struct Place {
+    switch: String,
+    port_group: String,
+    policy: Policy,
+    traffic: Traffic,
+}
+
+fn on_wire(key: &str, spanned: &Spanned<RawNic>, wire: &WireConfig, notes: &mut Notes<'_>) -> Place {
+    wire::judge_nic(key, spanned, wire, notes);
+    Place {
+        switch: wire::network(&wire.name),
+        port_group: wire::NO_PORT_GROUP.to_owned(),
+        policy: wire::POLICY,
+        traffic: Traffic::default(),
+    }
+}
+
+fn on_switch(
     key: &str,
-    number: usize,
     spanned: &Spanned<RawNic>,
-    mac: Mac,
     groups: &[PortGroupConfig],
     notes: &mut Notes<'_>,
-) -> NicConfig {
+) -> Place {
     let raw = spanned.get_ref();
-    let model = model(key, spanned, notes);
     // Each switch has a port group of its name.
     let named = raw.port_group.as_ref().or(raw.switch.as_ref());
     let group = named.map_or(switch::DEFAULT, |group| group.get_ref());
@@ -139,17 +173,30 @@ fn judge_one(
         );
         notes.conflict(given.span(), &[given.span()], text);
     }
+    Place {
+        switch: switch.to_owned(),
+        port_group: group.to_owned(),
+        policy: known.map(|group| group.policy).unwrap_or_default(),
+        traffic: known.map(|group| group.traffic).unwrap_or_default(),
+    }
+}
+
+fn judge_one(
+    key: &str,
+    (number, spanned): (usize, &Spanned<RawNic>),
+    mac: Mac,
+    Place { switch, port_group, policy: of_place, traffic }: Place,
+    notes: &mut Notes<'_>,
+) -> NicConfig {
+    let raw = spanned.get_ref();
+    let model = model(key, spanned, notes);
     let ovn = ovn::judge_nic(key, raw, notes);
-    let of_group = match ovn {
-        Some(_) => ovn::POLICY,
-        None => known.map(|group| group.policy).unwrap_or_default(),
-    };
-    let traffic = known.map(|group| group.traffic).unwrap_or_default();
+    let of_place = ovn.as_ref().map_or(of_place, |_| ovn::POLICY);
     NicConfig {
         model,
         profile: profile(key, raw, notes),
-        switch: switch.to_owned(),
-        port_group: group.to_owned(),
+        switch,
+        port_group,
         mac,
         queues: notes
             .number(key, "queues", &raw.queues, QUEUES)
@@ -157,7 +204,7 @@ fn judge_one(
         mtu: notes.number(key, "mtu", &raw.mtu, MTUS).unwrap_or(9190),
         slot: notes.number(key, "slot", &raw.slot, SLOTS),
         trapped: raw.trapped,
-        policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
+        policy: policy(of_place, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
         traffic: traffic::of_nic(key, traffic, raw, notes),
         ovn,
     }

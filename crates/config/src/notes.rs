@@ -23,6 +23,7 @@ pub enum Named {
     PortGroup,
     Uplink,
     Team,
+    Wire,
 }
 
 impl Named {
@@ -33,6 +34,7 @@ impl Named {
             Named::PortGroup => "port_group",
             Named::Uplink => "uplink",
             Named::Team => "team",
+            Named::Wire => "wire",
         }
     }
 }

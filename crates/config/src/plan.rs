@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use crate::names::nic_name;
 use crate::{Config, DaemonConfig, HybridConfig, NicConfig, VmConfig, Vsock, ovn};
 
 /// What to do, in this order, and what will be in force then.
@@ -74,6 +75,7 @@ pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Resu
         plan.effective.vms.push(effective);
     }
     plan.keep_port_groups(old);
+    plan.keep_wires(old);
     plan.keep_direct_uplinks(old);
     if let Some(conflict) = conflict(&plan.effective) {
         return Err(Conflict { conflict, refused: plan.refused });
@@ -90,6 +92,7 @@ impl Plan {
             .vms
             .iter()
             .flat_map(|vm| vm.nics.iter())
+            .filter(|nic| nic.wire().is_none())
             .map(|nic| nic.port_group.clone())
             .collect();
         for name in names {
@@ -99,6 +102,21 @@ impl Plan {
                 self.refused
                     .push(format!("port_group {name:?} is not removed: a NIC of an attached VM is in it"));
                 self.effective.port_groups.push(group.clone());
+            }
+        }
+    }
+
+    /// Likewise, it stays on its wires.
+    fn keep_wires(&mut self, old: &Config) {
+        let nics = self.effective.vms.iter().flat_map(|vm| vm.nics.iter());
+        let names: Vec<String> = nics.filter_map(|nic| nic.wire()).map(str::to_owned).collect();
+        for name in names {
+            if !self.effective.wires.iter().any(|wire| wire.name == name)
+                && let Some(wire) = old.wires.iter().find(|wire| wire.name == name)
+            {
+                self.refused
+                    .push(format!("wire {name:?} is not removed: a NIC of an attached VM is an end of it"));
+                self.effective.wires.push(wire.clone());
             }
         }
     }
@@ -230,7 +248,16 @@ fn conflict(config: &Config) -> Option<String> {
         if let Some(other) = config.vms.iter().take(index).find(|other| vm.cid != 0 && other.cid == vm.cid) {
             return Some(format!("cid {} of vm {:?} still belongs to vm {:?}", vm.cid, vm.name, other.name));
         }
-        for nic in &vm.nics {
+        for (number, nic) in vm.nics.iter().enumerate() {
+            let name = nic_name(&vm.name, number);
+            let of_nic = config.wires.iter().find(|wire| Some(&*wire.name) == nic.wire());
+            if let Some(wire) = of_nic.filter(|wire| !wire.ends.contains(&name)) {
+                return Some(format!(
+                    "{name} is an end of wire {:?} still, which would join {}",
+                    wire.name,
+                    wire.ends.join(" and ")
+                ));
+            }
             if let Some(other) = macs.insert((&vm.group, &nic.switch, nic.mac), &vm.name) {
                 let mac = nic.mac;
                 return Some(format!("mac \"{mac}\" of vm {:?} still belongs to vm {other:?}", vm.name));
@@ -395,6 +422,52 @@ mod tests {
         let plan = planned("", "[daemon]\nhold = 0", &[]).unwrap();
         assert!(plan.refused.is_empty() && plan.hold_changes && plan.effective.daemon.hold.is_none());
         assert!(!planned("", "[daemon]\nhold = 30", &[]).unwrap().hold_changes);
+    }
+
+    /// VMs `a`, `b` and `c` with a card each, and what follows.
+    fn cards(more: &str) -> String {
+        let vm = |(name, cid): (&str, u32)| {
+            format!("[[vm]]\nname = {name:?}\ncid = {cid}\nnic = [{{ model = \"vmxnet3\" }}]\n")
+        };
+        [("a", 3), ("b", 4), ("c", 5)].map(vm).concat() + more
+    }
+
+    fn wire(one: &str, other: &str) -> String {
+        format!("[[wire]]\nname = \"l\"\nends = [\"{one}\", \"{other}\"]\n")
+    }
+
+    #[test]
+    fn wires_of_running_vms_come_change_and_go() {
+        let all = ["a", "b", "c"];
+        let (none, ab, ac) = (cards(""), cards(&wire("a/nic0", "b/nic0")), cards(&wire("a/nic0", "c/nic0")));
+        let lan = |ends: &str| cards(&format!("[[uplink]]\nname = \"lan\"\ntap = \"t0\"\n{ends}"));
+        for (old, new, updated) in [
+            (&none, &ab, "a b"),
+            (&ab, &none, "a b"),
+            (&ab, &ac, "b c"),
+            (&ab, &ab.replace("\"l\"", "\"k\""), "a b"),
+            (&lan(""), &lan(&wire("lan", "b/nic0")), "b"),
+        ] {
+            let plan = planned(old, new, &all).unwrap();
+            assert_eq!(short(&plan), expect("", "", updated, 0), "{new}");
+            assert_eq!(plan.effective, config(new));
+        }
+    }
+
+    #[test]
+    fn a_wire_of_a_vm_that_cannot_change_stays_or_stops_everything() {
+        let ab = cards(&wire("a/nic0", "b/nic0"));
+        let without_a = "[[vm]]\nname = \"b\"\ncid = 4\nnic = [{ model = \"vmxnet3\" }]\n";
+        let plan = planned(&ab, without_a, &["a", "b"]).unwrap();
+        assert_eq!(plan.effective.wires, config(&ab).wires);
+        assert_eq!((plan.update.join(" "), plan.refused.len()), ("b".into(), 2), "{:?}", plan.refused);
+        // "b" cannot leave the wire that another one is to be an end of.
+        let ac = cards(&wire("a/nic0", "c/nic0")).replace("cid = 4\n", "cid = 9\n");
+        let error = planned(&ab, &ac, &["b"]).unwrap_err().to_string();
+        assert!(
+            error.contains("b/nic0 is an end of wire \"l\" still, which would join a/nic0 and c/nic0"),
+            "{error}"
+        );
     }
 
     #[test]

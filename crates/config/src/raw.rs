@@ -18,6 +18,7 @@ tables! {
         pub vm: Vec<Spanned<RawVm>>,
         pub switch: Vec<Spanned<RawSwitch>>,
         pub port_group: Vec<Spanned<RawPortGroup>>,
+        pub wire: Vec<Spanned<RawWire>>,
         pub uplink: Vec<Spanned<RawUplink>>,
         pub mirror: Vec<Spanned<RawMirror>>,
         pub team: Vec<Spanned<RawTeam>>,
@@ -88,6 +89,11 @@ tables! {
         pub shares: Option<Spanned<i64>>,
         pub flood_limit: Option<Spanned<i64>>,
         pub multicast: Option<Spanned<String>>,
+    }
+
+    pub struct RawWire {
+        pub name: Option<Spanned<String>>,
+        pub ends: Vec<Spanned<String>>,
     }
 
     /// Traffic shaping of a port.

@@ -105,6 +105,10 @@ fn judge_members(
                 "{key}: uplinks: {name:?} is in team {:?} already; an uplink is in one team, take it out of one",
                 team.name
             ),
+            (Some(uplink), ..) if uplink.wire().is_some() => format!(
+                "{key}: uplinks: {name:?} is an end of wire {:?}; take it out of the team, or of the wire",
+                uplink.wire().unwrap_or_default()
+            ),
             _ if twice => {
                 format!("{key}: uplinks: {name:?} is named twice; take it out once")
             }

@@ -14,6 +14,7 @@ use crate::raw::RawUplink;
 use crate::role::{self, Role};
 use crate::switch::{self, SwitchConfig};
 use crate::vlan::{self, Vlan};
+use crate::wire::{self, WireConfig};
 
 /// The kernel's bound on names of interfaces, without the final zero.
 const LONGEST_INTERFACE: usize = 15;
@@ -31,7 +32,7 @@ pub struct UplinkConfig {
     pub kind: UplinkKind,
     /// Isolation group whose VMs it reaches.
     pub group: String,
-    /// The switch that it is on.
+    /// The switch that it is on, or its wire's network.
     pub switch: String,
     pub vlan: Vlan,
     /// The network behind it is notified where addresses are.
@@ -70,6 +71,18 @@ pub enum UplinkKind {
 pub struct Listens {
     /// Who may connect beside root and the daemon's user.
     pub owner: Option<Owner>,
+}
+
+impl UplinkConfig {
+    /// The wire that it is an end of.
+    pub fn wire(&self) -> Option<&str> {
+        wire::of_network(&self.switch)
+    }
+
+    /// Is it one end of a cable, and a NIC the other?
+    pub fn is_direct(&self) -> bool {
+        self.kind.is_direct() || self.wire().is_some()
+    }
 }
 
 impl UplinkKind {
@@ -133,7 +146,7 @@ impl fmt::Display for UplinkKind {
 
 pub fn judge(
     raws: &[Spanned<RawUplink>],
-    switches: &[SwitchConfig],
+    (switches, wires): (&[SwitchConfig], &[WireConfig]),
     notes: &mut Notes<'_>,
 ) -> Vec<UplinkConfig> {
     let mut uplinks: Vec<UplinkConfig> = Vec::new();
@@ -159,11 +172,14 @@ pub fn judge(
             notes.conflict(name.span(), &of, text);
         }
         let group = raw.group.as_ref().map(|group| notes.name(&key, "group", group));
+        let wire = wire::of_end(wires, name.get_ref());
+        wire.iter().for_each(|wire| wire::judge_uplink(&key, raw, wire, notes));
+        let network = wire.map(|wire| wire::network(&wire.name));
         uplinks.push(UplinkConfig {
             name: name.get_ref().clone(),
             kind,
             group: group.unwrap_or_else(|| DEFAULT.to_owned()),
-            switch: switch::of(&key, &raw.switch, switches, notes),
+            switch: network.unwrap_or_else(|| switch::of(&key, &raw.switch, switches, notes)),
             vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| vlan::judge(&key, vlan, notes)),
             notify: raw.notify.unwrap_or(true),
         });

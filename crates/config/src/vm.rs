@@ -16,6 +16,7 @@ use crate::port_group::{DEFAULT, PortGroupConfig};
 use crate::raw::RawVm;
 use crate::sources::{SourceKind, Sources};
 use crate::vsock::{self, Vsock};
+use crate::wire::WireConfig;
 
 /// Bytes of a libvirt domain's name.
 const LONGEST_DOMAIN: usize = 255;
@@ -126,7 +127,7 @@ pub fn judge(
     index: usize,
     spanned: &Spanned<RawVm>,
     defaults: (Limits, Option<u64>),
-    port_groups: &[PortGroupConfig],
+    networks: (&[PortGroupConfig], &[WireConfig]),
     notes: &mut Notes<'_>,
 ) -> VmConfig {
     let raw = spanned.get_ref();
@@ -144,7 +145,7 @@ pub fn judge(
         owner: owner::judge(&vm, &raw.owner, notes),
         group: group.unwrap_or_else(|| DEFAULT.to_owned()),
         cid,
-        nics: nic::judge(&vm, raw, port_groups, notes),
+        nics: nic::judge(&vm, raw, networks, notes),
         forwards: forwards.filter_map(|one| forward::judge(&vm, one, is_hybrid, notes)).collect(),
         parent_cid: vsock::parent_cid(&vm, raw, vsock.virtio().is_some(), notes),
         vsock,

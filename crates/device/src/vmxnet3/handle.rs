@@ -174,3 +174,21 @@ impl NicHandle {
         state.active = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_link_is_up_while_neither_end_has_it_down() {
+        let handle = NicHandle::default();
+        for (up, carrier, changes) in
+            [(true, true, 0), (true, false, 1), (false, false, 1), (false, true, 1), (true, true, 2)]
+        {
+            handle.set_carrier(carrier);
+            handle.set_link(up);
+            assert_eq!(handle.is_link_up(), up && carrier);
+            assert_eq!(handle.stats.link_changes.get(), changes);
+        }
+    }
+}
