@@ -142,7 +142,7 @@ pub struct UplinkStatus {
     pub name: String,
     /// What it leads to, as configured.
     pub to: String,
-    /// The switch that it is on.
+    /// The switch that it is on, or `wire:NAME`.
     #[serde(default)]
     pub switch: String,
     /// Its port has it. Otherwise the port waits.
@@ -267,7 +267,7 @@ pub struct NicStatus {
     pub name: String,
     pub mac: String,
     pub profile: String,
-    /// The switch that it is on.
+    /// The switch that it is on, or `wire:NAME`.
     #[serde(default)]
     pub switch: String,
     pub port_group: String,
@@ -383,6 +383,9 @@ pub struct Ports {
     /// Ports of the switch.
     #[serde(default)]
     pub switch: Vec<SwitchPort>,
+    /// What joins two ports directly.
+    #[serde(default)]
+    pub wires: Vec<Wire>,
     /// Mirrors of the switch.
     #[serde(default)]
     pub mirrors: Vec<Mirror>,
@@ -399,6 +402,7 @@ pub struct SwitchPort {
     /// `nic` or `uplink`.
     pub kind: String,
     pub group: String,
+    /// The switch that it is on, or `wire:NAME`.
     #[serde(default)]
     pub switch: String,
     /// `untagged`, a number, `trunk` or a list.
@@ -428,6 +432,27 @@ pub struct SwitchPort {
     /// Addresses learned behind it that are not its own.
     #[serde(default)]
     pub learned: Vec<LearnedMac>,
+}
+
+/// What joins two ports directly, in [`Ports`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wire {
+    pub name: String,
+    /// Both ends are up: frames pass.
+    pub carrier: bool,
+    /// Two of them.
+    pub ends: Vec<WireEnd>,
+}
+
+/// One end in [`Wire`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireEnd {
+    /// `VM/nic0`, or the uplink's name.
+    pub port: String,
+    /// It is active, its link was not set down, and the interface behind an uplink has a carrier.
+    pub up: bool,
+    /// Frames that its port has received; also before it was an end of the wire.
+    pub frames: u64,
 }
 
 /// An address in [`SwitchPort`].

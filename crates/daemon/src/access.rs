@@ -113,8 +113,9 @@ impl View {
             let vm = port.name.rsplit_once('/').map(|(vm, _)| vm);
             self.own.is_none() || port.kind == "nic" && vm.is_some_and(|vm| self.sees(vm))
         });
-        ports.mirrors.retain(|_| self.own.is_none());
         if self.own.is_some() {
+            ports.wires.clear();
+            ports.mirrors.clear();
             ports.teams.clear();
         }
         ports

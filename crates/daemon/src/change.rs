@@ -10,6 +10,7 @@ use vmlane_config::plan::{Conflict, Plan, plan};
 use vmlane_config::sources::{Source, SourceKind};
 use vmlane_config::{Config, VmPlace};
 
+use crate::differences::differences;
 use crate::extras::Provoked;
 use crate::grants;
 use crate::host::Host;
@@ -134,6 +135,8 @@ pub fn remove_vm(served: &mut Served, host: &Host, name: &str, force: bool) -> R
 fn carry_out(served: &mut Served, host: &Host, plan: Plan) -> Reloaded {
     let mut report = Reloaded { applied: Vec::new(), refused: plan.refused };
     let route_changes = served.config.route != plan.effective.route;
+    let of_wires =
+        differences("wire", &served.config.wires, &plan.effective.wires, |wire| wire.name.as_str());
     served.config = plan.effective.clone();
     for name in &plan.remove {
         served.withdraw(host, name);
@@ -182,6 +185,7 @@ fn carry_out(served: &mut Served, host: &Host, plan: Plan) -> Reloaded {
     let (applied, refused) = served.uplinks.change(&host.switch, &plan.effective.uplinks);
     report.applied.extend(applied);
     report.applied.extend(served.uplinks.set_teams(&host.switch, &plan.effective.teams));
+    report.applied.extend(of_wires);
     report.refused.extend(refused.iter().map(ToString::to_string));
     let (applied, refused) = served.mirrors.change(&host.switch, &plan.effective);
     report.applied.extend(applied);

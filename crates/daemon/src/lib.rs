@@ -5,9 +5,9 @@
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs` | the daemon, built of its parts; the answers to control requests |
 //! | `host.rs` | a part: workers, the router, the hypervisor, the switch |
-//! | `served.rs`, `change.rs` | a part: what is served at this moment; how that changes |
+//! | `served.rs`, `change.rs`, `differences.rs` | a part: what is served at this moment; how that changes, and what is reported of it |
 //! | `containment.rs`, `watchdog.rs`, `faults.rs` | a part: stuck workers, VMs whose devices fail too often |
-//! | `views.rs`, `ports.rs`, `bounds.rs` | what is shown of all parts |
+//! | `views.rs`, `ports.rs`, `wires.rs`, `bounds.rs` | what is shown of all parts |
 //! | `counters.rs` | counters that the next daemon continues |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
 //! | `ovn.rs`, `ovn/` | NICs that are ports of OVN's: requests and reports of its helper |
@@ -34,6 +34,7 @@ mod containment;
 pub mod control;
 mod counters;
 pub mod cpus;
+mod differences;
 pub mod extras;
 mod faults;
 mod grants;
@@ -57,3 +58,4 @@ mod views;
 mod vm;
 mod vsock;
 mod watchdog;
+mod wires;

@@ -99,6 +99,10 @@ impl ServedNic {
                 since = since.max(stats.since());
                 let hardware = hardware(&config, stats);
                 let handle = hardware.handle.clone();
+                if config.ovn.is_none() {
+                    let handle = handle.clone();
+                    host.switch.follow_carrier(port, move |up| handle.set_carrier(up));
+                }
                 let device = Vmxnet3Device::new(hardware, frames, port, attachment.interrupts())
                     .map_err(|cause| bad(cause.to_string()))?;
                 let socket = PciSocket { vm: &vm.name, path, scope: &scope, device: &device_name };
@@ -185,13 +189,13 @@ impl ServedNic {
         switch.shut_port(self.port, on);
     }
 
-    /// Sets its link up or down, also for the next daemon. Returns whether its guest is notified: QEMU does
-    /// not take that from Has another worker of the switch move its frames. False: it stays where it is.
+    /// Has another worker of the switch move its frames. False: it stays where it is.
     pub fn move_to(&self, switch: &Switch, worker: usize) -> bool {
         switch.move_port(self.port, worker)
     }
 
-    /// the back end of a vhost-user NIC.
+    /// Sets its link up or down, also for the next daemon. Returns whether its guest is notified: QEMU does
+    /// not take that from the back end of a vhost-user NIC.
     pub fn set_link(&self, host: &Host, vm: &str, up: bool) -> bool {
         let name = format!("{vm}.{}/{LINK_DOWN}", self.name);
         if up {
@@ -314,10 +318,10 @@ fn virtio_net(config: &NicConfig, virtio: VirtioNet) -> NetConfig {
 /// The port of NIC `number` of `vm`.
 fn port_spec(config: &Config, vm: &VmConfig, (number, nic): (usize, &NicConfig)) -> PortSpec {
     let of_group = || config.port_group(&nic.port_group).map(|group| vlan_mode(&group.vlan));
-    let direct = nic.ovn.is_some();
+    let direct = nic.ovn.is_some() || nic.wire().is_some();
     PortSpec {
         name: nic_name(&vm.name, number),
-        group: if direct { ovn::group(&vm.name, number) } else { vm.group.clone() },
+        group: if nic.ovn.is_some() { ovn::group(&vm.name, number) } else { vm.group.clone() },
         switch: nic.switch.clone(),
         mac: nic.mac,
         vlan: if direct { Some(vlan_mode(&Vlan::TrunkAll)) } else { of_group() }
@@ -341,8 +345,9 @@ pub fn uplink_spec(uplink: &UplinkConfig) -> PortSpec {
         policy: Policy { promiscuous: true, mac_changes: true, forged_transmits: true },
         traffic: Traffic::default(),
         uplink: true,
-        direct: uplink.kind.is_direct(),
-        notify: uplink.notify,
+        direct: uplink.is_direct(),
+        // A wire carries nothing but what its ends send.
+        notify: uplink.notify && uplink.wire().is_none(),
     }
 }
 

@@ -211,6 +211,7 @@ impl Uplinks {
         wanted: &[UplinkConfig],
     ) -> (Vec<String>, Vec<UplinkError>) {
         let (mut done, mut refused) = (Vec::new(), Vec::new());
+        self.rewire(switch, wanted);
         self.known.retain(|Uplink { config, port, .. }| {
             let stays = wanted.contains(config);
             if !stays {
@@ -244,6 +245,19 @@ impl Uplinks {
             self.store.iter().for_each(|store| store.remove(&held_counters(name)));
         }
         (done, refused)
+    }
+
+    /// Those that go to a wire, or come from one, and are as before otherwise: what they lead to stays
+    /// attached.
+    fn rewire(&mut self, switch: &Switch, wanted: &[UplinkConfig]) {
+        for known in &mut self.known {
+            let same =
+                |other: &&UplinkConfig| other.name == known.config.name && other.kind == known.config.kind;
+            let Some(new) = wanted.iter().find(same) else { continue };
+            if new.wire() != known.config.wire() && switch.update_port(known.port, uplink_spec(new)) {
+                known.config.clone_from(new);
+            }
+        }
     }
 
     /// A port for uplink number `index` of the configuration, with what it leads to attached.

@@ -23,6 +23,7 @@ use crate::served::Served;
 use crate::uplink::{team_stats, team_status};
 use crate::vm::ServedVm;
 use crate::vsock::{VsockView, VsockViews};
+use crate::wires;
 
 /// The parts of a daemon that there is something to show of.
 pub struct Views<'d> {
@@ -191,9 +192,15 @@ impl Views<'_> {
             state: state.into(),
         });
         let learned = self.host.switch.learned();
-        let switch = self.host.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
-        let mirrors = self.served.lock().mirrors.show(&self.host.switch);
-        Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.host.switch) }
+        let views = self.host.switch.ports();
+        let served = self.served.lock();
+        Ports {
+            connections: connections.collect(),
+            wires: wires::show(&served.config.wires, &views),
+            switch: views.into_iter().map(|view| switch_port(view, &learned)).collect(),
+            mirrors: served.mirrors.show(&self.host.switch),
+            teams: team_status(&self.host.switch),
+        }
     }
 }
 

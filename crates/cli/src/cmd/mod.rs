@@ -40,6 +40,7 @@ pub mod top;
 pub mod uplink_helper;
 pub mod vm;
 mod vm_peer;
+pub mod wire;
 
 use std::process::ExitCode;
 
@@ -97,6 +98,8 @@ pub enum Command {
     Link(link::Args),
     /// Copy the frames of some ports of the switch to another port
     Mirror(mirror::Args),
+    /// Show wires, which join two ports directly
+    Wire(wire::Args),
     /// Connect standard input and output to a port of a VM
     Connect(connect::Args),
     /// Accept a connection from a VM on a port of this host
@@ -147,6 +150,7 @@ impl Command {
             Command::Ovn(args) => args.run(),
             Command::Link(args) => args.run(),
             Command::Mirror(args) => args.run(),
+            Command::Wire(args) => args.run(),
             Command::Connect(args) => args.run(),
             Command::Listen(args) => args.run(),
             Command::Run(args) => args.run(),

@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   vmlane ports --json | jq -r '.connections[] | select(.server_port == 5000) | .client_vm'
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
-TX and RX: frames in the guest's view; `vmlane stats` shows why frames were dropped. MACS: addresses learned on this port; --macs lists them. SWITCH, if there are several: the one that the port is on. WORKER, if there are several: the one that serves the port (switch-N in `vmlane top`). Mirrors and teams are listed below the ports. STATE of a team: which uplinks are in use, and why others are not. FAILOVERS: links lost while in use.";
+TX and RX: frames in the guest's view; `vmlane stats` shows why frames were dropped. MACS: addresses learned on this port; --macs lists them. SWITCH, if there are several: the one that the port is on, or wire:NAME (`vmlane wire list`). WORKER, if there are several: the one that serves the port (switch-N in `vmlane top`). Mirrors and teams are listed below the ports. STATE of a team: which uplinks are in use, and why others are not. FAILOVERS: links lost while in use.";
 
 /// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
@@ -172,7 +172,8 @@ mod tests {
             counters: [("failovers", 7)].into_iter().collect(),
         };
         let mirrors = vec![mirror];
-        let ports = Ports { connections: vec![], switch: vec![port], mirrors, teams: vec![team] };
+        let ports =
+            Ports { connections: vec![], switch: vec![port], wires: vec![], mirrors, teams: vec![team] };
         let text = addresses(&ports);
         for words in
             ["52:54:00:00:00:01  -     configured", ":02  -     chosen by its guest", ":99  10    learned"]

@@ -37,3 +37,4 @@ mod vsock_cloud_hypervisor;
 mod vsock_kill;
 mod vsock_states;
 mod vsock_views;
+mod wire;

@@ -18,7 +18,8 @@ impl Uplinks {
         }
     }
 
-    /// Reports the state of uplinks' links, as far as a team or the network behind them needs it. What the
+    /// Reports the state of uplinks' links, as far as a team, the network behind them or
+    /// a wire's other end needs it. What the
     /// switch has found out by itself of a team's (a frame was refused) ends with that.
     pub fn report_links(&self, switch: &Switch) {
         let Some(links) = &self.links else { return };
@@ -27,7 +28,8 @@ impl Uplinks {
         };
         let wanted = |known: &Uplink| {
             let in_team = in_team(known);
-            let interface = known.config.kind.interface().filter(|_| in_team || known.config.notify)?;
+            let is_needed = in_team || known.config.notify || known.config.wire().is_some();
+            let interface = known.config.kind.interface().filter(|_| is_needed)?;
             Some(Wanted { port: known.port, interface: interface.to_owned(), in_team })
         };
         links.follow(switch, self.known.iter().filter_map(wanted).collect());

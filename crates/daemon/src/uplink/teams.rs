@@ -7,11 +7,12 @@ use vmlane_stats::Counters;
 use vmlane_switch::{MemberState, Switch, TeamMember, TeamSpec, TeamView};
 
 use super::Uplinks;
+use crate::differences::differences;
 
 impl Uplinks {
     /// Makes the teams these, of the uplinks in force. Returns what was done.
     pub fn set_teams(&mut self, switch: &Switch, wanted: &[TeamConfig]) -> Vec<String> {
-        let done = changes(&self.teams, wanted);
+        let done = differences("team", &self.teams, wanted, |team| team.name.as_str());
         wanted.clone_into(&mut self.teams);
         self.report_links(switch);
         let port =
@@ -32,18 +33,6 @@ pub fn spec(team: &TeamConfig, port: impl Fn(&str) -> Option<PortId>) -> TeamSpe
         failback: team.failback,
         notify: team.notify,
     }
-}
-
-/// What a reload does to teams.
-pub fn changes(before: &[TeamConfig], after: &[TeamConfig]) -> Vec<String> {
-    let known = |teams: &[TeamConfig], name: &str| teams.iter().any(|team| team.name == name);
-    let gone = before.iter().filter(|team| !known(after, &team.name));
-    let gone = gone.map(|team| format!("team {:?}: removed", team.name));
-    let other = after.iter().filter(|team| !before.contains(team)).map(|team| {
-        let what = if known(before, &team.name) { "changed" } else { "added" };
-        format!("team {:?}: {what}", team.name)
-    });
-    gone.chain(other).collect()
 }
 
 /// All teams, for an operator.
@@ -93,14 +82,6 @@ mod tests {
             failback: true,
             notify: true,
         }
-    }
-
-    #[test]
-    fn a_reload_reports_what_it_did_to_teams() {
-        let (a, b, more) = (team("a", &["up0"]), team("b", &["up1"]), team("a", &["up0", "up2"]));
-        assert_eq!(changes(&[], std::slice::from_ref(&a)), ["team \"a\": added"]);
-        assert_eq!(changes(&[a.clone(), b.clone()], &[more, b.clone()]), ["team \"a\": changed"]);
-        assert_eq!(changes(&[a, b.clone()], &[b]), ["team \"a\": removed"]);
     }
 
     #[test]
