@@ -148,8 +148,8 @@ pub fn judge_ends(
         let key = format!("wire {:?}", name.get_ref());
         let [first, second] = [one, other].map(|end| {
             let found = find(end.get_ref(), vms, uplinks);
-            let is_known = found.is_some() || [Named::Vm, Named::Uplink].into_iter().any(|kind| notes.is_uncertain(kind));
-            if !is_known {
+            let uncertain = [Named::Vm, Named::Uplink].into_iter().any(|kind| notes.is_uncertain(kind));
+            if found.is_none() && !uncertain {
                 let text = format!(
                     "{key}: ends: {:?} is no NIC and no uplink; name a NIC as VM/nicN, such as \"web/nic0\" ({})",
                     end.get_ref(),

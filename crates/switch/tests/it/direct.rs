@@ -131,6 +131,8 @@ fn cable_between_workers(bench: &mut Bench) -> [Guest; 2] {
     ends
 }
 
+type Join = fn(&mut Bench) -> [Guest; 2];
+
 /// Frames of every kind that a cable has to pass.
 fn every_kind(own: Mac, other: Mac) -> Vec<(Vec<u8>, Option<Tci>)> {
     let reserved = [0, 1, 2, 3, 0xe].map(|last| Mac([1, 0x80, 0xc2, 0, 0, last]));
@@ -171,8 +173,7 @@ fn taken(guest: &Guest) -> Vec<Vec<u8>> {
 
 #[test]
 fn every_kind_of_frame_passes_between_two_nics_in_order_and_no_one_else_sees_it() {
-    let joins: [(usize, fn(&mut Bench) -> [Guest; 2]); 3] =
-        [(1, cable), (2, cable), (2, cable_between_workers)];
+    let joins: [(usize, Join); 3] = [(1, cable), (2, cable), (2, cable_between_workers)];
     for (at, (workers, join)) in joins.into_iter().enumerate() {
         let mut bench = Bench::with(Settings { workers, floods: 1, ..Settings::default() });
         let ends = join(&mut bench);
