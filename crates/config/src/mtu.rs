@@ -124,6 +124,15 @@ mod tests {
     }
 
     #[test]
+    fn a_card_on_a_wire_has_the_uplinks_mtu_and_no_other_one() {
+        let text = "[[uplink]]\nname = \"lan\"\ntap = \"t0\"\n[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"virtio-net\" }, \
+                    { model = \"virtio-net\" }]\n[[wire]]\nname = \"l\"\nends = [\"lan\", \"a/nic1\"]\n";
+        let config = Config::parse(Path::new("t.toml"), text).unwrap();
+        let [(_, warning)] = &too_long(&config, |_| Some(1450))[..] else { panic!("one NIC") };
+        assert!(warning.starts_with("nic 1: uplink \"lan\" carries packets of 1450"), "{warning}");
+    }
+
+    #[test]
     fn a_card_that_cannot_report_ovns_mtu_to_its_guest_is_named() {
         let nics = "{ model = \"vmxnet3\", ovn = \"lsp-a\", mtu = 1442 }, { model = \"virtio-net\", ovn = \"lsp-b\", mtu = 1442 }";
         let [warning] = &warnings(nics, 9000)[..] else { panic!("{:?}", warnings(nics, 9000)) };

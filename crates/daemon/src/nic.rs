@@ -316,7 +316,7 @@ fn virtio_net(config: &NicConfig, virtio: VirtioNet) -> NetConfig {
 }
 
 /// The port of NIC `number` of `vm`.
-fn port_spec(config: &Config, vm: &VmConfig, (number, nic): (usize, &NicConfig)) -> PortSpec {
+pub fn port_spec(config: &Config, vm: &VmConfig, (number, nic): (usize, &NicConfig)) -> PortSpec {
     let of_group = || config.port_group(&nic.port_group).map(|group| vlan_mode(&group.vlan));
     let direct = nic.ovn.is_some() || nic.wire().is_some();
     PortSpec {

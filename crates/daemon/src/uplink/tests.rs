@@ -15,6 +15,7 @@ use vmlane_wire::ethernet::Mac;
 
 use self::streams::{Report, now};
 use super::*;
+use crate::nic::port_spec;
 
 const HOST: &str = "10.9.0.1";
 const VM: &str = "10.9.0.2";
@@ -171,6 +172,40 @@ fn a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up() {
     must("link set br2 up");
     must("link set up0 master br2");
     wait_until("the VM's address in another bridge", || knows("br2"));
+}
+
+#[test]
+fn an_uplink_goes_to_a_wire_and_back_as_it_is_and_a_nic_has_its_carrier() {
+    if role().is_none() {
+        return in_namespaces(&["host"]);
+    }
+    let config = |wire: &str| {
+        let vm = "[[vm]]\nname = \"vm\"\nvsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]\n";
+        let text = format!("[[uplink]]\nname = \"lan\"\ntap = \"up0\"\nnotify = false\n{vm}{wire}");
+        Config::parse(Path::new("t.toml"), &text).unwrap()
+    };
+    let (switched, wired) = (config(""), config("[[wire]]\nname = \"l\"\nends = [\"vm/nic0\", \"lan\"]\n"));
+    let mut uplinks = Uplinks::prepare(&switched.uplinks).unwrap();
+    let switch = Arc::new(Switch::start(Settings::default()).unwrap());
+    assert!(uplinks.change(&switch, &switched.uplinks).1.is_empty());
+    uplinks.follow_links(&switch);
+    uplinks.set_teams(&switch, &switched.teams);
+    let lan = uplinks.known[0].port;
+    let vm = &wired.vms[0];
+    let nic = switch.add_port(port_spec(&wired, vm, (0, &vm.nics[0]))).unwrap();
+    let view = |id| switch.ports().into_iter().find(|port| port.id == id).unwrap();
+    assert!(!view(nic).carrier, "the uplink is on a switch");
+
+    let (done, refused) = uplinks.change(&switch, &wired.uplinks);
+    assert!(done.is_empty() && refused.is_empty(), "{done:?}");
+    uplinks.set_teams(&switch, &wired.teams);
+    assert!(uplinks.known[0].port == lan && view(lan).attached && view(lan).spec.direct);
+    for (state, carrier) in [("up", true), ("down", false), ("up", true)] {
+        must(&format!("link set up0 {state}"));
+        wait_until("the link's state", || view(nic).carrier == carrier);
+    }
+    assert!(uplinks.change(&switch, &switched.uplinks).0.is_empty());
+    assert!(view(lan).attached && !view(lan).spec.direct && !view(nic).carrier);
 }
 
 #[test]
