@@ -1,4 +1,5 @@
-//! Two ports that are joined as by a cable, a NIC and an uplink or two NICs, beside ports that must not notice.
+//! Two ports that are joined as by a cable (a NIC and an uplink, or two NICs), beside ports that must not
+//! notice.
 
 use std::sync::{Arc, Mutex};
 
