@@ -179,7 +179,7 @@ fn complete(spec: &Spec, family: Family) -> Spec {
 
 /// Greets the server, proves what is to be proven, and sends the `first` message.
 fn greet(to: &Address, options: &Options, first: &Message) -> Result<Channel, Error> {
-    let conn = Conn::connect_until(to, Buffers::default(), options.until)?;
+    let conn = Conn::connect_control(to, options.until)?;
     let channel = Channel::new(conn, to.to_string()).until(options.until);
     match &options.secret {
         Some(_) => channel.send(&Message::hello())?,

@@ -21,6 +21,8 @@ use crate::sys::{TcpState, VsockBuffer};
 
 /// A time-out of zero would mean "for ever".
 const SHORTEST: Duration = Duration::from_millis(10);
+/// Bytes; every path of IPv4 carries as many (RFC 9293, 3.7.1).
+const CONTROL_SEGMENT: u32 = 536;
 
 pub struct Conn {
     end: End,
@@ -40,10 +42,27 @@ impl Conn {
 
     /// The same, but TCP waits until then at the longest; others give up within seconds by themselves.
     pub fn connect_until(to: &Address, buffers: Buffers, until: Option<Instant>) -> Result<Conn, Error> {
+        Conn::open(to, buffers, None, until)
+    }
+
+    /// For control messages: their segments are so small, both ways, that they pass where large ones are
+    /// lost.
+    pub fn connect_control(to: &Address, until: Option<Instant>) -> Result<Conn, Error> {
+        Conn::open(to, Buffers::default(), Some(CONTROL_SEGMENT), until)
+    }
+
+    fn open(
+        to: &Address,
+        buffers: Buffers,
+        segment: Option<u32>,
+        until: Option<Instant>,
+    ) -> Result<Conn, Error> {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(SHORTEST));
         let timeout = left.unwrap_or(CONNECT_TIMEOUT).min(CONNECT_TIMEOUT);
         let connected = match to {
-            Address::Tcp { host, port } => tcp::connect(host, *port, buffers, timeout).map(End::Kernel),
+            Address::Tcp { host, port } => {
+                tcp::connect(host, *port, buffers, segment, timeout).map(End::Kernel)
+            }
             Address::Vsock { cid, port } => connect_vsock(*cid, *port, buffers),
             Address::Unix(path) => unix::connect(path, buffers).map(End::Kernel),
         };

@@ -38,11 +38,20 @@ pub fn only(address: &Address, version: IpVersion) -> Result<Address, Error> {
     Ok(Address::Tcp { host: ip.ip().to_string(), port: *port })
 }
 
-pub fn connect(host: &str, port: u16, buffers: Buffers, timeout: Duration) -> io::Result<Socket> {
+/// `segment`: bytes of the largest one, in both directions; none: as the path allows.
+pub fn connect(
+    host: &str,
+    port: u16,
+    buffers: Buffers,
+    segment: Option<u32>,
+    timeout: Duration,
+) -> io::Result<Socket> {
     let mut last = no_address();
     for address in resolve(host, port)? {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         set_plain_buffers(&socket, buffers)?;
+        // The peer learns it as the connection opens.
+        segment.map_or(Ok(()), |bytes| socket.set_tcp_mss(bytes))?;
         match socket.connect_timeout(&address.into(), timeout) {
             Ok(()) => return Ok(socket),
             Err(error) => last = error,
@@ -66,4 +75,24 @@ pub fn listen(host: &str, port: u16, buffers: Buffers) -> io::Result<(Socket, Ad
     socket.listen(BACKLOG)?;
     let port = socket.local_addr()?.as_socket().map_or(port, |local| local.port());
     Ok((socket, Address::Tcp { host: host.to_owned(), port }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_send_segments_as_small_as_was_asked_for() {
+        let (listener, address) = listen("127.0.0.1", 0, Buffers::default()).unwrap();
+        let Address::Tcp { port, .. } = address else { panic!("{address}") };
+        for (segment, is_small) in [(Some(536), true), (None, false)] {
+            let timeout = Duration::from_secs(60);
+            let near = connect("127.0.0.1", port, Buffers::default(), segment, timeout).unwrap();
+            let (far, _) = listener.accept().unwrap();
+            for socket in [near, far] {
+                let bytes = socket.tcp_mss().unwrap();
+                assert_eq!(bytes <= 536, is_small, "{bytes}");
+            }
+        }
+    }
 }
