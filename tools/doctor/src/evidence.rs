@@ -123,13 +123,12 @@ impl Run {
     }
 }
 
-/// How long the far end was waited for.
+/// How long the far end was waited for, in vain.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wait {
     /// What it was about to do.
     pub what: String,
     pub seconds: f64,
-    pub answered: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -147,7 +146,7 @@ pub struct Evidence {
     pub failed: Vec<String>,
     /// What was not measured, because the time that an examination may take was over.
     pub left_out: Vec<String>,
-    /// Answers of the far end that were long in coming, or did not come.
+    /// Answers of the far end that did not come.
     pub waits: Vec<Wait>,
     /// Bits per second over the loopback of each end.
     pub loopback_near: Option<f64>,

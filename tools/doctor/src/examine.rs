@@ -9,7 +9,7 @@ mod prepared;
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::thread::Scope;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vmlane_bench::address::Family;
 use vmlane_bench::{Address, Error, Options, Questions, Reply, Report, Spec, Target, Test};
@@ -85,15 +85,11 @@ impl Plan {
 
 /// For the server to watch its machine, or to measure its loopback.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// An answer of the other end that takes longer is reported.
-const WORTH_REPORTING: Duration = Duration::from_secs(1);
-/// So is a measurement that takes so much longer than it was to; what is under way has to arrive first.
-const LATE_END: Duration = Duration::from_secs(2);
 /// What a measurement of a loopback takes beside its length.
 const LOOPBACK_STARTS: f64 = 0.3;
 /// So that the other end's clock, which starts a little earlier, does not cut the measurement short.
 const COOLDOWN: f64 = 0.15;
-/// So is a transfer that does not get anywhere.
+/// Bits a second: a transfer below it does not get anywhere.
 const CRAWLS: f64 = 5e6;
 /// Connections at once, where it is measured what several reach.
 const SEVERAL: u32 = 4;
@@ -114,7 +110,6 @@ pub fn examine(
     let options = &Options { until: Some(budget.until), ..options.clone() };
     progress("reading both machines' settings");
     let mut questions = Questions::new(to, options);
-    let began = Instant::now();
     // Both machines are watched at the same time.
     let (load, asked) = std::thread::scope(|scope| {
         let asking = scope.spawn(|| questions.ask(&Question::Facts.to_value(), TIMEOUT));
@@ -133,9 +128,7 @@ pub fn examine(
             | Error::Refused { .. }
             | Error::Version { .. }
             | Error::WrongPeer { .. }),
-        ) => {
-            return Err(error);
-        }
+        ) => return Err(error),
         Err(error) => {
             note_silence(&mut evidence, &error);
             evidence.near = Facts::read_with(load, None, resolve(to));
@@ -156,7 +149,6 @@ pub fn examine(
             questions,
             began: Snapshot::take(),
         };
-        examination.note_wait("describing its machine", began.elapsed().saturating_sub(WATCHED));
         // While this machine's settings are read, the first connections are made.
         let first = examination.first();
         examination.evidence.near = Facts::read_with(load, reply.here, reply.there);
@@ -167,12 +159,6 @@ pub fn examine(
     })
 }
 
-/// Of datagrams.
-fn none_arrived(result: &Result<Report, Error>) -> bool {
-    let received = |report: &Report| report.datagrams.map(|datagrams| datagrams.counts.received);
-    !result.as_ref().is_ok_and(|report| received(report) > Some(0))
-}
-
 /// The address of the machine, to see how it would be reached.
 fn resolve(to: &Address) -> Option<IpAddr> {
     let Address::Tcp { host, port } = to else { return None };
@@ -181,14 +167,8 @@ fn resolve(to: &Address) -> Option<IpAddr> {
 
 /// The other end took our question and did not answer: no fault of the way to it.
 fn note_silence(evidence: &mut Evidence, error: &Error) {
-    if let Error::Silent { doing, waited, .. } = error
-        && *waited >= WORTH_REPORTING
-    {
-        evidence.waits.push(Wait {
-            what: (*doing).to_owned(),
-            seconds: waited.as_secs_f64(),
-            answered: false,
-        });
+    if let Error::Silent { doing, waited, .. } = error {
+        evidence.waits.push(Wait { what: (*doing).to_owned(), seconds: waited.as_secs_f64() });
     }
 }
 
@@ -337,12 +317,9 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             return self.leave_out(kind, from);
         }
         let before = self.before();
-        let began = Instant::now();
         let result = bench(self);
         // After what failed there is nothing to count.
         let after = if result.is_ok() { self.counters() } else { Default::default() };
-        let datagrams = matches!(kind, RunKind::Probe { .. } | RunKind::Datagrams);
-        self.note_end(seconds, began.elapsed(), datagrams && none_arrived(&result));
         self.keep(kind, from, result, &before, after);
     }
 
@@ -384,38 +361,17 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         self.evidence.left_out.push(what);
     }
 
-    /// Asks the other machine, and keeps how long that took.
-    fn ask(&mut self, what: &str, question: &Question, takes: Duration) -> Result<Reply, Error> {
-        let began = Instant::now();
+    /// Asks the other machine, and keeps that it did not answer.
+    fn ask(&mut self, question: &Question) -> Result<Reply, Error> {
         let reply = self.questions.ask(&question.to_value(), TIMEOUT);
-        match &reply {
-            Ok(_) => self.note_wait(what, began.elapsed().saturating_sub(takes)),
-            Err(error) => note_silence(&mut self.evidence, error),
-        }
-        reply
-    }
-
-    /// How long a measurement of this length really took. Datagrams of which none arrives are waited for at
-    /// its end (`lost`): that is the path, and not how soon the other end answers.
-    fn note_end(&mut self, seconds: f64, took: Duration, lost: bool) {
-        let beside = took.saturating_sub(Duration::from_secs_f64(seconds));
-        if beside >= LATE_END && !lost {
-            self.note_wait("beginning and ending a measurement", beside);
-        }
-    }
-
-    fn note_wait(&mut self, what: &str, took: Duration) {
-        if took >= WORTH_REPORTING {
-            let wait = Wait { what: what.to_owned(), seconds: took.as_secs_f64(), answered: true };
-            self.evidence.waits.push(wait);
-        }
+        reply.inspect_err(|error| note_silence(&mut self.evidence, error))
     }
 
     fn counters(&mut self) -> (Counters, Counters) {
         let interface = |facts: Option<&Facts>| facts?.path.as_ref().map(|path| path.interface.clone());
         let near = Counters::read(interface(Some(&self.evidence.near)).as_deref());
         let question = Question::Counters { interface: interface(self.evidence.far.as_ref()) };
-        let far = self.ask("reading its counters", &question, Duration::ZERO);
+        let far = self.ask(&question);
         let far = far.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
         (near, far.unwrap_or_default())
     }
@@ -448,7 +404,6 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             return;
         }
         let before = self.before();
-        let began = Instant::now();
         let results: Vec<_> = probes
             .into_iter()
             .map(|(from, bytes, probe)| (from, bytes, probe.start()))
@@ -457,8 +412,6 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             .map(|(from, bytes, probe)| (from, bytes, probe.end()))
             .collect();
         let after = self.counters();
-        let lost = results.iter().any(|(.., result)| none_arrived(result));
-        self.note_end(self.plan.probe, began.elapsed(), lost);
         let mut before = Some(before);
         for (from, bytes, result) in results {
             let counted_from = before.take().unwrap_or_else(|| after.clone());
@@ -541,7 +494,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let (near, far) = (path(Some(&self.evidence.near)), path(self.evidence.far.as_ref()));
         let interface = |path: &Option<crate::facts::Path>| path.as_ref().map(|path| path.interface.clone());
         let question = Question::Limits { interface: interface(&far) };
-        let answer = self.ask("reading its limits", &question, Duration::ZERO);
+        let answer = self.ask(&question);
         let far = answer.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
         let busiest = self.began.beside_us();
         let near = Limits::read(near.as_ref().map(|path| path.peer), interface(&near).as_deref());
@@ -560,8 +513,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             Ok(bps) => self.evidence.loopback_near = Some(bps),
             Err(why) => self.evidence.failed.push(format!("loopback here: {why}")),
         }
-        let takes = Duration::from_secs_f64(seconds + LOOPBACK_STARTS);
-        match self.ask("measuring its loopback", &Question::Loopback { seconds }, takes) {
+        match self.ask(&Question::Loopback { seconds }) {
             Ok(reply) => self.evidence.loopback_far = reply.answer.as_f64().filter(|bps| *bps > 0.0),
             Err(_) if self.budget.is_over() => {
                 self.evidence.left_out.push("loopback of the other machine".to_owned());

@@ -9,6 +9,7 @@ mod interface;
 mod limits;
 mod machine;
 mod path;
+mod pauses;
 mod tcp;
 mod tools;
 pub(crate) mod usual;

@@ -50,7 +50,8 @@ fn at_rest(evidence: &Evidence) -> Vec<Finding> {
         let lacks = format!("{:.0} % of the CPU, which the network lacks", used * 100.0);
         let cost = Cost::estimated(0.75 * used, lacks);
         let seen = format!("at rest {:.1} of {cpus} CPUs are busy", load.busy);
-        let finding = CHECK.slow(what, cost).at(end).explains(&["sender-limit"]).evidence(seen);
+        let finding =
+            CHECK.slow(what, cost).at(end).explains(&["sender-limit", "slow-answers"]).evidence(seen);
         Some(match program {
             Some(program) => {
                 let pid = program.pid.to_string();

@@ -1,6 +1,7 @@
 //! What the kernel counted while it was measured: room that was used up, and time that was spent waiting for
 //! it. One table, a row a cause.
 
+use super::slow_answers;
 use crate::facts::Facts;
 use crate::prelude::*;
 
@@ -129,6 +130,19 @@ const ACCEPT_QUEUE_CAUSE: Cause = Cause {
     context: |facts| Some(format!("net.core.somaxconn is {}", facts.sysctls.number("net.core.somaxconn")?)),
 };
 
+const PAUSES_CAUSE: Cause = Cause {
+    name: "slow-answers",
+    counters: &["Program.PausedUsec"],
+    least: 0.05,
+    is_time: true,
+    what: "does not let programs such as this one run all the time: it answers late.",
+    costs: "a program that is stopped neither sends nor reads",
+    share: 0.8,
+    explains: &["latency", "sender-limit", "zero-window", "loss", "retransmits", "policing", "bufferbloat"],
+    remedy: |_| slow_answers::remedy(),
+    context: |_| Some("pauses of 40 ms and more of a thread that sleeps for 10 ms".to_owned()),
+};
+
 pub const CONNTRACK: Check = Check { name: "conntrack", examine: |evidence| of(evidence, &CONNTRACK_CAUSE) };
 pub const TCP_MEMORY: Check =
     Check { name: "tcp-memory", examine: |evidence| of(evidence, &TCP_MEMORY_CAUSE) };
@@ -137,6 +151,8 @@ pub const MEMORY_PRESSURE: Check =
     Check { name: "memory-pressure", examine: |evidence| of(evidence, &MEMORY_PRESSURE_CAUSE) };
 pub const ACCEPT_QUEUE: Check =
     Check { name: "accept-queue", examine: |evidence| of(evidence, &ACCEPT_QUEUE_CAUSE) };
+/// Programs that were stopped for moments.
+pub const PAUSES: fn(&Evidence) -> Vec<Finding> = |evidence| of(evidence, &PAUSES_CAUSE);
 pub const BACKLOG: Check = Check { name: "backlog", examine: backlog };
 pub const OTHER_TRAFFIC: Check = Check { name: "other-traffic", examine: other_traffic };
 
@@ -225,6 +241,8 @@ mod tests {
             (&CPU_QUOTA_CAUSE, 3_000_000, true),
             (&CPU_QUOTA_CAUSE, 20_000, false),
             (&MEMORY_PRESSURE_CAUSE, 3_000_000, true),
+            (&PAUSES_CAUSE, 3_000_000, true),
+            (&PAUSES_CAUSE, 50_000, false),
             (&ACCEPT_QUEUE_CAUSE, 2, true),
         ] {
             let mut evidence = testing::healthy();

@@ -19,6 +19,10 @@ const PORTS: i64 = 1000;
 const CLOCKS: [&str; 6] =
     ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen", "riscv_clocksource"];
 
+/// What makes received frames wait, and findings of that.
+const LATE: [&str; 3] = ["gro_flush_timeout", "net.core.gro_normal_batch", "threaded"];
+const OF_LATE: &[&str] = &["sender-limit", "latency", "bufferbloat", "loss", "retransmits"];
+
 /// A setting, its value, what that does, and how it is mended.
 type Odd = (String, String, &'static str, Remedy);
 
@@ -30,7 +34,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 fn finding(evidence: &Evidence, end: PathEnd, (name, value, what, remedy): Odd) -> Finding {
     let what = format!("{name} is {value} on {}: {what}.", evidence.name(end));
     let cost = Cost::estimated(0.6, "far from what the kernel begins with");
-    let finding = CHECK.slow(what, cost).at(end).explains(&["sender-limit"]);
+    let is_late = LATE.iter().any(|late| name.starts_with(late));
+    let finding = CHECK.slow(what, cost).at(end).explains(if is_late { OF_LATE } else { &["sender-limit"] });
     finding.evidence(format!("{name} = {value}")).remedy(remedy)
 }
 

@@ -19,7 +19,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 evidence.name(end)
             );
             let cost = Cost::measured(share, format!("{:.0} % of the CPU", share * 100.0));
-            CHECK.machine(what, cost).at(end).evidence(
+            CHECK.machine(what, cost).at(end).explains(&["slow-answers"]).evidence(
                 "steal in /proc/stat during a transfer: fewer virtual CPUs than cores would cure it",
             )
         })

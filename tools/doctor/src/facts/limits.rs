@@ -74,7 +74,9 @@ impl Limit {
 
     /// Bits per second that it lets through, where it limits them.
     pub fn rate(&self) -> Option<f64> {
-        ["ceil", "rate", "maxrate", "bandwidth"].iter().find_map(|name| bits(self.word(name)?))
+        let named = ["ceil", "rate", "maxrate", "bandwidth"].iter().find_map(|name| bits(self.word(name)?));
+        // The last curve of a class of hfsc is its upper limit.
+        named.or_else(|| bits(self.text.rsplit_once(" m2 ")?.1.split(' ').next()?))
     }
 
     /// The same, with what it has counted since `before`.

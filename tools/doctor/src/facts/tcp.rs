@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{cpu::CpuTime, files, interface, usual};
+use super::{cpu::CpuTime, files, interface, pauses, usual};
 use crate::cgroup;
 
 /// Settings that are read beside those whose usual value is known; those of the interface that leads to the
@@ -66,7 +66,7 @@ pub fn sysctls(interface: Option<&str>) -> Sysctls {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Of /proc/net/snmp and netstat, as "Tcp.RetransSegs".
+    /// Of /proc/net/snmp and netstat, as "Tcp.RetransSegs"; this program's pauses and others, alike.
     pub stack: BTreeMap<String, u64>,
     /// Of the interface that leads to the other end: the kernel's, and the driver's as `ethtool -S` shows
     /// them.
@@ -88,6 +88,7 @@ impl Counters {
         stack.extend(throttled.map(|us| ("Cgroup.ThrottledUsec".to_owned(), us)));
         let pressure = files::text("/proc/pressure/memory").and_then(|text| memory_pressure(&text));
         stack.extend(pressure.map(|waited| ("Pressure.MemoryUsec".to_owned(), waited)));
+        stack.extend([pauses::counted()]);
         stack.append(&mut conntrack(&files::text("/proc/net/stat/nf_conntrack").unwrap_or_default()));
         let (backlog_drops, squeezed) = softnet(&files::text("/proc/net/softnet_stat").unwrap_or_default());
         Counters {

@@ -7,7 +7,7 @@ use vmlane_bench::report::TcpSummary;
 
 use super::super::ALL;
 use super::*;
-use crate::evidence::{Run, Wait};
+use crate::evidence::Run;
 use crate::facts::{Coalescing, Limit, Limits, Neighbour, Process, Rings, Route};
 use crate::finding::settle;
 use crate::prelude::*;
@@ -58,7 +58,7 @@ fn pauses(evidence: &mut Evidence) {
 }
 
 fn answers_late(evidence: &mut Evidence) {
-    evidence.waits = vec![Wait { what: "measure".to_owned(), seconds: 6.0, answered: true }];
+    counted_far(evidence, "Program.PausedUsec", 4_000_000);
 }
 
 fn round_trips_of(evidence: &mut Evidence, us: f64) {
@@ -169,6 +169,10 @@ const CAUSES: &[(&str, Act)] = &[
         testing::far(evidence).sysctls.0.extend([off]);
     }),
     ("latency", |evidence| round_trips_of(evidence, 20_000.0)),
+    ("kernel-setting", |evidence| {
+        round_trips_of(evidence, 20_000.0);
+        evidence.near.limits.interface.insert("gro_flush_timeout".to_owned(), 20_000_000);
+    }),
     ("other-traffic", |evidence| {
         let frames = ("rx_packets".to_owned(), 90_000);
         evidence.runs.iter_mut().for_each(|run| run.far.interface.extend([frames.clone()]));

@@ -9,6 +9,8 @@ qdisc netem 8002: dev ifb0 root refcnt 2 limit 1000 delay 80ms  10ms loss 5%
  Sent 0 bytes 0 pkt (dropped 3, overlimits 0 requeues 0) 
 class htb 1:1 root prio 0 rate 20Mbit ceil 25Mbit burst 1600b cburst 1600b 
  Sent 0 bytes 0 pkt (dropped 1, overlimits 2 requeues 0) 
+class hfsc 1:1 parent 1: sc m1 0bit d 0us m2 30Mbit ul m1 0bit d 0us m2 40Mbit 
+ Sent 0 bytes 0 pkt (dropped 0, overlimits 0 requeues 0) 
 ";
 const FILTER: &str = "\
 filter protocol all pref 49152 matchall chain 0 
@@ -39,8 +41,8 @@ fn disciplines_classes_and_actions_are_read_with_their_counters() {
     let limits = parse("", TC);
     let seen: Vec<_> =
         limits.iter().map(|limit| (limit.kind(), limit.dropped, limit.matched, limit.passed)).collect();
-    assert_eq!(seen, [("tbf", 7, 9, 1), ("netem", 3, 0, 0), ("htb", 1, 2, 0)]);
-    assert_eq!(limits.iter().map(Limit::rate).collect::<Vec<_>>(), [Some(3e7), None, Some(2.5e7)]);
+    assert_eq!(seen, [("tbf", 7, 9, 1), ("netem", 3, 0, 0), ("htb", 1, 2, 0), ("hfsc", 0, 0, 0)]);
+    assert_eq!(limits.iter().map(Limit::rate).collect::<Vec<_>>(), [Some(3e7), None, Some(2.5e7), Some(4e7)]);
     assert_eq!(
         (limits[1].word("delay"), limits[1].word("loss"), limits[1].word("dev")),
         (Some("80ms"), Some("5%"), Some("ifb0"))
@@ -91,7 +93,7 @@ fn what_has_counted_meanwhile_is_seen() {
     after.remove(1);
     let counted: Vec<Limit> = counted(&before, &after).collect();
     let dropped: Vec<_> = counted.iter().map(|limit| (limit.kind(), limit.dropped)).collect();
-    assert_eq!(dropped, [("tbf", 5), ("netem", 0), ("htb", 0)]);
+    assert_eq!(dropped, [("tbf", 5), ("netem", 0), ("htb", 0), ("hfsc", 0)]);
 }
 
 #[test]
