@@ -52,6 +52,8 @@ pub struct Ticked {
     pub soon: bool,
     /// Filter or capabilities are other ones now.
     pub changed: bool,
+    /// When it is to be ticked again at the latest: frames that it holds back are due then.
+    pub due: Option<Instant>,
 }
 
 /// Names a frame in flight to its source: opaque to the switch, good until [`FramePort::finish`].

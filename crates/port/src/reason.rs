@@ -45,17 +45,19 @@ pub enum DropReason {
     LinkDown,
     /// Receiver: no token for it, and no room where frames wait for tokens (traffic shaping).
     Shaped,
-    /// Receiver: lost on request, by a laboratory's daemon (`faults::Impairment`).
+    /// Receiver: lost on request, by its wire or a laboratory's daemon (`faults::Impairment`).
     Impaired,
     /// Receiver: the interface of the uplink is down, or gone.
     UplinkDown,
     /// Sender: an uplink of a team, through which the network sends back what a VM sent through another one.
     Reflected,
+    /// Receiver: so many frames were under way on its wire as may be.
+    WireFull,
 }
 
 impl DropReason {
     /// All of them, in the order of [`DropReason::number`].
-    const ALL: [DropReason; 22] = [
+    const ALL: [DropReason; 23] = [
         DropReason::BadLength,
         DropReason::BadDescriptor,
         DropReason::BadAddress,
@@ -78,6 +80,7 @@ impl DropReason {
         DropReason::Impaired,
         DropReason::UplinkDown,
         DropReason::Reflected,
+        DropReason::WireFull,
     ];
 
     /// A number for records of captures; never 0.
@@ -115,6 +118,7 @@ impl DropReason {
             DropReason::Impaired => "impaired",
             DropReason::UplinkDown => "uplink_down",
             DropReason::Reflected => "reflected",
+            DropReason::WireFull => "wire_full",
         }
     }
 }
@@ -154,6 +158,12 @@ counters! {
         rx_shaped_bytes,
         /// Microseconds for which frames waited for tokens on their way to the guest.
         rx_shaped_us,
+        /// Frames that its wire delivered twice on request.
+        wire_duplicated,
+        /// Frames of which its wire changed a bit on request.
+        wire_corrupted,
+        /// Frames that its wire let overtake others on request.
+        wire_reordered,
         /// Faults of our own contained while serving this port.
         panics,
         /// Frames dropped: [`DropReason::BadLength`].
@@ -200,6 +210,8 @@ counters! {
         drop_uplink_down,
         /// Frames dropped: [`DropReason::Reflected`].
         drop_reflected,
+        /// Frames dropped: [`DropReason::WireFull`].
+        drop_wire_full,
     }
 }
 
@@ -232,6 +244,7 @@ impl PortCounts {
             DropReason::Impaired => &self.drop_impaired,
             DropReason::UplinkDown => &self.drop_uplink_down,
             DropReason::Reflected => &self.drop_reflected,
+            DropReason::WireFull => &self.drop_wire_full,
         }
         .inc();
     }

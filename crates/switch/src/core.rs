@@ -15,6 +15,7 @@ use crate::coalesce::Coalescer;
 use crate::egress::Egress;
 use crate::fdb::{Fdb, LearnedAddresses, unkey};
 use crate::handover::{Arrivals, Links, adopt_remote, publish};
+use crate::impair::{Impairment, Line};
 use crate::multicast::ask_for_groups;
 use crate::polled::Polling;
 use crate::port::Port;
@@ -128,6 +129,7 @@ impl Core {
                 }
                 self.table.ports.note_carriers();
             }
+            Change::Impair(impairment, spare) => self.impair(slot, impairment, spare),
             Change::Announce => self.announce(slot),
             Change::Copy(copies) => {
                 if let Some(port) = self.table.ports.get_mut(slot) {
@@ -225,6 +227,18 @@ impl Core {
         if let Some(port) = self.table.ports.get_mut(slot) {
             port.set_shut(shut);
         }
+    }
+
+    /// Changes what happens to frames on their way to a port of this worker.
+    fn impair(&mut self, slot: Slot, impairment: Impairment, spare: Option<Box<Line>>) {
+        let now = self.table.now;
+        self.table.attributed(slot, |table| {
+            if let Some(port) = table.ports.get_mut(slot) {
+                port.impair(impairment, spare, now);
+            }
+        });
+        self.rebuild();
+        publish(&mut self.table, slot);
     }
 
     fn announce(&mut self, slot: Slot) {
@@ -331,9 +345,10 @@ impl Core {
         self.table.ports.note_carriers();
     }
 
-    /// Has every port that is polled do what is due by the clock. True if something of one is due again soon.
-    pub fn tick(&mut self, now: Instant) -> bool {
-        let (mut soon, mut changed) = (false, false);
+    /// Has every port that is polled do what is due by the clock. Returns whether something of one is due again
+    /// soon, and when what has a time is.
+    pub fn tick(&mut self, now: Instant) -> (bool, Option<Instant>) {
+        let (mut soon, mut changed, mut due) = (false, false, None::<Instant>);
         let mut at = 0;
         while let Some(slot) = self.table.ports.turns.polled_at(at) {
             at += 1;
@@ -353,6 +368,7 @@ impl Core {
             if let Some((ticked, overhead)) = ticked.flatten() {
                 soon |= ticked.soon;
                 changed |= ticked.changed;
+                due = due.into_iter().chain(ticked.due).min();
                 if ticked.changed {
                     publish(table, slot);
                 }
@@ -368,7 +384,7 @@ impl Core {
             self.ask_for_groups(now);
         }
         self.fdb.age(self.table.now);
-        soon
+        (soon, due)
     }
 
     /// Has the guests asked for their groups whose time it is.

@@ -21,6 +21,7 @@
 //! | `moving.rs`, `moving/ask.rs` | a port goes to another worker |
 //! | `balance.rs` | which ones, and when |
 //! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
+//! | `impair.rs`, `impair/` | wires on which frames are late, lost or changed: what happens to each, what is on its way |
 //! | `mirror.rs`, `mirror/` | mirrors: copies of what passes some ports go to another one |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
 //!
@@ -48,6 +49,7 @@ mod fan;
 mod fdb;
 mod flight;
 mod handover;
+mod impair;
 mod ingress;
 mod mirror;
 mod moving;
@@ -97,6 +99,7 @@ pub mod heads {
 
 pub use balance::{Balancer, Relief};
 pub use handover::MOST_WORKERS;
+pub use impair::Impairment;
 pub use mirror::{MirrorDirection, MirrorSpec, MirrorView};
 #[doc(hidden)]
 pub use moving::Move;

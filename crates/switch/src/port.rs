@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use vmlane_port::wrap::{CapturedFrames, FrameTap, wall_clock};
@@ -20,6 +20,7 @@ use crate::egress::{Receiver, RxCounts};
 use crate::fdb::{Route, key};
 use crate::flight::Flight;
 use crate::handover::{Origin, RemoteState};
+use crate::impair::{ImpairedPort, Impairment, Line};
 use crate::ingress::{Checked, TxBurst};
 use crate::mirror::Copies;
 use crate::multicast::{ANY, Snooped};
@@ -37,6 +38,8 @@ pub struct PortState {
     pub stalled: AtomicBool,
     /// Of the other end's link, if it is direct.
     pub carrier: Carrier,
+    /// Frames on their way to it over an impaired wire.
+    pub waiting: AtomicU32,
     /// The address in force; 0 if unknown.
     pub mac: AtomicU64,
     /// Where its last frame to one receiver went: that port's slot; [`NOWHERE`] if there was none.
@@ -117,7 +120,7 @@ pub struct Attached {
     pub info: FramePortInfo,
 }
 
-/// What only some ports have: a shape, groups that are kept to them, a mirror's destination, captures.
+/// What only some ports have: a shape, an impaired wire, groups that are kept to them, a mirror's destination, captures.
 #[derive(Default)]
 struct Extras {
     /// Where the shaper is while nothing is attached.
@@ -130,6 +133,8 @@ struct Extras {
     shut: bool,
     /// What is attached is wrapped, and has the shaper.
     wrapped: bool,
+    /// The line that it is at the end of, while nothing is attached: else that has it, outside of all.
+    line: Option<Box<Line>>,
     /// The groups of its guest, where the operator keeps multicast to who asked.
     snooped: Option<Box<Snooped>>,
     /// It is a mirror's.
@@ -245,7 +250,7 @@ impl Port {
         Some(Receiver { end, capabilities, counts: &mut self.rx.counts, tag, mirror, unsummed })
     }
 
-    /// Attaches `end`, wrapped if the port is shaped.
+    /// Attaches `end`, wrapped if the port is shaped or its wire impaired.
     pub fn plug(&mut self, end: Box<dyn FramePort>, now: Instant) {
         self.attached.number = self.attached.number.wrapping_add(1);
         self.attached.retired = false;
@@ -258,14 +263,57 @@ impl Port {
         if self.extras.wanted {
             self.wrap(now);
         }
+        let line = self.extras.line.take();
+        self.put_on_line(line);
     }
 
     fn wrap(&mut self, now: Instant) {
-        let Some(end) = self.end.take().map(CapturedFrames::unwrap) else { return };
-        let shaped = ShapedPort::new(end, self.extras.cell.clone(), self.stats.clone(), now);
-        self.attached.info = shaped.info();
-        self.end = Some(CapturedFrames::wrap(Box::new(shaped), &self.extras.taps));
-        self.extras.wrapped = true;
+        self.within_line(|port, end| {
+            let end = CapturedFrames::unwrap(end);
+            let shaped = ShapedPort::new(end, port.extras.cell.clone(), port.stats.clone(), now);
+            port.attached.info = shaped.info();
+            port.extras.wrapped = true;
+            CapturedFrames::wrap(Box::new(shaped), &port.extras.taps)
+        });
+    }
+
+    /// Replaces what is attached, at the end of its line if it has one.
+    fn within_line(&mut self, change: impl FnOnce(&mut Port, Box<dyn FramePort>) -> Box<dyn FramePort>) {
+        let line = self.take_off_line();
+        let end = self.end.take().map(|end| change(self, end));
+        self.end = end;
+        self.put_on_line(line);
+    }
+
+    fn take_off_line(&mut self) -> Option<Box<Line>> {
+        let Some((end, line)) = self.end.take().map(ImpairedPort::unwrap) else {
+            return self.extras.line.take();
+        };
+        self.end = Some(end);
+        line
+    }
+
+    fn put_on_line(&mut self, line: Option<Box<Line>>) {
+        match (self.end.take(), line) {
+            (Some(end), Some(line)) => {
+                let (stats, state) = (self.stats.clone(), self.state.clone());
+                self.end = Some(ImpairedPort::wrap(end, line, stats, state));
+            }
+            (end, line) => (self.end, self.extras.line) = (end, line),
+        }
+    }
+
+    /// Has frames on their way to it be impaired from now on. `spare`: a line, if it needs one and has none.
+    pub fn impair(&mut self, impairment: Impairment, spare: Option<Box<Line>>, now: Instant) {
+        let mut line = self.take_off_line().or(spare);
+        line.iter_mut().for_each(|line| line.set(impairment));
+        if let (Some(line), Some(end)) = (&mut line, &mut self.end)
+            && impairment.is_none()
+        {
+            line.end(&mut **end, now, &self.stats);
+        }
+        self.put_on_line(line.filter(|_| !impairment.is_none()));
+        self.state.waiting.store(0, Ordering::Relaxed);
     }
 
     /// Begins or ends to snoop its guest's groups, as it is configured.
@@ -349,6 +397,12 @@ impl Port {
         self.extras.taps.iter().for_each(|tap| tap.settle(None));
         self.tx.burst.forget();
         self.watch.forget();
+        let line = self.take_off_line();
+        self.extras.line = line.map(|mut line| {
+            line.clear(&self.stats);
+            line
+        });
+        self.state.waiting.store(0, Ordering::Relaxed);
         let end = self.end.take();
         catch_unwind(AssertUnwindSafe(|| drop(end))).is_ok()
     }
@@ -437,8 +491,7 @@ impl Port {
 
     /// From here on `taps` see what goes through the port.
     pub fn set_taps(&mut self, taps: Vec<Arc<dyn FrameTap>>) {
-        let end = self.end.take().map(CapturedFrames::unwrap);
-        self.end = end.map(|end| CapturedFrames::wrap(end, &taps));
+        self.within_line(|_, end| CapturedFrames::wrap(CapturedFrames::unwrap(end), &taps));
         self.extras.taps = taps;
     }
 

@@ -8,6 +8,7 @@ use vmlane_port::wrap::FrameTap;
 use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
+use crate::impair::{Impairment, Line};
 use crate::mirror::Copies;
 use crate::port::{Numbered, Port, PortState};
 use crate::shaping::Shaper;
@@ -74,6 +75,8 @@ pub enum Change {
     Shut(bool),
     /// The interface behind an uplink's port has a link, or has none.
     Carrier(bool),
+    /// What happens to frames on their way to it, and a line for them if it has none.
+    Impair(Impairment, Option<Box<Line>>),
     /// The network is to learn where the port's address is.
     Announce,
     /// The port is a mirror's, and its frames go there from now on.

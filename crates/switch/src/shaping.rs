@@ -30,7 +30,7 @@ use crate::pending::Claim;
 use crate::spec::Shape;
 use bucket::Bucket;
 pub use port::ShapedPort;
-use queue::FrameQueue;
+pub use queue::{FrameQueue, LEAST_BYTES, MOST_BYTES};
 
 /// The shortest frame of Ethernet, without its check sequence.
 const SHORTEST: u64 = 60;
@@ -55,7 +55,7 @@ fn sent_bytes(frame: &TxFrame<'_>) -> u64 {
 }
 
 /// The same of a frame that arrives.
-fn received_bytes(frame: &RxFrame<'_>) -> u64 {
+pub fn received_bytes(frame: &RxFrame<'_>) -> u64 {
     let bytes = match frame.aggregate {
         Some(aggregate) => cut_bytes(frame.len(), aggregate.header.into(), aggregate.mss.into()),
         None => frame.len() as u64,

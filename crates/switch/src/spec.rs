@@ -6,6 +6,8 @@ use std::time::Duration;
 use vmlane_port::{Filter, PortId, PortStats, VlanSet};
 use vmlane_wire::ethernet::{Mac, Tci};
 
+use crate::impair::Impairment;
+
 /// Who tags frames (VMware's three modes of a port group).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum VlanMode {
@@ -141,6 +143,12 @@ pub struct PortView {
     pub attached: bool,
     /// The operator set its link down.
     pub link_down: bool,
+    /// The wire that it is an end of is cut.
+    pub cut: bool,
+    /// What happens to frames on their way to it.
+    pub impairment: Impairment,
+    /// How many of these are under way.
+    pub waiting: u32,
     /// Of a direct port: something is connected at the other end, and the link there is up. True of others.
     pub carrier: bool,
     /// It had no buffers for longer than a frame may wait, and has none yet.

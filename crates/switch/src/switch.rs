@@ -17,6 +17,7 @@ use vmlane_worker::{Calls, CpuSet, Heartbeat, Parking};
 use crate::core::Place;
 use crate::fdb::{LearnedAddresses, MOST_LEARNED};
 use crate::handover::{Links, MOST_WORKERS};
+use crate::impair::{Impairment, Line};
 use crate::mirror::Mirrors;
 use crate::numbers::{Numbers, PortNumbers, SwitchFull};
 use crate::port::{Numbered, PortState};
@@ -37,9 +38,17 @@ pub(crate) struct Entry {
     pub internal: bool,
     /// The operator set its link down.
     down: bool,
+    /// Its wire is cut.
+    cut: bool,
+    impairment: Impairment,
 }
 
 impl Entry {
+    /// Does no frame pass?
+    fn is_closed(&self) -> bool {
+        self.down || self.cut
+    }
+
     /// May it go to another worker? Uplinks stay on a known thread, and direct ports with theirs.
     pub fn may_move(&self) -> bool {
         !(self.internal || self.spec.uplink || self.spec.direct)
@@ -210,6 +219,8 @@ impl Switch {
                 state: state.clone(),
                 internal: internal.is_some(),
                 down: false,
+                cut: false,
+                impairment: Impairment::default(),
             };
             ports.insert(id, entry);
             (Numbered { id, slot: own.slot, owner: own.owner, group: own.group, remote: None }, worker)
@@ -302,23 +313,54 @@ impl Switch {
         let group = self.numbers.lock().enter_group(&spec.network()).ok()?;
         let left = std::mem::replace(&mut entry.numbers.group, group);
         let before = std::mem::replace(&mut entry.spec, spec);
-        Some(Changed { before, left, group, down: entry.down })
+        Some(Changed { before, left, group, down: entry.is_closed() })
     }
 
     /// Sets a port's link up or down. While it is down, no frame passes; what is attached stays, and is
     /// attached and detached as ever. False if there is no such port.
     pub fn set_link(&self, id: PortId, up: bool) -> bool {
+        self.close(id, |entry| entry.down = !up)
+    }
+
+    /// Cuts the wire that a port is an end of, or joins it again: the same as [`Self::set_link`], and apart
+    /// from it. Each end is cut for itself.
+    pub fn set_cut(&self, id: PortId, cut: bool) -> bool {
+        self.close(id, |entry| entry.cut = cut)
+    }
+
+    fn close(&self, id: PortId, change: impl FnOnce(&mut Entry)) -> bool {
         let _here = self.whose.read_recursive();
-        let (spec, group) = match self.ports.lock().get_mut(&id) {
-            Some(entry) if entry.down == up => {
-                entry.down = !up;
-                (entry.spec.clone(), entry.numbers.group)
+        let (spec, group, down) = {
+            let mut ports = self.ports.lock();
+            let Some(entry) = ports.get_mut(&id) else { return false };
+            let before = entry.is_closed();
+            change(entry);
+            if entry.is_closed() == before {
+                return true;
             }
-            known => return known.is_some(),
+            (entry.spec.clone(), entry.numbers.group, entry.is_closed())
         };
-        let shaper = || Some(Box::new(Shaper::new(spec.traffic.shape, !up, Instant::now())));
+        let shaper = || Some(Box::new(Shaper::new(spec.traffic.shape, down, Instant::now())));
         self.ask_all(|_| Request::Of(id, Change::Update { spec: spec.clone(), group, shaper: shaper() }));
         true
+    }
+
+    /// Sets what happens to frames on their way to a port, which is to be a direct one. Fails if there is no
+    /// memory for them.
+    pub fn set_impairment(&self, id: PortId, impairment: Impairment) -> io::Result<()> {
+        let _here = self.whose.read_recursive();
+        let mut ports = self.ports.lock();
+        let Some(entry) = ports.get_mut(&id).filter(|entry| entry.impairment != impairment) else {
+            return Ok(());
+        };
+        // It may have one, which only its worker knows.
+        let spare = (!impairment.is_none())
+            .then(|| Line::new(impairment, id.0.into(), Instant::now()).map(Box::new))
+            .transpose()?;
+        entry.impairment = impairment;
+        drop(ports);
+        self.ask_port(id, Change::Impair(impairment, spare));
+        Ok(())
     }
 
     /// Makes the teams these; each port is in one at most. Teams that stay as they were are not disturbed,
@@ -435,7 +477,7 @@ impl Switch {
     /// All ports, in the order of their making.
     pub fn ports(&self) -> Vec<PortView> {
         let view = |(id, entry): (&PortId, &Entry)| {
-            let Entry { spec, stats, state, down, .. } = entry;
+            let Entry { spec, stats, state, down, cut, impairment, .. } = entry;
             let [a, b, c, d, e, f, ..] = state.mac.load(Ordering::Relaxed).to_le_bytes();
             let attached = state.attached.load(Ordering::Relaxed);
             PortView {
@@ -444,6 +486,9 @@ impl Switch {
                 worker: self.owner(*id),
                 attached,
                 link_down: *down,
+                cut: *cut,
+                impairment: *impairment,
+                waiting: state.waiting.load(Ordering::Relaxed),
                 carrier: state.carrier.is_up(),
                 stalled: state.stalled.load(Ordering::Relaxed),
                 mac: (attached && !spec.uplink).then_some(Mac([a, b, c, d, e, f])),

@@ -34,6 +34,8 @@ pub struct SwitchEngine {
     deferred: Vec<Command>,
     /// A port holds an interrupt back, or its guest may do something soon that it does not announce.
     soon: bool,
+    /// Then a port is to be ticked again.
+    due: Option<Instant>,
     /// Until then armed ports that have announced nothing get no turn.
     quiet_until: Option<Instant>,
     /// Then all ports are polled.
@@ -60,6 +62,7 @@ impl SwitchEngine {
             spurious_wakeup: false,
             deferred: Vec::new(),
             soon: false,
+            due: None,
             quiet_until: None,
             poll_all: Instant::now(),
             announced: false,
@@ -179,7 +182,7 @@ impl Rounds for SwitchEngine {
             self.stats.rounds.bump(1);
             self.disarm();
         }
-        self.soon = self.core.tick(now);
+        (self.soon, self.due) = self.core.tick(now);
         self.core.polling.check_now_and_then(&mut self.core.table, now);
         self.core.end_failed();
         // Rounds pay for what owners have caused; what those send, and changes of theirs, may wait for it.
@@ -198,6 +201,10 @@ impl Rounds for SwitchEngine {
         }
     }
 
+    fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
     /// Completions are visible at the end of each turn, but for those of frames that waited for a port that
     /// failed or was detached since. An interrupt that is held back has its time, for which the worker naps.
     fn undelivered(&self) -> bool {
@@ -207,7 +214,7 @@ impl Rounds for SwitchEngine {
     }
 
     fn flush_deferred(&mut self) {
-        self.soon = self.core.tick(Instant::now());
+        (self.soon, self.due) = self.core.tick(Instant::now());
         // A port may have failed just now.
         self.core.flush();
         self.core.table.send_handed();

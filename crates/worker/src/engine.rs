@@ -58,6 +58,11 @@ pub trait Rounds {
     /// Nothing moved: what does it wait for?
     fn ports(&mut self) -> Ports;
 
+    /// When something is due by the clock, whatever the ports announce: no nap and no sleep is longer.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
     /// Does a port still defer something that its guest may wait for: a completion, a notice, credit, an
     /// interrupt?
     fn undelivered(&self) -> bool;

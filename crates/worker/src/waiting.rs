@@ -17,6 +17,7 @@
 //! | naps while rings fill (`ring_naps.rs`) | streams | contended; all streams that are polled moved 4 KiB one way and none the other; how full the last naps found their rings | 50 to 400 us, at first 100; by 7/8 where 7/8 full, by 5/4 where less than half |
 //! | how long to sleep with all ports armed (`policy.rs`) | switch | time since the last work; whether all ports announce what they have | first 50 us, at least 1/16 of that time. If all announce: 8 times as long each time, at most 200 ms. Else doubled, at most 500 us for 1.5 s, then 5 ms |
 //! | naps in place of these sleeps (`policy.rs`) | switch | contended; time since the last work | 50 us (or long ones), at least 1/16 of that time, at most 500 us; for 20 ms |
+//! | how early a nap or a sleep ends at the latest (`policy.rs`) | switch | when a frame on a delayed wire is due | 50 us before, and spins from then on: timers are late by 20 us and more |
 //! | which ports are polled (`watch.rs`) | switch, beyond 16 ports; virtio-vsock | time since the port's last work | 1 ms; then event fds are polled every 50 us (switch) or 20 us (virtio-vsock) while others are busy, and 64 words of guest memory with them |
 //! | the same | streams | time since the stream's last byte | the window above; event fds every 20 us, or 4 us for each that was signalled; ends that announce nothing every 1 ms; all every 100 ms |
 //!

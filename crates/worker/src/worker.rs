@@ -259,6 +259,9 @@ impl<E: Engine> Worker<E> {
             self.engine.flush_deferred();
         }
         self.decision = self.policy.decide(&inputs);
+        if let Some(due) = self.engine.due() {
+            self.decision = self.decision.until(due.saturating_duration_since(Instant::now()));
+        }
         match self.decision {
             Decision::Spin | Decision::Yield => self.policy.pause(self.decision, now),
             Decision::Nap(length) => self.nap(length, &inputs),

@@ -433,7 +433,7 @@ impl FramePort for MemoryPort {
 
     fn tick(&mut self, _: Instant) -> Ticked {
         self.spring(Trap::Tick);
-        Ticked { soon: self.wire.0.lock().holds_back, changed: false }
+        Ticked { soon: self.wire.0.lock().holds_back, ..Ticked::default() }
     }
 
     fn fail(&mut self) {

@@ -374,7 +374,7 @@ impl FramePort for Xdp {
             self.send(now);
         }
         let soon = self.down.is_none() && self.queues.iter().any(|queue| queue.unsent);
-        Ticked { soon, changed: false }
+        Ticked { soon, ..Ticked::default() }
     }
 
     /// The interface's MTU may have changed.

@@ -106,7 +106,7 @@ impl FramePort for Inside {
     }
 
     fn tick(&mut self, _: Instant) -> Ticked {
-        self.asked.note("tick", Ticked { soon: true, changed: true })
+        self.asked.note("tick", Ticked { soon: true, changed: true, due: None })
     }
 
     fn refresh(&mut self) {
@@ -316,7 +316,7 @@ fn ask_frames(port: &mut dyn FramePort, asked: &Asked) -> String {
     port.deliver(&[]).expect("delivered");
     assert!(port.has_room());
     port.flush(now);
-    assert_eq!(port.tick(now), Ticked { soon: true, changed: true });
+    assert_eq!(port.tick(now), Ticked { soon: true, changed: true, due: None });
     port.refresh();
     port.fail();
     assert_eq!(port.info().lookahead, 1);

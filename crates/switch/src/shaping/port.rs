@@ -10,8 +10,7 @@ use vmlane_port::{
     Token,
 };
 
-use super::queue::FrameQueue;
-use super::{Output, Shaper, ShaperCell, received_bytes, sent_bytes};
+use super::{FrameQueue, Output, Shaper, ShaperCell, received_bytes, sent_bytes};
 use crate::price::PIECE_COST;
 
 /// The worker polls again soon for frames that may go within this time. For others it sleeps no longer than

@@ -1,4 +1,5 @@
-//! Frames on their way to a shaped port that wait for tokens: copies, so that their senders have them back.
+//! Frames on their way to a port that wait there, for tokens or for their time: copies, so that their senders
+//! have them back.
 //!
 //! Their bytes lie one behind the other in a memory file of the queue's own, in the order in which they came,
 //! begun anew at its end. It is made when the port is configured; nothing is allocated while frames flow.
@@ -67,8 +68,12 @@ impl FrameQueue {
     /// For some tens of milliseconds at the average rate.
     pub fn new(rate: &Rate) -> io::Result<FrameQueue> {
         let wanted = (rate.average / 8).saturating_mul(DEPTH_MS) / 1000;
-        let bytes = wanted.clamp(LEAST_BYTES, MOST_BYTES).next_multiple_of(PAGE);
-        let fd = memfd("shaped", bytes)?;
+        FrameQueue::of_bytes(wanted.clamp(LEAST_BYTES, MOST_BYTES).next_multiple_of(PAGE))
+    }
+
+    /// For so many bytes, whole pages.
+    pub fn of_bytes(bytes: u64) -> io::Result<FrameQueue> {
+        let fd = memfd("frames", bytes)?;
         let request = MapRequest { guest: 0, len: bytes, offset: 0, fd, writable: true };
         let memory = MemoryMap::default().map(request).map_err(io::Error::other)?;
         let most_frames = (bytes / BYTES_A_FRAME) as usize;
@@ -90,6 +95,11 @@ impl FrameQueue {
     /// How many frames wait.
     pub fn len(&self) -> usize {
         self.frames.len()
+    }
+
+    /// How many may wait at most.
+    pub fn most_frames(&self) -> usize {
+        self.most_frames
     }
 
     pub fn clear(&mut self) {
@@ -123,7 +133,7 @@ impl FrameQueue {
     }
 
     /// Bytes of all frames.
-    fn used(&self) -> usize {
+    pub fn used(&self) -> usize {
         self.owners.iter().map(|of| of.bytes).sum()
     }
 
@@ -143,6 +153,36 @@ impl FrameQueue {
 
     /// Copies a frame of an owner. False: there is no room for it.
     pub fn push(&mut self, frame: &RxFrame<'_>, capabilities: RxCapabilities, claim: Claim) -> bool {
+        self.hold(frame, capabilities, claim, |window| {
+            window.write(0, frame.head);
+            copy_spans(window, frame.head.len(), frame.body, frame.body_at, frame.body_len);
+        })
+    }
+
+    /// The same with number `bit` of its bits changed. Its checksum is that from before, and to be verified.
+    pub fn push_corrupted(
+        &mut self,
+        frame: &RxFrame<'_>,
+        capabilities: RxCapabilities,
+        claim: Claim,
+        bit: usize,
+    ) -> bool {
+        let complete = RxFrame { checksum: ChecksumStatus::Unknown, partial_checksum: None, ..*frame };
+        self.hold(&complete, capabilities, claim, |window| {
+            frame.write(window, false);
+            let mut byte = [0];
+            window.read(bit / 8, &mut byte);
+            window.write(bit / 8, &byte.map(|byte| byte ^ 1 << (bit % 8)));
+        })
+    }
+
+    fn hold(
+        &mut self,
+        frame: &RxFrame<'_>,
+        capabilities: RxCapabilities,
+        claim: Claim,
+        copy: impl FnOnce(&Spans),
+    ) -> bool {
         let (len, head) = (frame.len(), frame.head.len());
         if !self.has_part(claim, len) {
             return false;
@@ -152,8 +192,7 @@ impl FrameQueue {
         if self.window.set(at as u64, len).is_err() {
             return false;
         }
-        self.window.write(0, frame.head);
-        copy_spans(&self.window, head, frame.body, frame.body_at, frame.body_len);
+        copy(&self.window);
         self.frames.push_back(Held {
             at,
             len,

@@ -99,7 +99,7 @@ impl Bench {
         while self.core.round(self.now) {
             self.core.tick(self.now);
         }
-        self.soon = self.core.tick(self.now);
+        self.soon = self.core.tick(self.now).0;
         self.core.flush();
     }
 

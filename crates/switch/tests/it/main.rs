@@ -16,4 +16,5 @@ mod share;
 mod teams;
 mod threads;
 mod unicast;
+mod wire;
 mod workers;

@@ -25,6 +25,9 @@ const LONGEST_ANNOUNCED: Duration = Duration::from_millis(200);
 /// have no fence between their descriptor and the load that finds the worker asleep.
 const GROWS_ANNOUNCED: u32 = 8;
 
+/// So long before something is due the timer is set, which comes late; the worker spins for the rest.
+const EARLY: Duration = Duration::from_micros(50);
+
 /// What the ports of an idle engine can do by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ports {
@@ -57,6 +60,21 @@ pub enum Decision {
     Nap(Duration),
     /// Arms its ports, and sleeps until one announces something, or for so long at most.
     Sleep(Option<Duration>),
+}
+
+impl Decision {
+    /// The same where something is due after `time`, to the microsecond.
+    pub fn until(self, time: Duration) -> Decision {
+        let limit = time.saturating_sub(EARLY);
+        match self {
+            Decision::Nap(_) | Decision::Sleep(_) if limit.is_zero() => Decision::Spin,
+            Decision::Nap(length) => Decision::Nap(length.min(limit)),
+            Decision::Sleep(length) => {
+                Decision::Sleep(Some(length.map_or(limit, |length| length.min(limit))))
+            }
+            Decision::Spin | Decision::Yield => self,
+        }
+    }
 }
 
 /// What a decision is made from.

@@ -404,7 +404,7 @@ impl FramePort for NetPort {
         let again = self.recall.is_pending() && self.repeat_call(now);
         let soon = self.control.is_some() && self.control(now) || again;
         let changed = self.control.as_mut().is_some_and(|control| std::mem::take(&mut control.changed));
-        Ticked { soon, changed }
+        Ticked { soon, changed, due: None }
     }
 
     fn refresh(&mut self) {}

@@ -367,7 +367,7 @@ impl FramePort for NicPort {
         let held = self.interrupts.run(&self.shared, now);
         let pending = self.shared.vectors.fire_pending(self.control_word());
         let soon = held || pending && self.interrupts.restless.is_some_and(|until| now < until);
-        Ticked { soon, changed: false }
+        Ticked { soon, ..Ticked::default() }
     }
 
     /// All queues have stopped: Linux, Windows and FreeBSD reset the device when they see these events.

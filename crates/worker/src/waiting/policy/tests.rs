@@ -111,6 +111,23 @@ fn the_longer_nothing_came_that_may_not_be_announced_the_longer_it_waits() {
 }
 
 #[test]
+fn no_wait_is_longer_than_until_shortly_before_something_is_due() {
+    let (nap, sleep) = (|count| Decision::Nap(us(count)), |count| Decision::Sleep(Some(us(count))));
+    for (decision, due, then) in [
+        (nap(100), 1000, nap(100)),
+        (nap(100), 120, nap(70)),
+        (sleep(500), 1000, sleep(500)),
+        (sleep(500), 300, sleep(250)),
+        (Decision::Sleep(None), 300, sleep(250)),
+        (Decision::Sleep(None), 50, Decision::Spin),
+        (nap(100), 0, Decision::Spin),
+        (Decision::Yield, 0, Decision::Yield),
+    ] {
+        assert_eq!(decision.until(us(due)), then, "{decision:?}, {due}");
+    }
+}
+
+#[test]
 fn a_contended_worker_naps_before_it_arms_its_ports() {
     let (policy, all) = (contended(Duration::ZERO), Ports::Mixed { announced: true });
     assert_eq!(decide(&policy, all, Duration::ZERO), Decision::Nap(NAP));
