@@ -168,6 +168,13 @@ const ROWS: &[(&str, &[&str])] = &[
         &["switch: shaping::a_full_queue_drops_what_comes_and_gives_what_it_holds_in_order"],
     ),
     (
+        "frames on their way over an impaired wire, each direction",
+        &[
+            "switch: impair::a_line_holds_so_many_frames_and_what_is_too_much_is_dropped",
+            "switch: impair::no_more_arrives_than_the_rate_and_what_waits_is_bounded",
+        ],
+    ),
+    (
         "multicast groups that a port is in (`multicast = \"snoop\"`)",
         &[
             "switch: multicast::memberships_come_go_and_are_bounded",

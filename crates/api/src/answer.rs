@@ -435,24 +435,65 @@ pub struct SwitchPort {
 }
 
 /// What joins two ports directly, in [`Ports`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Wire {
     pub name: String,
+    /// The operator has cut it: no frame passes.
+    #[serde(default)]
+    pub cut: bool,
     /// Both ends are up: frames pass.
     pub carrier: bool,
     /// Two of them.
     pub ends: Vec<WireEnd>,
 }
 
-/// One end in [`Wire`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One end in [`Wire`], and what happens to frames on their way to it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireEnd {
     /// `VM/nic0`, or the uplink's name.
     pub port: String,
     /// It is active, its link was not set down, and the interface behind an uplink has a carrier.
     pub up: bool,
-    /// Frames that its port has received; also before it was an end of the wire.
+    /// Frames that were sent to its port and not dropped, lost ones among them; also before it was an end of
+    /// the wire.
     pub frames: u64,
+    /// As configured or set; nothing if it is missing.
+    #[serde(default)]
+    pub impair: Option<WireImpairment>,
+    /// Frames that are on their way.
+    #[serde(default)]
+    pub waiting: u32,
+    /// Frames that were lost on request, so far.
+    #[serde(default)]
+    pub lost: u64,
+    /// Likewise, those that overtook others,
+    #[serde(default)]
+    pub reordered: u64,
+    /// that arrived twice,
+    #[serde(default)]
+    pub duplicated: u64,
+    /// and of which a bit was changed.
+    #[serde(default)]
+    pub corrupted: u64,
+    /// Frames that were dropped because as many as may be were on their way.
+    #[serde(default)]
+    pub full: u64,
+}
+
+/// What happens to frames on their way to a [`WireEnd`], by the names of the configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WireImpairment {
+    pub delay_us: u64,
+    pub jitter_us: u64,
+    /// Percent, as all that follow but two.
+    pub loss: f64,
+    /// Frames.
+    pub loss_burst: u32,
+    pub reorder: f64,
+    pub duplicate: f64,
+    pub corrupt: f64,
+    /// Bits in a second; 0: any number.
+    pub rate: u64,
 }
 
 /// An address in [`SwitchPort`].

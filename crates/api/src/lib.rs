@@ -26,7 +26,7 @@ mod vms;
 pub use answer::{
     Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, PeerStatus, Pong,
     Ports, Reloaded, Stats, Status, SwitchPort, TeamMemberStatus, TeamStats, TeamStatus, UplinkStats,
-    UplinkStatus, VmStats, VmStatus, Wire, WireEnd, WorkerStatus,
+    UplinkStatus, VmStats, VmStatus, Wire, WireEnd, WireImpairment, WorkerStatus,
 };
 pub use calls::{CALLS, Call, May, Method, Row, call};
 pub use capture::{CapturePoint, CaptureRequest, Captured};

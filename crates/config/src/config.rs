@@ -145,7 +145,10 @@ impl Config {
     }
 }
 
-fn check<T>(sources: &Sources, make: impl FnOnce(&RawConfig, &mut Notes<'_>) -> T) -> Result<T, ConfigError> {
+pub fn check<T>(
+    sources: &Sources,
+    make: impl FnOnce(&RawConfig, &mut Notes<'_>) -> T,
+) -> Result<T, ConfigError> {
     let checked = merge(sources).and_then(|raw| {
         let mut notes = Notes::of(sources);
         let made = make(&raw, &mut notes);

@@ -17,7 +17,7 @@
 //! | `topology.rs` | how many workers there are, and where they run |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `forward.rs`, `nic.rs`, `limits.rs`, `owner.rs`, `role.rs` | `[[vm]]`, each by itself |
 //! | `unique.rs`, `targets.rs`, `fits.rs`, `memory.rs` | what VMs have of their own, where forwards lead, what goes together |
-//! | `port_group.rs`, `traffic.rs`, `vlan.rs`, `uplink.rs`, `team.rs`, `mirror.rs`, `wire.rs`, `ovn.rs` | the switch, and what is on none |
+//! | `port_group.rs`, `traffic.rs`, `vlan.rs`, `uplink.rs`, `team.rs`, `mirror.rs`, `wire.rs`, `impair.rs`, `ovn.rs` | the switch, and what is on none |
 //! | `route.rs`, `rules.rs` | other hosts; who may what |
 //! | `plan.rs` | what a reload does |
 //! | `findings.rs`, `interrupts.rs`, `mtu.rs` | `vmlane check` |
@@ -37,6 +37,7 @@ pub mod findings;
 mod fits;
 mod forward;
 mod hybrid;
+pub mod impair;
 mod interrupts;
 mod limits;
 mod memory;

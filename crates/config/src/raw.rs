@@ -94,6 +94,20 @@ tables! {
     pub struct RawWire {
         pub name: Option<Spanned<String>>,
         pub ends: Vec<Spanned<String>>,
+        pub impair: Option<Spanned<RawImpair>>,
+        pub impair_back: Option<Spanned<RawImpair>>,
+    }
+
+    /// What happens to frames on a wire.
+    pub struct RawImpair {
+        pub delay_us: Option<Spanned<i64>>,
+        pub jitter_us: Option<Spanned<i64>>,
+        pub loss: Option<Spanned<Percent>>,
+        pub loss_burst: Option<Spanned<i64>>,
+        pub reorder: Option<Spanned<Percent>>,
+        pub duplicate: Option<Spanned<Percent>>,
+        pub corrupt: Option<Spanned<Percent>>,
+        pub rate: Option<Spanned<Size>>,
     }
 
     /// Traffic shaping of a port.
@@ -240,6 +254,24 @@ impl<'de> Deserialize<'de> for Count {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Count, D::Error> {
         let value = toml::Value::deserialize(deserializer)?;
         Ok(Count(value.as_integer()))
+    }
+}
+
+/// A number, whole or not. Others do not fit its [`Shape`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Percent(pub f64);
+
+impl Shaped for Percent {
+    fn shape() -> Shape {
+        Shape::Percent
+    }
+}
+
+impl<'de> Deserialize<'de> for Percent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Percent, D::Error> {
+        let value = toml::Value::deserialize(deserializer)?;
+        let whole = value.as_integer().map(|number| number as f64);
+        Ok(Percent(value.as_float().or(whole).unwrap_or(f64::NAN)))
     }
 }
 

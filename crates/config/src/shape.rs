@@ -29,6 +29,8 @@ pub enum Shape {
     Size,
     /// A number, or the text [`AUTO`].
     Count,
+    /// A number, whole or not.
+    Percent,
     /// Several kinds, which the checks of the key distinguish.
     Any,
     List(Box<Shape>),
@@ -169,6 +171,7 @@ impl Shape {
             Shape::Number => json!({ "type": "integer" }),
             Shape::Switch => json!({ "type": "boolean" }),
             Shape::Size => json!({ "type": ["integer", "string"] }),
+            Shape::Percent => json!({ "type": "number" }),
             Shape::Count => json!({ "anyOf": [{ "type": "integer" }, { "const": AUTO }] }),
             Shape::Any => json!({ "type": ["integer", "string", "array"] }),
             Shape::List(element) => json!({ "type": "array", "items": element.schema() }),
@@ -210,7 +213,7 @@ impl Finder<'_> {
     fn value(&mut self, table: &str, key: &str, shape: &Shape, value: &Spanned<DeValue<'_>>) {
         let place = within(table, key);
         match (shape, value.get_ref()) {
-            (Shape::Number | Shape::Size | Shape::Count, DeValue::Integer(number)) => {
+            (Shape::Number | Shape::Size | Shape::Count | Shape::Percent, DeValue::Integer(number)) => {
                 if i64::from_str_radix(number.as_str(), number.radix()).is_err() {
                     let written = self.written(&value.span());
                     let text = format!("{place} = {written}: the number is too large; use a smaller one");
@@ -220,6 +223,7 @@ impl Finder<'_> {
             (Shape::Count, DeValue::String(word)) if word == AUTO => {}
             (Shape::Text | Shape::Size, DeValue::String(_))
             | (Shape::Switch, DeValue::Boolean(_))
+            | (Shape::Percent, DeValue::Float(_))
             | (Shape::Any, _) => {}
             (Shape::Table(keys), DeValue::Table(table)) => self.table(&place, keys, table),
             (Shape::List(element), DeValue::Array(list)) => {
@@ -322,6 +326,10 @@ fn misfit(place: &str, key: &str, shape: &Shape, value: &DeValue<'_>, written: &
             Some(number) => format!("write the number without quotes: {key} = {number}"),
             None if *shape == Shape::Count => format!("write a whole number, without quotes, or \"{AUTO}\""),
             None => "write a whole number, without quotes".to_owned(),
+        },
+        (Shape::Percent, _) => match unquoted.and_then(|text| text.parse::<f64>().ok()) {
+            Some(number) => format!("write the number without quotes: {key} = {number}"),
+            None => format!("write a percentage, without quotes, such as {key} = 0.5"),
         },
         (Shape::Switch, _) => "write true or false, without quotes".to_owned(),
         (Shape::Size, _) => format!("write a number, or a text such as {key} = \"64M\""),

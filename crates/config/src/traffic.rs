@@ -88,7 +88,7 @@ fn rate(key: &str, spanned: &Spanned<RawRate>, notes: &mut Notes<'_>) -> Option<
     Some(Rate { average: average_rate, peak: peak_rate, burst: bytes? })
 }
 
-fn bits(key: &str, size: &Spanned<Size>, notes: &mut Notes<'_>) -> Option<u64> {
+pub fn bits(key: &str, size: &Spanned<Size>, notes: &mut Notes<'_>) -> Option<u64> {
     let good = size.get_ref().decimal.filter(|value| RATES.contains(value));
     if good.is_none() {
         let text = format!(

@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use toml::Spanned;
-use vmlane_switch::Policy;
+use vmlane_switch::{Impairment, Policy};
 
+use crate::impair;
 use crate::names::nic_name;
 use crate::notes::{Named, Notes};
 use crate::raw::{RawNic, RawUplink, RawWire};
@@ -26,6 +27,8 @@ pub struct WireConfig {
     pub name: String,
     /// `VM/nicN`, or an uplink's name; one at least is a NIC.
     pub ends: [String; 2],
+    /// What happens to frames on their way to each of them.
+    pub impair: [Impairment; 2],
 }
 
 /// What the ends of a wire have in place of a switch. The configuration cannot name it otherwise.
@@ -72,7 +75,8 @@ pub fn judge(raws: &[Spanned<RawWire>], notes: &mut Notes<'_>) -> Vec<WireConfig
             }
         }
         let ends = [one, other].map(|end| end.get_ref().clone());
-        wires.push(WireConfig { name: name.get_ref().clone(), ends });
+        let impair = impair::of_wire(&key, raw, notes);
+        wires.push(WireConfig { name: name.get_ref().clone(), ends, impair });
     }
     wires
 }

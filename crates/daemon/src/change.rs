@@ -37,6 +37,7 @@ pub fn reload(served: &mut Served, host: &Host) -> Result<Reloaded, Failure> {
     let new = Config::check(&sources).map_err(|error| failed(&error))?;
     let plan = planned(served, &new, None).map_err(|error| failed(&error))?;
     served.files.in_force = sources;
+    served.wires.reload(&plan.effective);
     Ok(carry_out(served, host, plan))
 }
 
@@ -145,6 +146,7 @@ fn carry_out(served: &mut Served, host: &Host, plan: Plan) -> Reloaded {
     for name in &plan.add {
         match served.offer(host, &plan.effective, name) {
             Ok(_) => {
+                report.refused.extend(served.wires.apply(&host.switch, &plan.effective));
                 served.vms.iter().for_each(ServedVm::go);
                 report.applied.push(format!("vm {name:?}: added"));
             }
@@ -186,6 +188,7 @@ fn carry_out(served: &mut Served, host: &Host, plan: Plan) -> Reloaded {
     report.applied.extend(applied);
     report.applied.extend(served.uplinks.set_teams(&host.switch, &plan.effective.teams));
     report.applied.extend(of_wires);
+    report.refused.extend(served.wires.apply(&host.switch, &plan.effective));
     report.refused.extend(refused.iter().map(ToString::to_string));
     let (applied, refused) = served.mirrors.change(&host.switch, &plan.effective);
     report.applied.extend(applied);

@@ -16,6 +16,7 @@ use crate::ovn::OvnPorts;
 use crate::serve::VmError;
 use crate::uplink::{UplinkError, Uplinks};
 use crate::vm::ServedVm;
+use crate::wires::Wires;
 use vmlane_config::Config;
 use vmlane_config::files::Files;
 
@@ -30,6 +31,7 @@ pub struct Served {
     pub vms: Vec<ServedVm>,
     pub uplinks: Uplinks,
     pub mirrors: Mirrors,
+    pub wires: Wires,
     pub ovn: OvnPorts,
     is_stopped: bool,
 }
@@ -49,8 +51,9 @@ impl Served {
         uplinks.set_teams(&host.switch, &config.teams);
         let mut mirrors = Mirrors::default();
         mirrors.change(&host.switch, &config).1.iter().for_each(|why| tracing::error!("{why}"));
+        let wires = Wires::resume(host.store.clone(), &config, &mut found);
         let (vms, ovn) = (Vec::new(), OvnPorts::default());
-        Ok(Served { found, files, config, vms, uplinks, mirrors, ovn, is_stopped: false })
+        Ok(Served { found, files, config, vms, uplinks, mirrors, wires, ovn, is_stopped: false })
     }
 
     /// Serves the VMs. Resumes what a previous daemon left, and ends what is left of VMs that are no longer
@@ -61,6 +64,7 @@ impl Served {
         for vm in &config.vms {
             maps.extend(self.offer(host, &config, &vm.name)?);
         }
+        self.wires.apply(&host.switch, &config).iter().for_each(|why| tracing::error!("{why}"));
         // All devices know their guests' memory: first the streams between them can continue, then the
         // guests.
         host.hypervisor.resume(checkpoint, maps);

@@ -368,7 +368,9 @@ impl Core {
             if let Some((ticked, overhead)) = ticked.flatten() {
                 soon |= ticked.soon;
                 changed |= ticked.changed;
-                due = due.into_iter().chain(ticked.due).min();
+                if let Some(at) = ticked.due {
+                    due = Some(due.map_or(at, |due| due.min(at)));
+                }
                 if ticked.changed {
                     publish(table, slot);
                 }

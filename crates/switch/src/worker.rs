@@ -71,7 +71,7 @@ impl SwitchEngine {
 
     /// Are armed ports that have announced nothing in no need of a turn?
     fn is_quiet(&mut self, now: Instant) -> bool {
-        let due = self.quiet_until.is_none_or(|until| now >= until);
+        let due = self.quiet_until.is_none_or(|until| now >= until) || self.due.is_some_and(|due| now >= due);
         // While a frame waits, and after an uplink had none, uplinks are not listened to. An interrupt that
         // is held back has its time.
         let unsure = self.soon

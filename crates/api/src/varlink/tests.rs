@@ -45,6 +45,9 @@ fn what_a_client_asks_is_what_the_daemon_understands() {
     let impair =
         call::DebugImpair { vm, at, loss: 10, reorder: 5, delay_us: 300, longest: Some(9), seed: u64::MAX };
     survives(&impair, Call::DebugImpair(impair.clone()));
+    let (wire, to) = ("l".to_owned(), Some("web/nic0".to_owned()));
+    let set = call::WireSet { wire, to, impair: "loss = 0.5\nrate = \"1M\"".into() };
+    survives(&set, Call::WireSet(set.clone()));
     let capture = call::Capture { capture: CaptureRequest { vlan: Some(7), ..CaptureRequest::default() } };
     survives(&capture, Call::Capture(capture.clone()));
 }

@@ -1,5 +1,6 @@
 //! Wires between synthetic VMs of a confined daemon, and `vmlane wire`.
 
+use serde_json::{Value, json};
 use vmlane_guestsim::virtio_nic::Nic;
 use vmlane_testkit::{Daemon, wait_until};
 
@@ -102,4 +103,58 @@ fn wires_come_change_and_go_by_reloads_and_are_listed_with_their_state() {
     assert!(printed.contains("wire \"l1\": removed"), "{printed}");
     world.send(100, [100, 0]);
     assert!(world.ask("wire list --json").contains("\"wires\":[]"));
+}
+
+#[test]
+fn a_wire_is_impaired_cut_and_joined_while_frames_flow_and_a_reload_ends_what_was_set() {
+    let ends = wire("l1", "a/nic0", "b/nic0");
+    let both = ends.clone() + "impair = { duplicate = 100 }\nimpair_back = {}\n";
+    let mut world = World::new(&ends);
+    world.listed("yes");
+    world.send(10, [10, 0]);
+    // By a reload, in one direction.
+    assert!(world.reload(&both).contains("wire \"l1\": changed"));
+    world.listed("l1 to b/nic0: duplicate=100: 0 on their way, 0 lost, ");
+    world.send(10, [20, 0]);
+    // At run time: what is not named stays.
+    world.ask("wire set l1 --to b/nic0 loss=100");
+    world.ask("wire set l1 --to a/nic0 delay_us=1000 rate=1G");
+    world.listed("l1 to b/nic0: loss=100 duplicate=100: ");
+    world.listed("l1 to a/nic0: delay_us=1000 rate=1000000000: ");
+    world.send(10, [0, 0]);
+    world.listed(" 10 lost, 0 reordered, 10 duplicated, ");
+    let json: Value = serde_json::from_str(&world.ask("wire list --json")).unwrap();
+    let [to_a, to_b] = [0, 1].map(|end| &json["wires"][0]["ends"][end]);
+    assert_eq!((&to_a["impair"]["rate"], &to_b["impair"]["loss"]), (&json!(1_000_000_000), &json!(100.0)));
+    for (arguments, words) in [
+        ("wire set l2 loss=1", "there is no wire \"l2\"; known are l1"),
+        ("wire cut l2", "there is no wire \"l2\"; known are l1"),
+        (
+            "wire set l1 --to c/nic0 loss=1",
+            "wire \"l1\" has no end \"c/nic0\"; its ends are a/nic0 and b/nic0",
+        ),
+        ("wire set l1 loss=101", "wire \"l1\": impair: loss = 101; use a percentage from 0 to 100"),
+        ("wire set l1 lose=1", "lose = 1: there is no such key; did you mean loss?"),
+        ("wire set l1 loss", "write KEY=VALUE"),
+    ] {
+        let ran = world.daemon.ask(&arguments.split(' ').collect::<Vec<_>>());
+        assert!(!ran.succeeded() && ran.err.contains(words), "{arguments}: {ran:?}");
+    }
+    world.ask("reload");
+    world.send(10, [20, 0]);
+
+    world.ask("wire cut l1");
+    world.listed("no: cut");
+    world.send(10, [0, 0]);
+    world.ask("reload");
+    world.listed("no: cut");
+    world.ask("wire join l1");
+    world.listed("yes");
+    world.send(10, [20, 0]);
+    // A wire that comes back is not cut.
+    world.ask("wire cut l1");
+    world.reload("");
+    world.reload(&ends);
+    world.listed("yes");
+    world.send(10, [10, 0]);
 }

@@ -45,6 +45,15 @@ impl Answers for Daemon {
             Call::LinkUplink(call) => {
                 call.answer(change::set_uplink_link(&mut self.served.lock(), host, &call.uplink, call.up)?)
             }
+            Call::WireSet(call) => {
+                let served = &mut *self.served.lock();
+                let to = call.to.as_deref();
+                call.answer(served.wires.set(&host.switch, &served.config, (&call.wire, to), &call.impair)?)
+            }
+            Call::WireCut(call) => {
+                let served = &mut *self.served.lock();
+                call.answer(served.wires.cut(&host.switch, &served.config, &call.wire, call.cut)?)
+            }
             Call::MirrorAdd(call) => {
                 let served = &mut *self.served.lock();
                 call.answer(served.mirrors.add(&host.switch, &served.config, &call.mirror)?)

@@ -12,7 +12,7 @@ type Reason = (&'static str, &'static str, Severity, f64, &'static str);
 /// Of frames on their way to the guest, and from it.
 const TO: &str = "rx_frames";
 const FROM: &str = "tx_frames";
-const REASONS: [Reason; 12] = [
+const REASONS: [Reason; 13] = [
     ("drop_no_buffers", TO, Slow, 0.6, "has no free receive buffers when frames arrive"),
     ("drop_slow_receiver", TO, Slow, 0.6, "takes frames more slowly than they arrive"),
     (
@@ -34,7 +34,14 @@ const REASONS: [Reason; 12] = [
     ("drop_no_room", TO, Broken, 0.8, "is sent frames for which its buffers are too small"),
     ("drop_flood", FROM, Slow, 0.5, "sends more broadcast and multicast frames than its flood_limit"),
     ("drop_shaped", TO, Slow, 0.4, "is sent more than its traffic shaping lets through"),
-    ("drop_impaired", TO, Broken, 0.7, "loses frames on request: a fault was injected at its port"),
+    (
+        "drop_impaired",
+        TO,
+        Broken,
+        0.7,
+        "loses frames on request: its wire is impaired, or a fault was injected",
+    ),
+    ("drop_wire_full", TO, Slow, 0.4, "is sent more than its impaired wire carries"),
     ("drop_bad_offload", FROM, Broken, 0.8, "asks for offloads that do not match its frames"),
     ("drop_bad_descriptor", FROM, Broken, 0.8, "hands down descriptors that cannot be"),
 ];
@@ -64,8 +71,11 @@ fn remedy(nic: &Nic, reason: &str) -> Remedy {
         }
         "drop_shaped" => wider(nic, "out"),
         "drop_impaired" => {
-            Remedy::new("end the fault").lasting("vmlane", "fault_injection = false in [daemon]")
+            let setting = "no impair in its [[wire]], or fault_injection = false in [daemon]";
+            Remedy::new("end the fault").lasting("vmlane", setting)
         }
+        "drop_wire_full" => Remedy::new("raise the rate, or shorten the delay, if that limit is not meant")
+            .lasting("vmlane", "a larger rate in impair of its [[wire]]; then vmlane reload"),
         _ => Remedy::new("update the guest's driver, and report it").run(&["vmlane", "stats"]),
     }
 }
