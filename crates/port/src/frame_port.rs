@@ -77,7 +77,8 @@ impl Token {
 /// What a port can receive; nothing by default. May change at any time between two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RxCapabilities {
-    /// Bytes of the longest frame without tag that is no aggregate (MTU + 14).
+    /// Bytes of the longest frame without tags that is no aggregate (MTU + 14). A port takes frames with two
+    /// tags in them beside [`RxFrame::tag`], as far as it has buffers for them.
     pub frame: usize,
     /// Bytes of the longest aggregate that its buffers hold.
     pub aggregate: usize,

@@ -188,9 +188,7 @@ impl Egress {
         let Segmentation { packet: inner, outer, header, mss, segments } = *segmentation;
         let (bytes, mss) = (usize::from(header), usize::from(mss));
         let payload = frame.len() - bytes;
-        if bytes + payload.min(mss) > to.capabilities.frame {
-            return Err(DropReason::TooLong);
-        }
+        fits(bytes + payload.min(mss), frame.head, to.capabilities)?;
         for edit in self.edit.iter_mut().take(usize::from(segments - *next)) {
             private_copy(edit, frame.head, bytes)?;
         }
@@ -277,10 +275,15 @@ fn single(
         aggregate: None,
         partial_checksum,
     };
-    if single.len() > to.capabilities.frame {
-        return Err(DropReason::TooLong);
-    }
+    fits(single.len(), head, to.capabilities)?;
     hand_over(&single, to)
+}
+
+/// Is a frame of `len` bytes that begins with `head` within its receiver's MTU? Its tags are beside that.
+#[inline]
+fn fits(len: usize, head: &[u8], capabilities: &RxCapabilities) -> Result<(), DropReason> {
+    let fits = len <= capabilities.frame || len <= capabilities.frame + parse::tags(head);
+    if fits { Ok(()) } else { Err(DropReason::TooLong) }
 }
 
 /// May the super-frame stay in one piece?

@@ -40,6 +40,12 @@ pub fn word(head: &[u8], at: usize) -> Option<u16> {
     head.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
 }
 
+/// Bytes of the in-band tags that a frame begins with, of those that are skipped.
+pub fn tags(head: &[u8]) -> usize {
+    let is_tag = |at: &usize| matches!(word(head, *at), Some(ether_type::VLAN | ether_type::QINQ));
+    TAG * (HEADER - 2..).step_by(TAG).take(MAX_TAGS).take_while(is_tag).count()
+}
+
 /// The layers of an untagged or tagged Ethernet frame.
 #[inline]
 pub fn layers(head: &[u8]) -> Layers {

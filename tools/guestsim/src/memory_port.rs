@@ -12,7 +12,7 @@ use vmlane_port::{
     MAX_HEAD, Needs, Offload, Overhead, Refused, RxCapabilities, RxFrame, Sign, Ticked, Token, TxFrame,
     WakeUp,
 };
-use vmlane_wire::ethernet::{HEADER, Mac, Tci};
+use vmlane_wire::ethernet::{HEADER, Mac, TAG, Tci};
 
 /// Frames that the port describes at once, at most.
 pub const LOOKAHEAD: usize = 256;
@@ -338,7 +338,9 @@ impl MemoryPort {
         }
         let capabilities = inner.capabilities;
         match packet.aggregate {
-            None => assert!(packet.len() <= capabilities.frame, "{} bytes are too long", packet.len()),
+            None => {
+                assert!(packet.len() <= capabilities.frame + 2 * TAG, "{} bytes are too long", packet.len())
+            }
             Some(aggregate) => {
                 assert!(packet.len() <= capabilities.aggregate && (2..=255).contains(&aggregate.segments));
                 assert!(capabilities.tso4 || capabilities.tso6);

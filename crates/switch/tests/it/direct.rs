@@ -203,6 +203,39 @@ fn every_kind_of_frame_passes_between_two_nics_in_order_and_no_one_else_sees_it(
 }
 
 #[test]
+fn tags_are_beside_the_mtu() {
+    let mut bench = Bench::new();
+    let [a, b] = cable(&mut bench);
+    let (c, s) = ([0x81, 0, 0, 9], [0x88, 0xa8, 0, 9]);
+    // One of 802.1Q in front is taken out, and then two are in the frame.
+    for (tags, pass) in [
+        (&[][..], true),
+        (&[c], true),
+        (&[s], true),
+        (&[s, c], true),
+        (&[c, c], true),
+        (&[c, s, c], true),
+        (&[s, s, c], false),
+    ] {
+        for (len, pass) in [(1514, pass), (1515, false)] {
+            let plain = frame(mac(2), mac(1), len, 1);
+            let sent = [&plain[..12], &tags.concat(), &plain[12..]].concat();
+            a.wire.send(&sent, Offload::None, None);
+            bench.run();
+            let expected = if pass { vec![sent] } else { vec![] };
+            assert!(taken(&b) == expected, "{len} bytes and {tags:x?}");
+        }
+    }
+    // The frames that the device cuts for a guest behind a service tag.
+    let packet = Packet::new(mac(2), mac(1), false, 4000).partial(false);
+    let sent = [&packet[..12], &s, &packet[12..]].concat();
+    let header = (sent.len() - 4000) as u16;
+    a.wire.send(&sent, Offload::Segment { header, mss: 1460 }, None);
+    bench.run();
+    assert_eq!(b.frames().iter().map(Vec::len).collect::<Vec<_>>(), [1518, 1518, 1138]);
+}
+
+#[test]
 fn a_guests_filter_is_that_of_a_card() {
     for workers in [1, 2] {
         let mut bench = Bench::with(Settings { workers, ..Settings::default() });
