@@ -47,8 +47,17 @@ pub fn processor_seconds(process: u32) -> f64 {
 
 /// KiB of memory that only a process has.
 pub fn own_memory(process: u32) -> u64 {
+    private_memory(process) + memory(process, "RssShmem:")
+}
+
+/// The same without what it may share with others, such as guests.
+pub fn private_memory(process: u32) -> u64 {
+    memory(process, "RssAnon:")
+}
+
+/// KiB that the kernel reports of a process by this key.
+fn memory(process: u32, key: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let value = |key| status.lines().find_map(|line| line.strip_prefix(key)).expect("a line");
-    let kib = |key| value(key).trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
-    kib("RssAnon:") + kib("RssShmem:")
+    let value = status.lines().find_map(|line| line.strip_prefix(key)).expect("a line");
+    value.trim().trim_end_matches(" kB").parse().expect("a number")
 }

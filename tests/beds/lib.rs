@@ -30,6 +30,8 @@ pub use programs::{
 
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 pub use vmlane_testkit::{Process, eventually, wait_until};
 
 /// How long a step may take on a machine that emulates its guests and has other work.
@@ -38,6 +40,12 @@ pub const TIMEOUT: Duration = vmlane_testkit::LONGEST;
 /// Whether the long form was requested: `VMLANE_TESTS=full`, as `make acceptance` does.
 pub fn full() -> bool {
     std::env::var_os("VMLANE_TESTS").is_some_and(|v| v == "full")
+}
+
+/// Lets this process, and what it starts, have as many files open as it may.
+pub fn open_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
 }
 
 /// A line for the acceptance report. `promise` is the short name of a row of PROMISES.md.

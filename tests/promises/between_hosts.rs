@@ -11,11 +11,10 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmlane_lab::LabSpec;
 use vmlane_sock::{Listener, Stream};
 use vmlane_tests::alone::own_memory;
-use vmlane_tests::{Bed, TIMEOUT, full, kept, python, serve, wait_until};
+use vmlane_tests::{Bed, TIMEOUT, full, kept, open_many_files, python, serve, wait_until};
 use world::{CIDS, DEAD_S, World};
 
 vmlane_tests::tests! {
@@ -39,8 +38,7 @@ enum Fate {
 }
 
 fn two_thousand_streams_end_with_resets_and_nothing_stays() {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    open_many_files();
     let mut world = World::new(["", ""]);
     let rounds = if full() { 10 } else { 2 };
     let fates = [Fate::Helper(0), Fate::Helper(1), Fate::Daemon(0), Fate::Daemon(1), Fate::Silence];

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use rustix::process::Signal;
 use serde_json::Value;
 use vmlane_route::{Bounds, Files, Helper, PeerSettings, Settings, authority};
 use vmlane_sock::{Host, Stream};
 use vmlane_testkit::Daemon;
 use vmlane_tests::alone::{self, output, own_memory, processor_seconds, vmlane};
-use vmlane_tests::{TIMEOUT, Process, kept, wait_until};
+use vmlane_tests::{TIMEOUT, Process, kept, open_many_files, wait_until};
 
 vmlane_tests::tests! {
     long { a_thousand_hosts_come_vanish_and_come_back }
@@ -226,8 +226,7 @@ fn timed(command: &mut Command) -> f64 {
 }
 
 fn a_thousand_hosts_come_vanish_and_come_back() {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    open_many_files();
     let world = World::new();
     let stay = HOSTS - VANISH;
     let ranges = HOSTS * RANGES;

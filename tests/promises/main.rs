@@ -35,6 +35,7 @@ modules! {
     hosts,
     libvirt,
     losses,
+    many_cards,
     metrics,
     migrate,
     mixed,
@@ -60,6 +61,7 @@ modules! {
     virtio,
     vmms,
     vsock_pairs,
+    wires,
 }
 
 fn main() -> ExitCode {

@@ -49,11 +49,10 @@ pub fn register(registry: &mut Registry) {
     add("vmxnet3.tso.64k", GBITS, &[COPY, "vmxnet3.ports.64k"], Load::Super, true, Counts::gbits);
     add("vmxnet3.segment.64k", GBITS, &[COPY], Load::Super, false, Counts::gbits);
     registry.add("vmxnet3.segment.64k.endpoint", GBITS, &[COPY, "vmxnet3.segment.64k"], |length| {
-        let Switched { mut guests, mut worker, .. } = Switched::endpoints(2, Load::Super);
-        Ok(flood(&mut guests, 1, length, || {
-            worker.step();
-        })
-        .gbits())
+        Ok(one_way(Switched::endpoints(2, Load::Super), length).gbits())
+    });
+    registry.add("switch.wire.64k", GBITS, &["vmxnet3.tso.64k"], |length| {
+        Ok(one_way(Switched::wired(Load::Super), length).gbits())
     });
     // The bar is a ratio of 0.7.
     registry.add("capture.on", GBITS, &["vmxnet3.frames.1500"], captured::captured);
@@ -75,8 +74,15 @@ pub fn register(registry: &mut Registry) {
     for count in [2, 256] {
         let name = format!("vmxnet3.alone.{count}");
         let beside: &[&str] = if count == 2 { &[] } else { &["vmxnet3.alone.2"] };
-        registry.add(&name, MFRAMES, beside, move |length| Ok(alone(count, length)?.mframes()));
+        registry.add(&name, MFRAMES, beside, move |length| {
+            Ok(alone(Switched::new(count, Load::Small, true), length)?.mframes())
+        });
     }
+    // The same at the ends of a wire, which has no addresses to look up and nothing to judge: the bars are
+    // ratios of 1.1, and 1.0 for super-frames.
+    registry.add("switch.wire.64", MFRAMES, &["vmxnet3.alone.2"], |length| {
+        Ok(alone(Switched::wired(Load::Small), length)?.mframes())
+    });
     // Two honest pairs beside a fifth guest: idle; sending small frames to an unknown address; sending
     // super-frames to an accomplice. The bar is a ratio of 0.7.
     registry.add("vmxnet3.honest.idle", GBITS, &[], |length| Ok(honest(None, length)));
@@ -132,6 +138,13 @@ fn ports(load: Load, length: Duration) -> Counts {
     flood(&mut [a, b], 1, length, || wire.step())
 }
 
+/// The first guest sends.
+fn one_way(Switched { mut guests, mut worker, .. }: Switched, length: Duration) -> Counts {
+    flood(&mut guests, 1, length, || {
+        worker.step();
+    })
+}
+
 /// Guests behind the switch, the first `senders` of which send.
 fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -> io::Result<Counts> {
     let Switched { mut guests, mut worker, .. } = Switched::new(count, load, lro);
@@ -163,9 +176,8 @@ fn settle(run: &mut impl FnMut(Duration) -> Counts) -> io::Result<()> {
     )))
 }
 
-/// `count` guests send to their neighbours: what the switch alone takes for it.
-fn alone(count: u16, length: Duration) -> io::Result<Counts> {
-    let Switched { mut guests, mut worker, .. } = Switched::new(count, Load::Small, true);
+/// The guests send to their neighbours: what the switch alone takes for it.
+fn alone(Switched { mut guests, mut worker, .. }: Switched, length: Duration) -> io::Result<Counts> {
     let mut run = |length| {
         in_turns(&mut guests, length, || {
             worker.step();
