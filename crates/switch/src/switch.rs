@@ -500,9 +500,15 @@ impl Switch {
 
     /// Every address that was learned behind a port: up to 256 of a VM's, 8192 in all.
     pub fn learned(&self) -> Vec<LearnedAddress> {
+        std::mem::take(&mut *self.list_learned().lock())
+    }
+
+    /// The same, for who gives the first worker the round in which it makes the list. For tests.
+    #[doc(hidden)]
+    pub fn list_learned(&self) -> Arc<Mutex<Vec<LearnedAddress>>> {
         let into = Arc::new(Mutex::new(Vec::with_capacity(MOST_LEARNED)));
         self.ask(0, Request::Learned(into.clone()));
-        std::mem::take(&mut *into.lock())
+        into
     }
 
     /// The worker whose port it is, if there is such a port.

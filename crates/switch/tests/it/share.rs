@@ -6,7 +6,7 @@ use vmlane_port::{BURST, Frames, Offload};
 use vmlane_switch::{PortSpec, Settings};
 
 use crate::common::tcp::Packet;
-use crate::common::{Bench, Guest, frame, mac};
+use crate::common::{Bench, Guest, frame, holding, mac};
 
 /// What the ports of one VM may cause in a round, in bytes, what a descriptor costs, and what tables made
 /// anew cost.
@@ -34,7 +34,7 @@ fn beside(bench: &mut Bench, mut attack: impl FnMut(&mut Bench)) -> u64 {
 }
 
 fn alone() -> u64 {
-    beside(&mut Bench::new(), |_| {})
+    beside(&mut Bench::exactly(holding()), |_| {})
 }
 
 /// The honest pair has all of its share, and what `vms` attackers cost in a round is theirs at the most: so
@@ -55,7 +55,7 @@ fn cost(guest: &Guest) -> usize {
 
 #[test]
 fn chains_that_are_no_frames_cost_their_sender() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::exactly(holding());
     let attacker = bench.guest(9);
     attacker.wire.set_overhead(IN_VAIN);
     let honest = beside(&mut bench, |_| {});
@@ -64,7 +64,7 @@ fn chains_that_are_no_frames_cost_their_sender() {
 
 #[test]
 fn buffers_of_endless_pieces_cost_their_receiver() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::exactly(holding());
     let (sender, attacker) = (bench.guest(8), bench.guest(9));
     attacker.wire.set_overhead(IN_VAIN);
     let bytes = frame(mac(9), mac(8), 60, 0);
@@ -78,7 +78,7 @@ fn buffers_of_endless_pieces_cost_their_receiver() {
 
 #[test]
 fn tables_made_anew_cost_who_asks_for_them() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::exactly(holding());
     let attacker = bench.guest(9);
     let before = attacker.wire.refreshes();
     // As many as a hundred queues of commands would.
@@ -93,7 +93,7 @@ fn tables_made_anew_cost_who_asks_for_them() {
 fn segments_that_wait_cost_their_receiver() {
     const SEGMENTS: usize = 31;
     let sent = |waits: bool| {
-        let mut bench = Bench::new();
+        let mut bench = Bench::exactly(holding());
         let port = |bench: &mut Bench, number, name: &str| {
             let guest = bench.port(PortSpec { name: name.into(), ..Bench::spec(number) });
             guest.wire.set_capabilities(LRO);
@@ -139,7 +139,7 @@ fn segments_that_wait_cost_their_receiver() {
 #[test]
 fn in_a_crowd_bursts_are_short_but_where_segments_are_merged() {
     // None of them dozes.
-    let mut bench = Bench::with(Settings { few: 1000, ..Settings::default() });
+    let mut bench = Bench::exactly(Settings { few: 1000, ..Settings::default() });
     let guests: Vec<Guest> = (1..=60).map(|number| bench.guest(number)).collect();
     let (a, b) = (&guests[0], &guests[1]);
     b.wire.set_capabilities(LRO);

@@ -10,7 +10,7 @@ use vmlane_switch::{Settings, Switch, WorkerStats};
 use vmlane_testkit::wait_until;
 use vmlane_wire::ethernet::Mac;
 
-use crate::common::{Bench, Guest, frame, mac};
+use crate::common::{Bench, Guest, frame, holding, mac};
 
 fn guest(switch: &Switch, number: u8) -> (PortId, Wire) {
     let id = switch.add_port(Bench::spec(number)).unwrap();
@@ -167,7 +167,7 @@ fn saturate(bench: &mut Bench, senders: &[(&Guest, Vec<u8>)], rounds: usize) {
 
 #[test]
 fn ports_of_one_vm_share_its_part() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::exactly(holding());
     let port = |bench: &mut Bench, name: &str, number: u8| {
         bench.port(vmlane_switch::PortSpec { name: name.into(), ..Bench::spec(number) })
     };
@@ -188,7 +188,7 @@ fn ports_of_one_vm_share_its_part() {
 
 #[test]
 fn broadcasts_are_charged_by_their_copies() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::exactly(holding());
     let (honest, storm) = (bench.guest(1), bench.guest(2));
     let others: Vec<_> = (3..40).map(|number| bench.guest(number)).collect();
     others.iter().for_each(|other| other.wire.forget_frames());

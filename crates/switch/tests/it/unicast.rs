@@ -8,7 +8,7 @@ use vmlane_switch::Settings;
 use vmlane_testkit::wait_until;
 use vmlane_wire::ethernet::Mac;
 
-use crate::common::{Bench, frame, mac};
+use crate::common::{Bench, frame, holding, mac};
 
 #[test]
 fn a_frame_reaches_only_its_receiver() {
@@ -107,7 +107,7 @@ fn a_sender_whose_frames_all_wait_is_left_alone_and_loses_none() {
 #[test]
 fn detaching_either_side_drops_what_waits() {
     for leaver in 0..2 {
-        let mut bench = Bench::new();
+        let mut bench = Bench::exactly(holding());
         let guests = [bench.guest(1), bench.guest(2)];
         guests[1].wire.set_room(Some(0));
         (0..10).for_each(|_| guests[0].send(&frame(mac(2), mac(1), IN_FLIGHT, 0)));

@@ -27,17 +27,26 @@ pub struct Guest {
     pub stats: Arc<PortStats>,
 }
 
+/// Frames wait for as long as a test likes.
+pub fn holding() -> Settings {
+    Settings { hold: Duration::from_secs(3600), ..Settings::default() }
+}
+
 impl Bench {
     pub fn new() -> Bench {
-        // Frames wait for as long as a test likes.
-        Bench::with(Settings { hold: Duration::from_secs(3600), ..Settings::default() })
+        Bench::with(holding())
     }
 
     pub fn with(settings: Settings) -> Bench {
         // So that any test can be tried with several: VMLANE_TEST_WORKERS=2.
         let workers = std::env::var("VMLANE_TEST_WORKERS").ok().and_then(|count| count.parse().ok());
-        let (switch, workers) =
-            Switch::unstarted_workers(Settings { workers: workers.unwrap_or(settings.workers), ..settings });
+        Bench::exactly(Settings { workers: workers.unwrap_or(settings.workers), ..settings })
+    }
+
+    /// With this number of workers even then: for what the ports of one worker share, for what a single one has
+    /// done when it has had its round, and for ports of which each worker has known ones.
+    pub fn exactly(settings: Settings) -> Bench {
+        let (switch, workers) = Switch::unstarted_workers(settings);
         Bench { switch: Arc::new(switch), workers }
     }
 
@@ -90,6 +99,13 @@ impl Bench {
             }
         }
         panic!("frames never come to rest");
+    }
+
+    /// The addresses that were learned, behind which ports.
+    pub fn learned(&mut self) -> Vec<(PortId, Mac)> {
+        let list = self.switch.list_learned();
+        self.step();
+        list.lock().iter().map(|one| (one.port, one.mac)).collect()
     }
 
     pub fn refresh(&mut self, guest: &Guest) {
