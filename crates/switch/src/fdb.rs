@@ -58,9 +58,9 @@ pub struct Sender {
     pub uplink: bool,
     /// An uplink of a team: the network may send back through it what left through another one.
     pub teamed: bool,
-    /// Its own address. None for a remote port: its worker has checked already whether a frame comes from
-    /// where it goes to, and it alone knows the guest's address.
-    pub own: Option<Mac>,
+    pub own: Mac,
+    /// Its worker has seen the frame already, and perhaps later ones.
+    pub remote: bool,
 }
 
 /// What all workers of a switch have learned. They read it when a frame does not go the way of its
@@ -181,7 +181,7 @@ impl Fdb {
         if to.is_multicast() {
             return Ok(Destination::Group);
         }
-        let destination = self.find_unicast(sender, keys[0], vlan, port)?;
+        let destination = self.find_unicast(sender, keys, vlan, port)?;
         if let Destination::One(receiver) = destination {
             *route = Route { to: keys[0], from: keys[1], vlan, receiver, epoch: self.epoch };
         }
@@ -235,21 +235,22 @@ impl Fdb {
     fn find_unicast(
         &self,
         sender: Sender,
-        to: u64,
+        [to, from]: [u64; 2],
         vlan: u16,
         port: impl Fn(Slot) -> Option<PortInVlan>,
     ) -> Result<Destination, DropReason> {
         if let Some(receiver) = self.known.find(to, |slot| port(slot).is_some()) {
             return Ok(Destination::One(receiver));
         }
-        if sender.own.is_some_and(|own| to == key(sender.group, own)) {
+        if to == key(sender.group, sender.own) {
             return Err(DropReason::NoReceiver);
         }
         let behind = self.learned.table.lock().find(to, vlan, self.seconds);
         let Some(behind) = behind else { return Ok(Destination::Unknown) };
         if behind == sender.slot {
             // Learned, it may be, from a frame that the sender's worker saw after this one.
-            return if sender.own.is_some() { Err(DropReason::NoReceiver) } else { Ok(Destination::Unknown) };
+            let later = sender.remote && to != from;
+            return if later { Ok(Destination::Unknown) } else { Err(DropReason::NoReceiver) };
         }
         let reachable = port(behind).is_some_and(|found| !(sender.uplink && found.uplink));
         Ok(if reachable { Destination::One(behind) } else { Destination::Unknown })

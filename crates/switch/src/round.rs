@@ -376,8 +376,8 @@ impl Core {
         }
         let representative = if uplink { ports.teams.representative(slot) } else { None };
         let teamed = representative.is_some();
-        let own = sender.remote.is_none().then_some(sender.access.effective);
-        let from = Sender { slot: representative.unwrap_or(slot), group, uplink, teamed, own };
+        let (own, remote) = (sender.access.effective, sender.remote.is_some());
+        let from = Sender { slot: representative.unwrap_or(slot), group, uplink, teamed, own, remote };
         let in_vlan = |slot: Slot| {
             let port = ports.get(slot).filter(|port| port.carries(vlan))?;
             Some(PortInVlan { uplink: port.config.uplink })

@@ -45,7 +45,8 @@ impl Turn {
         fdb.rebuild(bench.table.rebuild().0.into_iter());
         prepare(&mut bench);
         let (mut sender, end) = bench.begin_turn(SENDER);
-        let of = Sender { slot: SENDER, group: 0, uplink: false, teamed: false, own: Some(mac(SENDER)) };
+        let own = mac(SENDER);
+        let of = Sender { slot: SENDER, group: 0, uplink: false, teamed: false, own, remote: false };
         let addresses = [mac(last_to), mac(SENDER)];
         let port = |_| Some(PortInVlan { uplink: false });
         let found = fdb.find(of, &mut sender.tx.route, addresses, (0, false), port);

@@ -206,3 +206,29 @@ fn cve_2021_3416_a_frame_to_its_own_sender_does_not_come_round() {
     bench.run();
     assert_eq!((a.wire.outstanding(), a.frames().len()), (0, 0));
 }
+
+/// Two guests use one address. What one of them sends there is for the other, and for no one else if that one
+/// leaves meanwhile, also where the frame is with the other's worker by then.
+#[test]
+fn a_frame_to_its_own_source_is_for_no_one_when_the_other_guest_with_that_address_has_left() {
+    // It has chosen the address, or only claims to have it.
+    for chosen in [true, false] {
+        let mut bench = Bench::exactly(Settings { workers: 2, ..Settings::default() });
+        let [a, b, _, d] = [1, 2, 3, 4].map(|number| bench.guest(number));
+        a.wire.change_filter(|filter| filter.mac = mac(if chosen { 2 } else { 1 }));
+        d.wire.change_filter(|filter| filter.promiscuous = true);
+        [&a, &d].into_iter().for_each(|guest| bench.refresh(guest));
+        bench.run();
+        let workers: Vec<usize> = bench.switch.ports().iter().map(|port| port.worker).collect();
+        assert_eq!([workers[0] != workers[1], workers[1] == workers[3]], [true; 2], "{workers:?}");
+        let sent = frame(mac(2), mac(2), 60, 0);
+        a.send(&sent);
+        bench.run();
+        assert!(b.frames() == [&sent[..]]);
+        a.send(&sent);
+        bench.workers[workers[0]].step();
+        bench.switch.detach(b.id);
+        bench.run();
+        assert!([&a, &b, &d].into_iter().all(|guest| guest.frames().is_empty()), "{chosen}");
+    }
+}
