@@ -396,6 +396,11 @@ impl Core {
                     if alone { receiver } else { teams.route(receiver, flight.slot, &flight.sent) };
                 if self.table.ports.is_mirrored(flight.group) {
                     let others = self.mirror(flight, receiver, cost);
+                    let elsewhere = self.table.ports.get(receiver).is_some_and(|port| port.remote.is_some());
+                    if flight.remote && elsewhere {
+                        // It came for those who watch.
+                        return Ok(Fate::Finished);
+                    }
                     if !others.is_empty() {
                         let fate = self.give(&Flight { merges: false, ..*flight }, receiver, true);
                         return Ok(self.hand_to_all(others, flight, fate));

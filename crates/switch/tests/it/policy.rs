@@ -386,3 +386,21 @@ fn a_port_has_a_flood_limit_of_its_own_which_a_change_replaces() {
     bench.step();
     assert!(send(&mut bench) < 20 && a.stats.drop_flood.get() > 0);
 }
+
+/// Who watches may be another worker's port: the frame's receiver has lost nothing.
+#[test]
+fn what_another_workers_port_watches_is_no_drop_of_its_receiver() {
+    let mut bench = Bench::exactly(Settings { workers: 2, ..Settings::default() });
+    let policy = Policy { promiscuous: true, ..Policy::default() };
+    let [a, b, c, watcher] =
+        [1, 2, 3, 4].map(|number| bench.port(PortSpec { policy, ..Bench::spec(number) }));
+    watcher.wire.change_filter(|filter| filter.promiscuous = true);
+    bench.refresh(&watcher);
+    bench.run();
+    for (to, number) in [(&b, 2), (&c, 3)] {
+        a.send(&frame(mac(number), mac(1), 60, 0));
+        bench.run();
+        assert_eq!((to.frames().len(), watcher.frames().len()), (1, 1));
+        assert_eq!(to.stats.drop_gone.get(), 0, "port {number}");
+    }
+}
