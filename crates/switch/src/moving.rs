@@ -1,6 +1,7 @@
 //! A port goes to another worker, with all that is attached to it. No frame to or from it is lost or
 //! overtakes another one, but for one to several that is on its way in the moment of the change: the port may
-//! miss it, or get it twice. Frames for it wait meanwhile as those for a full receiver do, and as few may.
+//! miss it, or get it twice. Frames for it wait meanwhile as those for a full receiver do, and as few may; a
+//! port that watches others' frames may miss those that wait.
 //!
 //! Its rings are touched by one worker at any time: by the one that it leaves until that one has taken it out
 //! of its table, and by the other one from when that one has put it into its own.
@@ -26,6 +27,7 @@ use vmlane_worker::Watch;
 
 use crate::Slot;
 use crate::core::Core;
+use crate::fdb::Route;
 use crate::handover::{PLACES, attach_remote, remote_end};
 use crate::ingress::{Frame, admit};
 use crate::pending::{PendingFrame, PendingQueue};
@@ -147,6 +149,8 @@ fn put_in(core: &mut Core, slot: Slot, mut port: Box<Port>) {
         remote.drop_end();
     }
     port.transfer.before = Vec::new();
+    // The other worker's tables, of which it is a part, are not this one's.
+    port.tx.route = Route::default();
     port.rx.pending = PendingQueue::new(table.now);
     port.watch = Watch::new(true, table.now);
     let lookahead = if port.end.is_some() { port.attached.info.lookahead } else { PLACES };

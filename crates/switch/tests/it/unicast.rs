@@ -232,3 +232,32 @@ fn a_frame_to_its_own_source_is_for_no_one_when_the_other_guest_with_that_addres
         assert!([&a, &b, &d].into_iter().all(|guest| guest.frames().is_empty()), "{chosen}");
     }
 }
+
+/// What a port's worker knows of where its last frame went is of no use to the next worker, however often the
+/// tables of both have changed.
+#[test]
+fn a_port_that_has_gone_to_another_worker_sends_where_that_one_finds_the_address() {
+    for changes in 0..40 {
+        let mut bench = Bench::exactly(Settings { workers: 2, ..Settings::default() });
+        let [a, b, c, d] = [1, 2, 3, 4].map(|number| bench.guest(number));
+        let there = bench.switch.ports()[3].worker;
+        assert_ne!(bench.switch.ports()[0].worker, there);
+        d.wire.change_filter(|filter| filter.promiscuous = true);
+        [&d].into_iter().chain([&c; 20]).for_each(|guest| bench.refresh(guest));
+        let sent = frame(mac(2), mac(1), 60, 0);
+        a.send(&sent);
+        bench.run();
+        assert!(b.frames() == [&sent[..]]);
+        bench.switch.detach(b.id);
+        bench.run();
+        let mut moving = bench.switch.begin_move(a.id, there).unwrap();
+        while moving.advance(&bench.switch).is_none() {
+            bench.step();
+        }
+        bench.run();
+        (0..changes).for_each(|_| bench.refresh(&d));
+        a.send(&sent);
+        bench.run();
+        assert!(d.frames() == [&sent[..]], "{changes} changes");
+    }
+}
