@@ -74,13 +74,14 @@ acceptance: setup
 	@$(RUNTESTS) acceptance
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.
-# The model of a stream's notices explores longer streams and larger rings. Some 30 attacks run for VMLANE_ATTACK_MINUTES=10 each, then all of them together for an hour; VMLANE_ATTACK=virtio: some.
+# The model of a stream's notices explores longer streams and larger rings; 100,000 worlds of switches and wires are tried. Some 30 attacks run for VMLANE_ATTACK_MINUTES=10 each, then all of them together for an hour; VMLANE_ATTACK=virtio: some.
 soak: setup
 	@scripts/bootstrap.sh socat ncat python3
 	@for module in survival soak neighbour; do \
 	  VMLANE_TESTS=full VMLANE_MODULE=$$module cargo test --locked --release -p vmlane-tests --test promises || exit 1; \
 	done
 	@VMLANE_MODEL=full cargo test --locked --release -p vmlane-device --test it interleavings
+	@VMLANE_MODEL=full cargo test --locked --release -p vmlane-switch --test it separation
 	@VMLANE_ATTACK_MINUTES=$${VMLANE_ATTACK_MINUTES:-10} cargo test --locked --release -p vmlane-daemon --test it neighbours -- --nocapture
 
 bench: build

@@ -12,6 +12,7 @@ mod impaired;
 mod mirror;
 mod offload;
 mod policy;
+mod separation;
 mod share;
 mod teams;
 mod threads;
