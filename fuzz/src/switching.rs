@@ -1,7 +1,7 @@
 //! What the switch should do, written down once more, without tables, caches and turns: who gets a frame,
-//! with which tag. Ports of two isolation groups and two switches, all VLAN modes and policies, addresses
-//! that guests change or make up, an uplink, receivers for which TCP segments are merged (software LRO, see
-//! `segments.rs`).
+//! with which tag. Ports of two isolation groups and two switches and on two wires, all VLAN modes and
+//! policies, addresses that guests change or make up, an uplink, receivers for which TCP segments are merged
+//! (software LRO, see `segments.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -88,7 +88,9 @@ impl Port {
     /// The tag that its guest sees; `None` if the guest does not want the frame.
     fn sees(&self, to: Mac, vlan: u16, tag: Option<Tci>) -> Option<Option<Tci>> {
         let wanted = match () {
-            () if to.is_multicast() => true,
+            () if to.is_multicast() => {
+                !self.spec.direct || self.filter.promiscuous || self.filter.accepts(to)
+            }
             () if to == self.address() => self.filter.unicast || self.filter.promiscuous,
             () => self.wants_strangers(),
         };
@@ -148,11 +150,11 @@ fn network(spec: &PortSpec) -> Network {
 }
 
 fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
+    let place = input.byte();
+    // Half of the others are in one group on one switch.
+    let of = |other| if place % 4 == other { "other" } else { "default" };
     let uplink = number == GUESTS;
-    // Half of the ports are in one group on one switch.
-    let place = input.byte() % 4;
-    let of = |other| if place == other { "other" } else { "default" };
-    PortSpec {
+    let spec = PortSpec {
         name: format!("vm{}/nic{number}", number / 2),
         group: of(0).into(),
         switch: of(1).into(),
@@ -164,6 +166,22 @@ fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
         direct: false,
         // The switch sends nothing of its own.
         notify: false,
+    };
+    if place < WIRES { spec } else { on_wire(place, spec) }
+}
+
+/// From here on, the byte that says where a port is names a wire.
+const WIRES: u8 = 0xc0;
+
+/// Nothing is judged there, and all tags pass.
+fn on_wire(place: u8, spec: PortSpec) -> PortSpec {
+    PortSpec {
+        group: "-".into(),
+        switch: format!("wire:{}", place % 2),
+        vlan: VlanMode::Trunk(VlanSet::all()),
+        policy: Policy { promiscuous: true, mac_changes: true, forged_transmits: true },
+        direct: true,
+        ..spec
     }
 }
 
@@ -385,10 +403,19 @@ impl Bench {
     ) -> BTreeMap<usize, Option<Tci>> {
         let sender = &self.ports[number];
         let Some(vlan) = sender.ingress(tag) else { return BTreeMap::new() };
+        let network = network(&sender.spec);
+        if sender.spec.direct {
+            let is_other = |at: &usize| {
+                let port = &self.ports[*at];
+                *at != number && port.attached && self::network(&port.spec) == network
+            };
+            let others: Vec<usize> = (0..self.ports.len()).filter(is_other).collect();
+            let [other] = others[..] else { return BTreeMap::new() };
+            return self.ports[other].sees(to, vlan, tag).map(|seen| (other, seen)).into_iter().collect();
+        }
         if !from.is_unicast() {
             return BTreeMap::new();
         }
-        let network = network(&sender.spec);
         let has = |address: Mac| {
             let of = |port: &Port| port.attached && !port.spec.uplink && self::network(&port.spec) == network;
             self.ports.iter().position(|port| of(port) && port.address() == address)
