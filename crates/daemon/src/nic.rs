@@ -363,3 +363,6 @@ fn vlan_mode(vlan: &Vlan) -> VlanMode {
         }
     }
 }
+
+#[cfg(test)]
+mod imported;

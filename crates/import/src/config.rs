@@ -1,13 +1,16 @@
 //! Machines as vmlane's configuration.
 
+mod hosts;
 mod networks;
+mod switches;
+mod team;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use vmlane_wire::ethernet::Mac;
 
-use crate::esxi::PortGroup;
+use crate::esxi::Host;
 use crate::machine::{MOST_NICS, Machine, Nic, Note, Reach};
 use crate::names::{Names, quoted};
 
@@ -23,8 +26,8 @@ pub struct Options {
     /// The CID of the first VM with a vsock device; the others get the next ones. None: their own,
     /// or free ones from 3 on.
     pub cid: Option<u32>,
-    /// The port groups of the old host.
-    pub port_groups: Vec<PortGroup>,
+    /// The networks of the old hosts.
+    pub hosts: Vec<Host>,
 }
 
 /// vmlane's configuration.
@@ -44,7 +47,7 @@ pub fn configuration(machines: &[Machine], options: &Options) -> Configuration {
     let names: Vec<String> = machines.iter().map(|machine| taken.take(&machine.name, "vm")).collect();
     let mut notes = Vec::new();
     let mut toml = String::new();
-    let groups = networks::write(machines, &names, &options.port_groups, &mut toml, &mut notes);
+    let groups = networks::write(machines, &names, &options.hosts, &mut toml, &mut notes);
     let mut writer = Writer {
         options,
         notes,

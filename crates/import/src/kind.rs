@@ -8,7 +8,8 @@ pub enum Expected {
     Vmx,
     Ovf,
     Libvirt,
-    PortGroups,
+    /// What ESXi's tools print.
+    Listing,
 }
 
 /// How files begin that are no text: where, with what, what they are, and the way out.
@@ -85,8 +86,8 @@ fn other_xml(root: &str, expected: Expected) -> Result<(), Error> {
     let wanted = match expected {
         Expected::Ovf => "Envelope",
         Expected::Libvirt => "domain",
-        Expected::PortGroups => {
-            return Err(Error::kind("XML", "print the listing without --formatter"));
+        Expected::Listing => {
+            return Err(Error::kind("XML", "print the listing as text, or with --formatter=json"));
         }
         Expected::Vmx => "",
     };
@@ -121,26 +122,23 @@ fn other_text(text: &str, expected: Expected) -> Result<(), Error> {
     let is_vmx = || begins("config.version") || begins(".encoding");
     if expected != Expected::Vmx && is_vmx() {
         let way_out = match expected {
-            Expected::PortGroups => "give the port groups of the host that ran the VM",
+            Expected::Listing => "give what the host that ran the VM prints of its networks",
             _ => "use vmlane import vmx",
         };
         return Err(Error::kind("one of VMware's .vmx files", way_out));
     }
-    if text.starts_with('{') || text.starts_with('[') && text.contains("\":") {
-        let way_out = match expected {
-            Expected::PortGroups => "print the listing without --formatter",
-            _ => "give a description of a VM",
-        };
-        return Err(Error::kind("JSON", way_out));
+    let is_json = text.starts_with('{') || text.starts_with('[') && text.contains("\":");
+    if expected != Expected::Listing && is_json {
+        return Err(Error::kind("JSON", "give a description of a VM"));
     }
-    if expected == Expected::PortGroups && text.starts_with("ActiveClients,") {
-        return Err(Error::kind("a listing as CSV", "print the listing without --formatter"));
+    if expected == Expected::Listing && text.starts_with("ActiveClients,") {
+        return Err(Error::kind("a listing as CSV", "print it as text, or with --formatter=json"));
     }
     let is_listing = text.contains("PortGroup Name") || text.contains("Virtual Switch  ");
-    if expected != Expected::PortGroups && is_listing && !is_vmx() {
+    if expected != Expected::Listing && is_listing && !is_vmx() {
         return Err(Error::kind(
-            "a listing of port groups",
-            "give it as --port-groups, beside a description",
+            "a listing of an ESXi host's networks",
+            "give it as --listing, beside a description, or use vmlane import esxi",
         ));
     }
     Ok(())
@@ -160,7 +158,7 @@ mod tests {
         tar[257..262].copy_from_slice(b"ustar");
         let utf_16: Vec<u8> = "config.version".encode_utf16().flat_map(u16::to_le_bytes).collect();
         let with_mark = [b"\xff\xfe".to_vec(), utf_16.clone()].concat();
-        let cases: [(&[u8], Expected, &str); 14] = [
+        let cases: [(&[u8], Expected, &str); 15] = [
             (&tar, Expected::Ovf, "an .ova"),
             (b"\x1f\x8b\x08\0", Expected::Ovf, "gzip"),
             (b"PK\x03\x04..", Expected::Vmx, "zip"),
@@ -173,8 +171,9 @@ mod tests {
             (b"<domain type='kvm'/>", Expected::Ovf, "vmlane import libvirt"),
             (b".encoding = \"UTF-8\"\n", Expected::Ovf, "vmlane import vmx"),
             (b"<network><name>default</name></network>", Expected::Libvirt, "libvirt's <network>"),
-            (b"[{\"ActiveClients\": 0}]", Expected::PortGroups, "--formatter"),
-            (b"Name  Virtual Switch  Active Clients  VLAN ID\n", Expected::Vmx, "--port-groups"),
+            (b"[{\"ActiveClients\": 0}]", Expected::Vmx, "JSON"),
+            (b"ActiveClients,Name,\n", Expected::Listing, "CSV"),
+            (b"Name  Virtual Switch  Active Clients  VLAN ID\n", Expected::Vmx, "--listing"),
         ];
         for (bytes, expected, part) in cases {
             let error = refuse_others(bytes, expected).unwrap_err().to_string();
@@ -184,7 +183,7 @@ mod tests {
             (&b"\xef\xbb\xbf<?xml version=\"1.0\"?>\n<Envelope/>"[..], Expected::Ovf),
             (b"<domain>", Expected::Libvirt),
             (b"#!/usr/bin/vmware\n.encoding = \"GBK\"\n", Expected::Vmx),
-            (b"[root@esx1:~] esxcfg-vswitch -l\n", Expected::PortGroups),
+            (b"[root@esx1:~] esxcfg-vswitch -l\n", Expected::Listing),
             (b"", Expected::Vmx),
         ] {
             assert_eq!(refuse_others(bytes, expected), Ok(()), "{expected:?}");

@@ -11,7 +11,7 @@
 //! | `vmx.rs`, `vmx/` | VMware's configuration files |
 //! | `ovf.rs`, `ovf/` | OVF envelopes, as VMware exports them |
 //! | `libvirt.rs`, `libvirt/` | libvirt's domains |
-//! | `esxi.rs` | port groups of a standard switch, as ESXi's tools print them |
+//! | `esxi.rs`, `esxi/` | the networks of a host, as ESXi's tools print them |
 //! | `names.rs` | names that vmlane takes, of those that others gave |
 //! | `config.rs`, `config/` | vmlane's configuration |
 //! | `qemu.rs` | what else QEMU needs: processors, memory, disks |
@@ -45,7 +45,7 @@ mod vmx;
 mod xml;
 
 pub use config::{Configuration, Options, configuration};
-pub use esxi::{PortGroup, Vlan, port_groups};
+pub use esxi::{Host, host};
 pub use image::{Format, Image, is_outside, references};
 pub use libvirt::libvirt;
 pub use machine::{Bus, Disk, Machine, Nic, NicModel, Note, Reach, Uuid, Vsock, VsockModel, joined};
@@ -82,12 +82,11 @@ pub enum Error {
     #[error("it has no configuration {wanted:?}; {}", configurations(.declared))]
     NoConfiguration { wanted: String, declared: Vec<String> },
     #[error(
-        "it lists no port group: give the output of `esxcli network vswitch standard portgroup list` or `esxcfg-vswitch -l`"
+        "it lists no switch and no port group: give the output of `esxcli network vswitch standard portgroup list`, of others \
+         that `vmlane import esxi --help` names, or of `esxcfg-vswitch -l`"
     )]
     NoPortGroup,
-    #[error(
-        "it lists more than {0} port groups: give the listing of one host, or of the VMs' own port groups"
-    )]
+    #[error("it lists more than {0} switches, port groups or adapters: give the listing of one host a file")]
     TooManyPortGroups(usize),
 }
 

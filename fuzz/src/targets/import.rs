@@ -5,18 +5,24 @@ use std::io::Cursor;
 use std::path::Path;
 
 use vmlane_config::Config;
-use vmlane_import::{Machine, Options, configuration, libvirt, ovf, port_groups, references, vmx, words};
+use vmlane_import::{Machine, Options, configuration, host, libvirt, ovf, references, vmx, words};
 
 pub fn run(data: &[u8]) {
     let Some((kind, source)) = data.split_first() else { return };
+    let mut hosts = Vec::new();
     let machines: Vec<Machine> = match kind {
         b'v' => vmx(source).into_iter().collect(),
         b'o' => ovf(source).unwrap_or_default(),
         b'l' => libvirt(source).into_iter().collect(),
         b'i' => return drop(references(&mut Cursor::new(source))),
-        _ => return drop(port_groups(source)),
+        // Listings of several hosts, with this byte between them.
+        _ => {
+            let parts = source.split(|byte| *byte == b'\x1e').take(3);
+            hosts.extend(parts.filter_map(|part| host("esx1", part).ok()));
+            Vec::new()
+        }
     };
-    let done = configuration(&machines, &Options { group: Some("g".into()), ..Options::default() });
+    let done = configuration(&machines, &Options { group: Some("g".into()), hosts, ..Options::default() });
     for (name, machine) in done.names.iter().zip(&machines) {
         name.iter().for_each(|name| drop(words(name, machine)));
     }

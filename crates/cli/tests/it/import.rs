@@ -156,11 +156,47 @@ fn the_daemon_takes_what_descriptions_become() {
 fn port_groups_of_the_old_host_have_their_switches_and_vlans() {
     let file = fixture("four-cards.vmx");
     let groups = file.with_file_name("portgroups.esxcli.txt");
-    let text = import_file(&["--port-groups", groups.to_str().unwrap(), "--group", "t1"], &file).out;
+    let text = import_file(&["--listing", groups.to_str().unwrap(), "--group", "t1"], &file).out;
     let config = config(&text);
     let nic = &config.vms[0].nics[1];
     assert_eq!((config.vms[0].group.as_str(), &*nic.switch, nic.slot), ("t1", "vSwitch1", Some(192)));
     assert!(text.contains("name = \"dmz\"\nswitch = \"vSwitch1\"\nvlan = 10\n"), "{text}");
+}
+
+#[test]
+fn listings_of_hosts_become_networks_that_the_daemon_takes() {
+    let hosts = fixture("web.vmx").with_file_name("hosts");
+    let esxi = |arguments: &[&str]| vmlane(&[&["import", "esxi"], arguments].concat());
+    let files = ["esx1.txt", "esx2.txt", "esx3.txt"].map(|name| hosts.join("cluster").join(name));
+    let files: Vec<&str> = files.iter().map(|file| file.to_str().unwrap()).collect();
+    let text = esxi(&files).good();
+    let taken = config(&text);
+    let [team] = &taken.teams[..] else { panic!("{text}") };
+    assert_eq!((&team.uplinks[..], &team.standby[..]), (&["vmnic0".into()][..], &["vmnic1".into()][..]));
+    assert!(text.contains("# esx1, esx2, esx3: standard switch \"vSwitch0\": came along"), "{text}");
+    // With a VM, too; each file is a host.
+    let listings: Vec<&str> = files.iter().flat_map(|file| ["--listing", file]).collect();
+    let with_vm = import_file(&listings, &fixture("web.vmx")).good();
+    assert_eq!(config(&with_vm).vms[0].nics[0].switch, "vSwitch0", "{with_vm}");
+    let json: serde_json::Value =
+        serde_json::from_str(&esxi(&[&files[..], &["--json"]].concat()).good()).unwrap();
+    assert!(config(json["toml"].as_str().unwrap()).vms.is_empty());
+    assert!(
+        json["notes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|note| note["then"].as_str().unwrap().contains("untried"))
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("bad.txt");
+    let bad = |text: &str| {
+        std::fs::write(&bad, text).unwrap();
+        esxi(&[bad.to_str().unwrap()])
+    };
+    bad("hello\n").fails(1, &["bad.txt", "no switch and no port group"]);
+    bad("\n[{\"Name\": \"a\"").fails(1, &["bad.txt", "line 2", "JSON", "--formatter=json"]);
 }
 
 fn fixture(name: &str) -> PathBuf {

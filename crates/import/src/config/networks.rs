@@ -2,12 +2,12 @@
 //! networks that were apart stay apart. One whose VLAN or switch is not known has a switch of its own.
 //! None is on vmlane's own switch, where the host may already have others.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 
-use crate::esxi::{PortGroup, Vlan};
+use super::switches::{self, Listed, begin_group, write_switch};
+use crate::esxi::{Host, Security};
 use crate::machine::{MOST_NICS, Machine, Nic, Note};
-use crate::names::{Names, quoted};
+use crate::names::Names;
 use crate::network::{Network, Switch, Tagging};
 
 /// vmlane's own switch, and its port group.
@@ -23,9 +23,9 @@ struct Key {
 }
 
 impl Key {
-    fn of(machine: usize, card: usize, nic: &Nic) -> Key {
-        let is_alone = matches!(nic.network, Network::Alone(_));
-        let alone = is_alone.then_some((machine, card));
+    fn of(place: (usize, usize), nic: &Nic, is_apart: bool) -> Key {
+        let is_alone = is_apart || matches!(nic.network, Network::Alone(_));
+        let alone = is_alone.then_some(place);
         Key { network: nic.network.clone(), tagging: nic.tagging.clone(), alone }
     }
 
@@ -43,30 +43,31 @@ impl Key {
     }
 }
 
-/// Writes the port groups of all cards, and their switches, each once.
+/// Writes the listed networks, and those of all cards that are not listed, each once.
 ///
 /// Returns the names of the port groups, by machine and card.
 pub fn write(
     machines: &[Machine],
     names: &[String],
-    listed: &[PortGroup],
+    hosts: &[Host],
     toml: &mut String,
     notes: &mut Vec<Note>,
 ) -> Vec<Vec<String>> {
-    let (switches, groups) = (BTreeMap::new(), BTreeMap::new());
-    let mut writer = Writer { listed, names: Names::without(RESERVED), toml, notes, switches, groups };
+    let mut taken = Names::without(RESERVED);
+    let listed = switches::write(hosts, &mut taken, toml, notes);
+    let (of_switches, groups) = (BTreeMap::new(), BTreeMap::new());
+    let mut writer = Writer { listed, names: taken, toml, notes, switches: of_switches, groups };
     let machines = machines.iter().zip(names).enumerate().map(|(number, (machine, name))| {
         let cards = machine.nics.iter().take(MOST_NICS).enumerate();
-        let groups = cards.map(|(card, nic)| {
-            writer.group_of(Key::of(number, card, nic), &format!("{name}: {}", nic.place))
-        });
+        let groups =
+            cards.map(|(card, nic)| writer.group_of((number, card), nic, &format!("{name}: {}", nic.place)));
         groups.collect()
     });
     machines.collect()
 }
 
 struct Writer<'a> {
-    listed: &'a [PortGroup],
+    listed: Listed,
     /// Of port groups and of switches: vmlane has a port group for each switch, by its name.
     names: Names,
     toml: &'a mut String,
@@ -76,50 +77,13 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The listed port groups of a name: more than one if the listings of several hosts were put together.
-    fn find(&self, network: &Network) -> Vec<&PortGroup> {
-        match network {
-            Network::PortGroup(name) => self.listed.iter().filter(|group| group.name == *name).collect(),
-            _ => Vec::new(),
-        }
-    }
-
     /// The VLANs of a network, as vmlane's configuration has them, or why they are not known.
     fn vlan(&self, key: &Key) -> Result<String, String> {
         match &key.tagging {
-            Tagging::Access(vlan) => return Ok(vlan.to_string()),
-            Tagging::Trunk(vlans) => return Ok(format!("{vlans:?}")),
-            Tagging::Unusable(text) => return Err(format!("its VLAN {text:?} is none")),
-            Tagging::OfNetwork => {}
-        }
-        let found = self.find(&key.network);
-        let vlans: BTreeSet<&Result<Vlan, String>> = found.iter().map(|group| &group.vlan).collect();
-        let mut vlans = vlans.into_iter();
-        match (vlans.next(), vlans.next()) {
-            (Some(Ok(Vlan::None)), None) => Ok("0".into()),
-            (Some(Ok(Vlan::Tagged(vlan))), None) => Ok(vlan.to_string()),
-            (Some(Ok(Vlan::Trunk)), None) => Ok(quoted("trunk")),
-            (Some(Err(text)), None) => Err(format!(
-                "--port-groups lists it with the VLAN ID {text:?}, which is no number from 0 to 4095"
-            )),
-            (Some(_), Some(_)) => Err("--port-groups lists it several times, with different VLANs".into()),
-            (None, _) => Err(self.unlisted(&key.network)),
-        }
-    }
-
-    /// The switch that a network was of, or why it is not known.
-    fn switch(&self, network: &Network) -> Result<Switch, String> {
-        if let Some(switch) = network.switch() {
-            return Ok(switch);
-        }
-        let found = self.find(network);
-        let switches: BTreeSet<&Option<String>> = found.iter().map(|group| &group.switch).collect();
-        let mut switches = switches.into_iter();
-        match (switches.next(), switches.next()) {
-            (Some(Some(name)), None) => Ok(Switch::Standard(name.clone())),
-            (Some(None), None) => Err("--port-groups lists it without its switch".into()),
-            (Some(_), Some(_)) => Err("--port-groups lists it on several switches".into()),
-            (None, _) => Err(self.unlisted(network)),
+            Tagging::Access(vlan) => Ok(vlan.to_string()),
+            Tagging::Trunk(vlans) => Ok(format!("{vlans:?}")),
+            Tagging::Unusable(text) => Err(format!("its VLAN {text:?} is none")),
+            Tagging::OfNetwork => Err(self.unlisted(&key.network)),
         }
     }
 
@@ -127,38 +91,51 @@ impl Writer<'_> {
     fn unlisted(&self, network: &Network) -> String {
         match network {
             Network::Alone(why) => why.clone(),
-            Network::Distributed { .. } => {
-                "no listing of a host has the VLAN of a distributed port group".into()
+            Network::Distributed { .. } if self.listed.is_empty => {
+                "its VLAN is not in this description: give --listing".into()
             }
             Network::Words(_) => "its VLAN is not in this description".into(),
-            Network::PortGroup(_) if self.listed.is_empty() => {
-                "its VLAN and its switch are not in this description: give --port-groups".into()
+            Network::PortGroup(_) if self.listed.is_empty => {
+                "its VLAN and its switch are not in this description: give --listing".into()
             }
-            Network::PortGroup(_) => "is none of the port groups that --port-groups lists".into(),
+            Network::PortGroup(_) | Network::Distributed { .. } => {
+                "is none of the port groups that --listing has".into()
+            }
         }
     }
 
-    /// The port group of a network, which is written for its first card.
-    fn group_of(&mut self, key: Key, card: &str) -> String {
+    /// The port group of a card: a listed one, or one that is written for the first card of its network.
+    fn group_of(&mut self, place: (usize, usize), nic: &Nic, card: &str) -> String {
+        let listed = self.listed.find(&nic.network).filter(|_| nic.tagging == Tagging::OfNetwork);
+        let apart = match listed {
+            Some(Ok(name)) => return name.to_owned(),
+            Some(Err(why)) => Some(why),
+            None => None,
+        };
+        let key = Key::of(place, nic, apart.is_some());
         if let Some(name) = self.groups.get(&key) {
             return name.clone();
         }
         let wish = key.wish(card);
-        let (vlan, switch) = (self.vlan(&key), self.switch(&key.network));
-        let name = match (vlan, switch) {
-            (Ok(vlan), Ok(switch)) => {
+        let switch = key.network.switch().ok_or_else(|| self.unlisted(&key.network));
+        let known = match apart {
+            Some(why) => Err(why),
+            None => self.vlan(&key).and_then(|vlan| Ok((vlan, switch?))),
+        };
+        let name = match known {
+            Ok((vlan, switch)) => {
                 let switch = self.on(switch);
                 let name = self.names.take(&wish, "network");
                 self.port_group(&key.network, &name, &switch, &vlan);
                 name
             }
-            (vlan, switch) => {
+            Err(why) => {
                 let name = self.names.take(&wish, "network");
-                let why = vlan.as_ref().err().cloned().or(switch.err()).unwrap_or_default();
                 self.note(&key.network, card, &why, &name);
-                self.write_switch(&name, None);
+                write_switch(self.toml, &name, None, Security::default(), false);
                 // Untagged, it meets nothing: nothing else is on this switch.
-                self.port_group(&key.network, &name, &name, vlan.as_deref().unwrap_or("0"));
+                let vlan = self.vlan(&key).unwrap_or_else(|_| "0".into());
+                self.port_group(&key.network, &name, &name, &vlan);
                 name
             }
         };
@@ -182,29 +159,13 @@ impl Writer<'_> {
         }
         let wish = switch.wish();
         let name = self.names.take(&wish, "switch");
-        self.write_switch(&name, (wish != name).then_some(&switch));
+        write_switch(self.toml, &name, (wish != name).then_some(&switch), Security::default(), false);
         self.switches.insert(switch, name.clone());
         name
     }
 
-    fn write_switch(&mut self, name: &str, was: Option<&Switch>) {
-        let name = quoted(name);
-        let _ = writeln!(
-            self.toml,
-            "# Nothing leads out of it until there is an [[uplink]] with switch = {name}."
-        );
-        let _ = writeln!(self.toml, "[[switch]]\nname = {name}");
-        if let Some(was) = was {
-            let _ = writeln!(self.toml, "# was {was}");
-        }
-        self.toml.push('\n');
-    }
-
     fn port_group(&mut self, network: &Network, name: &str, switch: &str, vlan: &str) {
-        let _ = writeln!(self.toml, "[[port_group]]\nname = {}", quoted(name));
-        if !network.is_called(name) {
-            let _ = writeln!(self.toml, "# was {network}");
-        }
-        let _ = writeln!(self.toml, "switch = {}\nvlan = {vlan}\n", quoted(switch));
+        begin_group(self.toml, network, name, switch, vlan);
+        self.toml.push('\n');
     }
 }

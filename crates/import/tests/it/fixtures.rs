@@ -1,10 +1,12 @@
 //! Descriptions of the shapes that VMware, VirtualBox and libvirt write, each with all that comes of it.
-//! `VMLANE_WRITE=1` writes what comes of them now.
+//! `VMLANE_WRITE=1` writes what comes of them now. Those with many networks have the shape of public files:
+//! `ten-cards.vmx` that of github.com/libvirt/libvirt, `tests/vmx2xmldata/vmx2xml-esx-in-the-wild-8.vmx`;
+//! `many-networks.ovf` that of github.com/glennmatthews/cot, `COT/tests/iosv.ovf` and `csr1000v.ovf`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use vmlane_import::{Machine, Options, configuration, libvirt, ovf, port_groups, vmx, words};
+use vmlane_import::{Machine, Options, configuration, host, libvirt, ovf, vmx, words};
 
 fn fixtures() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
@@ -48,13 +50,13 @@ fn each_description_becomes_what_is_expected() {
     let files = fixtures();
     assert!(files.len() >= 20, "{} fixtures", files.len());
     let groups = std::fs::read_to_string(files[0].with_file_name("portgroups.esxcli.txt")).unwrap();
-    let groups = port_groups(&groups).unwrap();
+    let esx = host("esx1", &groups).unwrap();
     let mut wrong = String::new();
     for file in files {
         let text = std::fs::read(&file).unwrap();
         let of_esxi = file.extension().is_some_and(|kind| kind == "vmx");
-        let port_groups = if of_esxi { groups.clone() } else { Vec::new() };
-        let came = outcome(&machines(&file, &text), &Options { port_groups, ..Options::default() });
+        let hosts = if of_esxi { vec![esx.clone()] } else { Vec::new() };
+        let came = outcome(&machines(&file, &text), &Options { hosts, ..Options::default() });
         let mut expected = file.clone().into_os_string();
         expected.push(".expected");
         if std::env::var_os("VMLANE_WRITE").is_some() {

@@ -1,13 +1,13 @@
 //! Descriptions as strangers have them: networks that were apart stay apart, what is not understood
 //! is noted, and one bad line refuses only what it is about.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use proptest::prelude::*;
 use vmlane_import::{
-    Configuration, Format, Machine, Options, configuration, libvirt, ovf, ovf_with, port_groups, references,
-    vmx, words,
+    Configuration, Format, Machine, Options, configuration, host, libvirt, ovf, ovf_with, references, vmx,
+    words,
 };
 
 fn read(name: &str) -> Vec<u8> {
@@ -28,8 +28,11 @@ fn made(name: &str) -> Configuration {
 }
 
 fn listed(machine: &Machine, listing: &str) -> Configuration {
-    let options = Options { port_groups: port_groups(read(listing)).unwrap(), ..Options::default() };
-    configuration(std::slice::from_ref(machine), &options)
+    configuration(std::slice::from_ref(machine), &options(read(listing)))
+}
+
+fn options(listing: impl AsRef<[u8]>) -> Options {
+    Options { hosts: vec![host("esx1", listing).unwrap()], ..Options::default() }
 }
 
 /// The VLANs of port groups, in their order.
@@ -37,9 +40,16 @@ fn vlans(toml: &str) -> Vec<&str> {
     toml.lines().filter_map(|line| line.strip_prefix("vlan = ")).collect()
 }
 
+/// The names of port groups, in their order.
+fn names(toml: &str) -> Vec<&str> {
+    let groups = toml.split("[[port_group]]\nname = \"").skip(1);
+    groups.filter_map(|group| group.split('"').next()).collect()
+}
+
 /// The switches of port groups, in their order.
 fn switches(toml: &str) -> Vec<&str> {
-    let lines = toml.lines().filter_map(|line| line.strip_prefix("switch = \""));
+    let groups = toml.split("[[port_group]]").skip(1);
+    let lines = groups.filter_map(|group| group.lines().find_map(|line| line.strip_prefix("switch = \"")));
     lines.map(|rest| rest.trim_end_matches('"')).collect()
 }
 
@@ -88,13 +98,12 @@ fn networks_that_were_apart_stay_apart_and_are_named() {
 
 #[test]
 fn a_network_of_no_listing_is_not_beside_those_of_the_listing() {
-    let port_groups = port_groups(read("portgroups.esxcli.txt")).unwrap();
-    let options = Options { port_groups, ..Options::default() };
+    let options = options(read("portgroups.esxcli.txt"));
     for file in ["dvs.vmx", "pvn.vmx", "custom.vmx"] {
         let done = configuration(&[machine("four-cards.vmx"), machine(file)], &options);
         let switches = switches(&done.toml);
-        let (listed, others) = switches.split_at(3);
-        assert_eq!(listed, ["vSwitch0", "vSwitch1", "vSwitch1"], "{file}");
+        let (listed, others) = switches.split_at(5);
+        assert_eq!(listed, ["vSwitch0", "vSwitch0", "vSwitch0", "vSwitch1", "vSwitch1"], "{file}");
         assert!(others.iter().all(|other| !listed.contains(other)), "{file}: {}", done.toml);
         assert_eq!(kinds(others), others.len(), "{file}: {}", done.toml);
     }
@@ -102,11 +111,11 @@ fn a_network_of_no_listing_is_not_beside_those_of_the_listing() {
 
 #[test]
 fn one_vlan_of_two_switches_is_two_networks() {
-    let port_groups = port_groups(read("portgroups.esxcli.txt")).unwrap();
-    let options = Options { port_groups, ..Options::default() };
+    let options = options(read("portgroups.esxcli.txt"));
     let done = configuration(&["web.vmx", "four-cards.vmx"].map(machine), &options);
-    assert_eq!(vlans(&done.toml), ["10", "0", "10", "\"trunk\""], "{}", done.toml);
-    assert_eq!(switches(&done.toml), ["vSwitch0", "vSwitch0", "vSwitch1", "vSwitch1"], "{}", done.toml);
+    assert_eq!(vlans(&done.toml), ["0", "10", "0", "10", "\"trunk\""], "{}", done.toml);
+    assert_eq!(kinds(&switches(&done.toml)), 2, "{}", done.toml);
+    assert_eq!(groups(&done.toml), ["VM-Network", "uplink", "dmz", "trunk", "dmz"], "{}", done.toml);
     assert_eq!(done.toml.matches("[[switch]]").count(), 2, "{}", done.toml);
 }
 
@@ -157,9 +166,9 @@ fn port_groups_are_on_one_switch_only_if_their_vlans_alone_kept_them_apart() {
 #[test]
 fn a_port_group_whose_switch_is_not_known_has_one_of_its_own() {
     let listing = String::from_utf8(read("listings/pg-silent.txt")).unwrap();
-    let (switch, groups) = listing.split_once("\n\n").unwrap();
+    let (switch, rows) = listing.split_once("\n\n").unwrap();
     let (heading, row) = switch.split_once('\n').unwrap();
-    let (vm_network, customers) = groups.trim_end().rsplit_once('\n').unwrap();
+    let (vm_network, customers) = rows.trim_end().rsplit_once('\n').unwrap();
     let columns = vm_network.split_once('\n').unwrap().0;
     let text = String::from_utf8(read("pg.vmx")).unwrap();
     let machine =
@@ -176,14 +185,26 @@ fn a_port_group_whose_switch_is_not_known_has_one_of_its_own() {
             ["vSwitch0", of],
             Some("without its switch"),
         ),
-        (format!("{listing}{}", second(&other)), ["vSwitch0", of], Some("several switches")),
+        // Which of the two switches the VM was on is not known.
+        (
+            format!("{listing}{}", second(&other)),
+            ["vSwitch0", "Customer-networks-room-12-b-3"],
+            Some("several switches"),
+        ),
     ] {
-        let options = Options { port_groups: port_groups(&listing).unwrap(), ..Options::default() };
-        let done = configuration(std::slice::from_ref(&machine), &options);
-        assert_eq!(switches(&done.toml), expected, "{listing}");
-        assert_eq!(vlans(&done.toml), ["0", "3120"], "{listing}");
+        let done = configuration(std::slice::from_ref(&machine), &options(&listing));
+        let all: BTreeMap<&str, &str> = names(&done.toml).into_iter().zip(switches(&done.toml)).collect();
+        let of_cards: Vec<&str> = groups(&done.toml).into_iter().map(|group| all[group]).collect();
+        assert_eq!(of_cards, expected, "{listing}");
         why.iter().for_each(|why| noted(&done, &[why, of]));
     }
+}
+
+#[test]
+fn an_envelope_has_a_network_for_each_card_of_the_largest_configuration() {
+    let router = ovf_with(read("many-networks.ovf"), Some("16-cards")).unwrap();
+    let done = configuration(&router, &Options::default());
+    assert_eq!((kinds(&groups(&done.toml)), kinds(&switches(&done.toml))), (16, 16), "{}", done.toml);
 }
 
 #[test]
@@ -327,8 +348,7 @@ fn listings_have_names_of_any_length_and_lines_that_are_no_rows() {
     assert_eq!((vlans(&done.toml), kinds(&switches(&done.toml))), (vec!["7", "0"], 2), "{}", done.toml);
     // A row with a bad VLAN says nothing of the others.
     let listing = String::from_utf8(read("listings/pg-silent.txt")).unwrap().replace("3120", "5000");
-    let options = Options { port_groups: port_groups(listing).unwrap(), ..Options::default() };
-    let done = configuration(&[named("Customer networks room 12 b")], &options);
+    let done = configuration(&[named("Customer networks room 12 b")], &options(listing));
     assert_eq!((vlans(&done.toml), kinds(&switches(&done.toml))), (vec!["0", "0"], 2), "{}", done.toml);
     noted(&done, &["Customer networks room 12 b", "\"5000\""]);
 }
@@ -458,15 +478,15 @@ fn files_of_other_kinds_are_named() {
     for (error, part) in [
         (vmx(&utf_16).map(drop), "UTF-16"),
         (ovf(&utf_16).map(drop), "UTF-16"),
-        (port_groups(&utf_16).map(drop), "UTF-16"),
+        (host("e", &utf_16).map(drop), "UTF-16"),
         (ovf(b"\x1f\x8b\x08").map(drop), "gunzip"),
         (ovf([vec![b'a'; 257], b"ustar\0".to_vec()].concat()).map(drop), ".ova"),
         (ovf(draft).map(drop), "OVF 0.9"),
         (ovf(read("web.vmx")).map(drop), "vmlane import vmx"),
         (libvirt(read("pair.ovf")).map(drop), "vmlane import ovf"),
         (vmx(read("plain.xml")).map(drop), "vmlane import libvirt"),
-        (port_groups(read("web.vmx")).map(drop), ".vmx"),
-        (vmx(read("portgroups.esxcli.txt")).map(drop), "--port-groups"),
+        (host("e", read("web.vmx")).map(drop), ".vmx"),
+        (vmx(read("portgroups.esxcli.txt")).map(drop), "--listing"),
     ] {
         let error = error.unwrap_err().to_string();
         assert!(error.contains(part), "{part}: {error}");
@@ -477,17 +497,21 @@ proptest! {
     #[test]
     fn no_bytes_make_a_reader_fail_otherwise_than_by_an_error(
         bytes in prop::collection::vec(any::<u8>(), 0..400),
-        at in 0..2000_usize,
-        file in prop::sample::select(vec!["gbk.vmx", "suspended.vmx", "conf.ovf", "vds.xml", "cdrom-and-pool.xml"]),
+        at in 0..6000_usize,
+        file in prop::sample::select(vec![
+            "gbk.vmx", "suspended.vmx", "conf.ovf", "vds.xml", "cdrom-and-pool.xml", "hosts/both/esx1.txt",
+            "hosts/distributed/esx1.txt", "hosts/two-switches/esx1.txt", "hosts/trunks/esx1.txt",
+        ]),
     ) {
         let mut text = read(file);
-        let at = at.min(text.len());
+        let at = at % (text.len() + 1);
         text.splice(at..(at + bytes.len() / 8).min(text.len()), bytes.iter().copied().take(40));
         for source in [&bytes, &text] {
             let mut machines: Vec<Machine> = vmx(source).into_iter().chain(libvirt(source)).collect();
             machines.extend(ovf(source).unwrap_or_default());
-            let _ = (port_groups(source), references(&mut std::io::Cursor::new(source)));
-            let done = configuration(&machines, &Options::default());
+            let hosts: Vec<_> = host("esx1", source).into_iter().collect();
+            let _ = references(&mut std::io::Cursor::new(source));
+            let done = configuration(&machines, &Options { hosts, ..Options::default() });
             for (name, machine) in done.names.iter().zip(&machines) {
                 name.iter().for_each(|name| drop(words(name, machine)));
             }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use vmlane_attach::qemu::shell_quoted;
 use vmlane_config::Config;
-use vmlane_import::{Error, MOST_BYTES, Machine, Options, PortGroup};
+use vmlane_import::{Configuration, Error, Host, MOST_BYTES, Machine, Options};
 
 use super::images;
 use crate::cmd::control::{json, print};
@@ -18,15 +18,14 @@ Network cards keep their MAC addresses, port groups and PCI slots (slot = 192: L
 Networks that were apart stay apart: each virtual switch becomes a [[switch]], and a network whose VLAN or switch is not known gets one of its own,
 with a comment. Nothing leads out of a switch until you add an [[uplink]] to it. VMCI reaches other VMs only where it did before (vmci0.unrestricted); else the VM is restricted.
 
-A VM's description does not contain the VLANs of its port groups. On the ESXi host, one of these prints them:
-  esxcli network vswitch standard portgroup list > portgroups.txt
-  esxcfg-vswitch -l > portgroups.txt
+A VM's description does not contain the VLANs of its port groups: the hosts' listings do, which --listing reads (a file for each host).
+`vmlane import esxi --help` names the commands that print them.
 
 With --qemu the output is QEMU's arguments for processors, firmware and disks, a line for each VM, and the comments go to standard error; `vmlane qemu-args VM` prints those for its memory and vmlane's devices. Convert a disk first if it shall be qcow2: qemu-img convert -O qcow2 web.vmdk
 web.qcow2. Disks in the folder of their description are examined: a note names files outside of it that they refer to, which QEMU would open.
 
 Examples:
-  vmlane import vmx web.vmx db.vmx --port-groups portgroups.txt > /etc/vmlane/vmlane.toml
+  vmlane import vmx web.vmx db.vmx --listing esx1.txt > /etc/vmlane/vmlane.toml
   vmlane import vmx web.vmx --qemu
   vmlane import ovf appliance.ovf --cid 100 --group tenant-1
   vmlane import ovf appliance.ovf --configuration small
@@ -46,9 +45,9 @@ pub struct MachineArgs {
     /// The isolation group of the VMs
     #[arg(long, value_name = "NAME", value_parser = group_name)]
     group: Option<String>,
-    /// The port groups of the old host, with their VLANs, as esxcli or esxcfg-vswitch prints them
+    /// What an old host's tools print of its networks; once for each host: see `vmlane import esxi --help`
     #[arg(long, value_name = "FILE")]
-    port_groups: Option<PathBuf>,
+    listing: Vec<PathBuf>,
     /// Print QEMU's arguments for everything but vmlane's devices instead, quoted for a shell
     #[arg(long)]
     qemu: bool,
@@ -65,7 +64,7 @@ struct Report {
 }
 
 #[derive(Serialize)]
-struct Vm {
+pub struct Vm {
     name: String,
     memory_mib: Option<u64>,
     qemu: Vec<String>,
@@ -111,44 +110,61 @@ impl MachineArgs {
             described.iter_mut().for_each(|machine| images::note(file, machine));
             machines.extend(described);
         }
-        let port_groups = match &self.port_groups {
-            Some(file) => {
-                vmlane_import::port_groups(bytes(file)?).with_context(|| format!("{}", file.display()))?
-            }
-            None => Vec::<PortGroup>::new(),
-        };
-        let options = Options { group: self.group, cid: self.cid, port_groups };
-        let done = vmlane_import::configuration(&machines, &options);
-        // Nothing in a description should lead to that; if it does, the lines that are named are to be seen.
-        Config::parse(Path::new("the configuration"), &done.toml).with_context(|| {
-            format!(
-                "the descriptions do not make a configuration that vmlane takes; it would be:\n{}",
-                done.toml
-            )
-        })?;
+        let hosts = hosts(&self.listing)?;
+        let options = Options { group: self.group, cid: self.cid, hosts };
+        let done = configuration(&machines, &options)?;
         let output = if self.json {
             let vm = |(name, machine): (&Option<String>, &Machine)| {
                 let name = name.clone()?;
                 let qemu = vmlane_import::words(&name, machine);
                 Some(Vm { name, memory_mib: machine.memory_mib, qemu })
             };
-            let vms = done.names.iter().zip(&machines).filter_map(vm).collect();
-            let note = |note: vmlane_import::Note| Note { what: note.what, then: note.then };
-            let notes = done.notes.into_iter().map(note).collect();
-            json(&Report { toml: done.toml, vms, notes })?
+            let vms: Vec<Vm> = done.names.iter().zip(&machines).filter_map(vm).collect();
+            report(done, vms)?
         } else if self.qemu {
             done.notes.iter().for_each(|note| eprintln!("vmlane: note: {}", one_line(&note.to_string())));
             let vms = done.names.iter().zip(&machines);
             vms.filter_map(|(name, machine)| Some(line(name.as_ref()?, machine))).collect()
         } else {
-            let comment = |note: &vmlane_import::Note| format!("# {}\n", one_line(&note.to_string()));
-            let comments: String = done.notes.iter().map(comment).collect();
-            let gap = if comments.is_empty() { "" } else { "\n" };
-            format!("{comments}{gap}{}", done.toml.trim_end()) + "\n"
+            commented(&done)
         };
         print(&output)?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The networks of hosts, a file each.
+pub fn hosts(files: &[PathBuf]) -> anyhow::Result<Vec<Host>> {
+    let host = |file: &PathBuf| {
+        let name = file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy();
+        let name = if *file == Path::new("-") { "standard input" } else { &name };
+        vmlane_import::host(name, bytes(file)?).with_context(|| format!("{}", file.display()))
+    };
+    files.iter().map(host).collect()
+}
+
+pub fn configuration(machines: &[Machine], options: &Options) -> anyhow::Result<Configuration> {
+    let done = vmlane_import::configuration(machines, options);
+    // Nothing in a description should lead to that; if it does, the lines that are named are to be seen.
+    Config::parse(Path::new("the configuration"), &done.toml).with_context(|| {
+        format!("the descriptions do not make a configuration that vmlane takes; it would be:\n{}", done.toml)
+    })?;
+    Ok(done)
+}
+
+/// The configuration, and what was changed or left out as comments at its head.
+pub fn commented(done: &Configuration) -> String {
+    let comment = |note: &vmlane_import::Note| format!("# {}\n", one_line(&note.to_string()));
+    let comments: String = done.notes.iter().map(comment).collect();
+    let gap = if comments.is_empty() { "" } else { "\n" };
+    format!("{comments}{gap}{}", done.toml.trim_end()) + "\n"
+}
+
+/// The same as JSON.
+pub fn report(done: Configuration, vms: Vec<Vm>) -> anyhow::Result<String> {
+    let note = |note: vmlane_import::Note| Note { what: note.what, then: note.then };
+    let notes = done.notes.into_iter().map(note).collect();
+    Ok(json(&Report { toml: done.toml, vms, notes })?)
 }
 
 fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {

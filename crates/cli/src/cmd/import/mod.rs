@@ -1,5 +1,6 @@
 //! `vmlane import`: configurations of other programs as one of ours.
 
+mod esxi;
 mod images;
 mod machines;
 mod vhost_device_vsock;
@@ -9,7 +10,8 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 const EXAMPLES: &str = "Examples:
-  vmlane import vmx web.vmx --port-groups portgroups.txt > /etc/vmlane/vmlane.toml
+  vmlane import vmx web.vmx --listing esx1.txt > /etc/vmlane/vmlane.toml
+  vmlane import esxi esx1.txt esx2.txt > /etc/vmlane/conf.d/10-networks.toml
   vmlane import ovf appliance.ovf --group tenant-1
   virsh dumpxml web | vmlane import libvirt -
   vmlane import vhost-device-vsock --config vsock.yaml > vmlane.toml
@@ -27,6 +29,8 @@ pub struct ImportArgs {
 enum From {
     /// Convert VMware's configuration files (.vmx)
     Vmx(machines::MachineArgs),
+    /// Convert the networks of ESXi hosts, as their tools print them
+    Esxi(esxi::Args),
     /// Convert OVF envelopes (.ovf), as VMware exports them
     Ovf(machines::Ovf),
     /// Convert libvirt's domains (virsh dumpxml)
@@ -39,6 +43,7 @@ impl ImportArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.from {
             From::Vmx(args) => args.run(|file| vmlane_import::vmx(file).map(|machine| vec![machine])),
+            From::Esxi(args) => args.run(),
             From::Ovf(args) => args.run(),
             From::Libvirt(args) => args.run(|file| vmlane_import::libvirt(file).map(|machine| vec![machine])),
             From::VhostDeviceVsock(args) => args.run(),
