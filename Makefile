@@ -8,7 +8,7 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build dist setup demo test test-quick test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package clean
+.PHONY: all help bootstrap build dist setup demo test test-quick test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package image clean
 
 all: build
 
@@ -30,6 +30,7 @@ help:
 	@echo 'make docs    the guide as a site: out/docs/index.html'
 	@echo 'make picture  docs/architecture.svg from docs/architecture.toml'
 	@echo 'make package  out/package/*.deb, judged by lintian (PACKAGE_VERSION=, DEBEMAIL=)'
+	@echo 'make image    out/image/vmlane.oci.tar, an OCI image of the program alone: docs/guide/network-labs.md'
 	@echo 'make install  what make build made, below PREFIX (default /usr/local); DESTDIR= goes in front of it'
 
 bootstrap:
@@ -70,7 +71,7 @@ test-guests: setup
 
 # Hours. Resumable: what passed is not run again until what is built changes.
 acceptance: setup
-	@scripts/bootstrap.sh apparmor binutils debootstrap lintian systemd-container $(FOR_GUESTS) prometheus dosfstools mtools syslinux
+	@scripts/bootstrap.sh apparmor binutils buildah debootstrap lintian systemd-container $(FOR_GUESTS) prometheus dosfstools mtools syslinux
 	@$(RUNTESTS) acceptance
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.
@@ -126,6 +127,10 @@ dist: bootstrap
 package: dist
 	@scripts/bootstrap.sh apparmor binutils lintian
 	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/package.sh
+
+image: dist
+	@scripts/bootstrap.sh binutils buildah
+	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/image.sh
 
 # Without a build before it, so that root need not build.
 install:
