@@ -31,6 +31,8 @@ strip --strip-all "$work/root/usr/bin/vmlane"
 install -D -m 644 packaging/vmlane.toml "$work/root/etc/vmlane/vmlane.toml"
 image=$(in_image from scratch)
 in_image copy --quiet "$image" "$work/root" / >/dev/null
-in_image config --entrypoint '["/usr/bin/vmlane"]' --cmd daemon "$image"
+# A daemon that is killed leaves its VMs to the keeper, as the units have it; after SIGTERM it would disconnect them.
+# A user other than root, too, has its sockets where a host's directory is mounted.
+in_image config --entrypoint '["/usr/bin/vmlane"]' --cmd daemon --stop-signal SIGKILL --env VMLANE_RUNTIME_DIR=/run/vmlane "$image"
 in_image commit --quiet --disable-compression=false --timestamp "$date" "$image" "oci-archive:$file:vmlane:$version" >/dev/null
 echo "==> $file ($(du -h "$file" | cut -f 1))"

@@ -1,11 +1,13 @@
 //! The program of this repository without a lab: its commands, daemons of a test's own, and what they use.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use vmlane_testkit::Daemon;
+use vmlane_lab::setup::Qemu;
+use vmlane_testkit::{Daemon, write_program};
 
 /// `vmlane` as it was built, which heeds nothing of this process's.
 pub fn vmlane() -> Command {
@@ -35,6 +37,19 @@ pub fn daemon(config: &str) -> Daemon {
 pub fn status(run: &Path) -> Value {
     let printed = vmlane().args(["status", "--json", "--runtime-dir"]).arg(run).output();
     serde_json::from_slice(&printed.expect("a process").stdout).unwrap_or_default()
+}
+
+/// Puts a QEMU of the lab's into a folder under its usual name, and returns a PATH that begins with that.
+pub fn qemu_in_path(folder: &Path, qemu: &Qemu) -> String {
+    let command = qemu.command();
+    let text = |word: &OsStr| format!("'{}'", word.to_str().expect("text").replace('\'', "'\\''"));
+    let set = command.get_envs().filter_map(|(name, value)| Some((name.to_str()?, text(value?))));
+    let set: String = set.map(|(name, value)| format!("export {name}={value}\n")).collect();
+    let words: Vec<String> =
+        [command.get_program()].into_iter().chain(command.get_args()).map(text).collect();
+    let script = format!("#!/bin/sh\n{set}exec {} \"$@\"\n", words.join(" "));
+    write_program(&folder.join("qemu-system-x86_64"), &script);
+    format!("{}:{}", folder.display(), std::env::var("PATH").expect("a PATH"))
 }
 
 /// Seconds of processor time that a process and its threads have had.

@@ -33,6 +33,7 @@ modules! {
     groups,
     host,
     hosts,
+    labs,
     libvirt,
     losses,
     many_cards,

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use vmlane_lab::Machine::{self, Microvm, Q35};
-use vmlane_tests::alone::{output, vmlane};
+use vmlane_tests::alone::{output, qemu_in_path, vmlane};
 use vmlane_tests::siblings::{a_killed_guest, as_requested, spec, tcp, tcp_for, up, vsock};
 use vmlane_tests::traffic::whole_pings;
 use vmlane_tests::{Bed, Process, full, kept, readme, wait_until};
@@ -144,23 +144,13 @@ fn the_quick_start_attaches_two_vms() {
     let assets =
         vmlane_lab::setup::ensure(&["6.12".to_owned()], Some("7.2"), &vmlane_lab::setup::Progress(&|_| ()))
             .unwrap();
-    let qemu = assets.qemu.expect("the lab's QEMU").command();
-    let text = |word: &std::ffi::OsStr| format!("'{}'", word.to_str().unwrap().replace('\'', "'\\''"));
-    let set = qemu
-        .get_envs()
-        .filter_map(|(name, value)| Some(format!("export {}={}\n", name.to_str()?, text(value?))));
-    let words: Vec<String> = [qemu.get_program()].into_iter().chain(qemu.get_args()).map(text).collect();
-    let script = format!("#!/bin/sh\n{}exec {} \"$@\"\n", set.collect::<String>(), words.join(" "));
-    let program = dir.path().join("qemu-system-x86_64");
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = qemu_in_path(dir.path(), &assets.qemu.expect("the lab's QEMU"));
     std::os::unix::fs::symlink(vmlane_lab::find_vmlane().unwrap(), dir.path().join("vmlane")).unwrap();
     for disk in ["web.img", "db.img"] {
         std::fs::write(dir.path().join(disk), vec![0; 1 << 20]).unwrap();
     }
     std::fs::write(dir.path().join("vmlane.toml"), &readme::quick_start("toml")[0]).unwrap();
 
-    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
     let runtime = dir.path().join("run");
     let shell = |line: &str| {
         let mut shell = Command::new("sh");
