@@ -2,6 +2,7 @@
 
 use vmlane_lab::{LabSpec, Running};
 
+use crate::traffic::address;
 use crate::{Bed, Service, begin, begin_tcp, moves, spec, take, take_tcp, whole};
 
 /// Four VMCI streams and four of TCP over the NICs, between two guests.
@@ -26,6 +27,15 @@ impl Load {
         }
         let streams = streams.into_iter().map(|(from, stream)| (from, moves(stream))).collect();
         Load { streams, _takers: takers.into_iter().flatten().collect() }
+    }
+
+    /// Two streams of TCP, one each way, over each of these cards of guests a and b.
+    pub fn over_cards(bed: &Bed, cards: &[u32]) -> Load {
+        let takers = ["a", "b"].map(|name| take_tcp(&bed.guest(name)));
+        let ways = cards.iter().flat_map(|&card| [("a", address(card, 2)), ("b", address(card, 1))]);
+        let streams: Vec<_> = ways.map(|(from, to)| (from, begin_tcp(bed, from, &to))).collect();
+        let streams = streams.into_iter().map(|(from, stream)| (from, moves(stream))).collect();
+        Load { streams, _takers: takers.into() }
     }
 
     /// Streams of sockets alone, between these guests.

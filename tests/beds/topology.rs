@@ -98,6 +98,15 @@ pub static KILLS: Topology = Topology {
 /// side.
 pub static SURVIVAL: Topology = Topology { name: "survival", ..KILLS };
 
+/// Two cards of each model under daemons that are killed.
+pub static CARDS: Topology = Topology {
+    name: "cards",
+    kernels: &["6.12", "6.12"],
+    devices: &["vmxnet3", "virtio-net", "vmxnet3", "virtio-net"],
+    kills: true,
+    ..PLAIN
+};
+
 /// VMXNET3 between three guests and the host; a's is in slot 192.
 pub static VMXNET3: Topology = Topology {
     name: "vmxnet3",

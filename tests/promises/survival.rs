@@ -7,7 +7,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vmlane_api::call;
 use vmlane_tests::alone::{printed, vmlane};
-use vmlane_tests::traffic::{port, reload_card};
+use toml::{Table, Value as Toml};
+use vmlane_tests::traffic::{address, port, reload_card};
 use vmlane_tests::{Bed, Load, Process, full, give, kept, passes, take, wait_until, whole};
 
 vmlane_tests::tests! {
@@ -23,6 +24,7 @@ vmlane_tests::tests! {
     }
     guests in MIXED { streams_of_two_kinds_outlast_a_killed_daemon }
     long in SURVIVAL { streams_between_workers_outlast_a_killed_daemon }
+    long in CARDS { streams_over_switches_and_wires_outlast_a_killed_daemon }
     long in VIRTIO_KILLS { streams_of_virtio_vsock_outlast_a_crash_loop }
     long in VSOCK_SURVIVAL {
         streams_of_sockets_outlast_a_killed_daemon,
@@ -256,6 +258,74 @@ fn streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture(bed: &Bed) 
              longest pause {pause} s"
         ),
     );
+}
+
+/// What the wires of the test below do to frames: one delays them for a twentieth of a second each way, the
+/// other one does what a bad line does.
+const DELAYED: &str = "delay_us = 50_000";
+const BAD: &str =
+    "delay_us = 5000, jitter_us = 2000, loss = 0.1, reorder = 0.5, duplicate = 0.5, rate = \"50M\"";
+/// Requests a second over the first one, beside nothing else, and so many that may be on their way there or
+/// back.
+const PINGS: u32 = 100;
+const UNDER_WAY: u32 = PINGS / 10;
+
+/// Cards 0 and 1 of each guest are on a switch each, 2 and 3 on wires.
+fn over_switches_and_wires(config: &mut Table) {
+    for vm in config["vm"].as_array_mut().unwrap() {
+        let nics = vm["nic"].as_array_mut().unwrap().iter_mut();
+        for (number, nic) in nics.enumerate() {
+            let nic = nic.as_table_mut().unwrap();
+            if number > 0 {
+                nic.remove("port_group");
+            }
+            if number == 1 {
+                nic.insert("switch".into(), "other".into());
+            }
+        }
+    }
+    let wire = |nic, impair| {
+        format!("[[wire]]\nname = \"w{nic}\"\nends = [\"a/nic{nic}\", \"b/nic{nic}\"]\nimpair = {{ {impair} }}\n")
+    };
+    let more = format!("[[switch]]\nname = \"other\"\n{}{}", wire(2, DELAYED), wire(3, BAD));
+    let more: Table = more.parse().unwrap();
+    config.extend(more.into_iter().map(|(key, value): (String, Toml)| (key, value)));
+}
+
+/// What is on its way over an impaired wire is lost with the daemon, and no more.
+fn streams_over_switches_and_wires_outlast_a_killed_daemon(bed: &Bed) {
+    let _joined = bed.edited(over_switches_and_wires);
+    let a = bed.guest("a");
+    for card in 0..4 {
+        wait_until("an answer", || a.sh(&format!("ping -q -c 1 -W 2 {}", address(card, 2))).is_ok());
+    }
+    let (kills, load) = (kills(4), Load::over_cards(bed, &[0, 1, 3]));
+    let ping = format!("ping -q -i {} {}", 1.0 / f64::from(PINGS), address(2, 2));
+    let ping = a.spawn(["sh", "-c", &format!("exec {ping}")]).unwrap();
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_millis(1500));
+        bed.kill_daemon();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    ping.signal(Signal::INT.as_raw());
+    let answers = ping.wait().unwrap().stdout();
+    let lost = lost(&answers).unwrap_or_else(|| panic!("{answers}"));
+    let pause = load.finish(bed);
+    kept(
+        "survival",
+        &format!(
+            "killed {kills} times over two switches and an impaired wire: 6 streams complete, checksums equal, \
+             longest pause {pause} s; of {PINGS} requests a second over a wire of 50 ms {lost} lost"
+        ),
+    );
+    assert!(lost <= (kills + 1) * UNDER_WAY, "{lost} of {answers}");
+}
+
+/// Of ping's summary: "100 packets transmitted, 98 received, ...".
+fn lost(summary: &str) -> Option<u32> {
+    let line = summary.lines().find(|line| line.contains("transmitted"))?;
+    let mut numbers = line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<u32>().ok());
+    Some(numbers.next()?.saturating_sub(numbers.next()?))
 }
 
 /// The process that holds descriptors for this lab's daemon.
