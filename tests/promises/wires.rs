@@ -158,8 +158,7 @@ fn a_bond_of_two_wires_outlasts_a_cut_of_either(bed: &Bed) {
         let _joined = joined(bed, wires);
         enslaved(
             bed,
-            "modprobe bonding max_bonds=0; ethtool -s eth1 speed 10000 duplex full; \
-             ip link add bond0 type bond mode 802.3ad miimon 100 lacp_rate fast",
+            "modprobe bonding max_bonds=0; ip link add bond0 type bond mode 802.3ad miimon 100 lacp_rate fast",
             "bond0",
         );
         let of_bond =

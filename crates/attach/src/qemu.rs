@@ -25,6 +25,8 @@ pub const NO_SLEEP: &str = "ICH9-LPC.disable_s3=1";
 
 /// Descriptors of a virtio NIC's rings: the most that QEMU has.
 pub const RING: u16 = 1024;
+/// What a guest is shown as the speed of a virtio NIC.
+const SPEED_MBPS: u32 = 10_000;
 
 /// The arguments, one string each. They add to what the caller has: a machine type, an
 /// accelerator, disks. QEMU merges several `-machine` options into one.
@@ -125,33 +127,41 @@ fn virtio_net(
     };
     let chardev = format!("socket,id=vmlane-nic{number},path={path},{end}");
     let mut netdev = format!("vhost-user,id=vmlane-net{number},chardev=vmlane-nic{number}");
-    let mut device = format!(
-        "{},netdev=vmlane-net{number},mac={mac},rx_queue_size={RING},tx_queue_size={RING}",
-        qemu.virtio("virtio-net")
-    );
+    // As JSON, because QEMU makes devices that are JSON after all others: NICs of both models keep their order.
+    let mut device = serde_json::json!({
+        "driver": qemu.virtio("virtio-net"),
+        "netdev": format!("vmlane-net{number}"),
+        "mac": mac.to_string(),
+        "rx_queue_size": RING,
+        "tx_queue_size": RING,
+        // That of VMXNET3; without any, a bond with LACP leaves the NIC out.
+        "speed": SPEED_MBPS,
+        "duplex": "full",
+    });
+    let mut set = |key: &str, value: serde_json::Value| device[key] = value;
     let pci = qemu.machine != Machine::Microvm;
     if *queues > 1 {
         netdev += &format!(",queues={queues}");
-        device += ",mq=on";
+        set("mq", true.into());
         if pci && qemu.has_msi_x() {
             // A vector each for every ring, the control queue and changes of the configuration.
-            device += &format!(",vectors={}", 2 * u16::from(*queues) + 2);
+            set("vectors", (2 * u16::from(*queues) + 2).into());
         }
     }
     if virtio.announces_mtu {
-        device += &format!(",host_mtu={mtu}");
+        set("host_mtu", (*mtu).into());
     }
     if virtio.packed {
-        device += ",packed=on";
+        set("packed", true.into());
     }
     if pci {
         if !qemu.has_msi_x() {
-            device += ",vectors=0";
+            set("vectors", 0.into());
         }
-        device += ",romfile=";
-        device.extend(port.map(|port| format!(",bus={}", port.id())));
+        set("romfile", "".into());
+        port.iter().for_each(|port| set("bus", port.id().into()));
     }
-    [("-chardev", chardev), ("-netdev", netdev), ("-device", device)]
+    [("-chardev", chardev), ("-netdev", netdev), ("-device", device.to_string())]
         .into_iter()
         .flat_map(|(option, value)| [option.to_owned(), value])
         .collect()
@@ -249,7 +259,8 @@ mod tests {
         assert_eq!((&words[9], words.contains(&port(224))), (&port(192), true));
         let device: serde_json::Value = serde_json::from_str(&words[11]).unwrap();
         assert_eq!(device["bus"], "vmlane-slot192");
-        assert!(words.last().unwrap().ends_with(",romfile=,bus=vmlane-slot224"), "{words:?}");
+        let device: serde_json::Value = serde_json::from_str(words.last().unwrap()).unwrap();
+        assert_eq!((&device["romfile"], &device["bus"]), (&"".into(), &"vmlane-slot224".into()));
         let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
         let virtio = vm("vsock = \"none\"\nnic = [{ model = \"virtio-net\", slot = 224 }]");
         assert!(!arguments(&paths, &virtio, 64, microvm).unwrap().concat().contains("slot"));
@@ -265,8 +276,7 @@ mod tests {
         for number in 0..64 {
             assert_eq!(line.matches(&format!("/nic{number}.sock")).count(), 1, "{number}");
             let port = line.matches(&format!("id=vmlane-slot{number},")).count();
-            let behind = line.matches(&format!("bus:vmlane-slot{number},")).count()
-                + words.iter().filter(|word| word.ends_with(&format!(",bus=vmlane-slot{number}"))).count();
+            let behind = line.matches(&format!("bus:vmlane-slot{number},")).count();
             let expected = usize::from(number >= 10);
             assert_eq!((port, behind), (expected, expected), "{number}: {line}");
         }
@@ -278,7 +288,16 @@ mod tests {
         let paths = Paths::new(Path::new("/run/v,1")).unwrap();
         let keys = "cid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\", mac = \"52:54:00:00:00:03\", \
                     queues = 2, mtu = 9000, packed = true }]";
-        let arguments = arguments(&paths, &vm(keys), 64, Qemu::default()).unwrap();
+        let mut arguments = arguments(&paths, &vm(keys), 64, Qemu::default()).unwrap();
+        let device: serde_json::Value = serde_json::from_str(&arguments.pop().unwrap()).unwrap();
+        assert_eq!(
+            device,
+            serde_json::json!({
+                "driver": "virtio-net-pci", "netdev": "vmlane-net0", "mac": "52:54:00:00:00:03",
+                "rx_queue_size": 1024, "tx_queue_size": 1024, "speed": 10_000, "duplex": "full",
+                "mq": true, "vectors": 6, "host_mtu": 9000, "packed": true, "romfile": "",
+            })
+        );
         assert_eq!(
             arguments[6..],
             [
@@ -291,8 +310,6 @@ mod tests {
                 "-netdev",
                 "vhost-user,id=vmlane-net0,chardev=vmlane-nic0,queues=2",
                 "-device",
-                "virtio-net-pci,netdev=vmlane-net0,mac=52:54:00:00:00:03,rx_queue_size=1024,tx_queue_size=1024,\
-                 mq=on,vectors=6,host_mtu=9000,packed=on,romfile=",
             ]
         );
     }
@@ -358,8 +375,11 @@ mod tests {
             machine: "microvm".parse().unwrap(),
             ..Qemu::default()
         };
+        let mut arguments = arguments(&paths, &vm(keys), 64, qemu).unwrap();
+        let device: serde_json::Value = serde_json::from_str(&arguments.pop().unwrap()).unwrap();
+        assert_eq!((&device["driver"], device.get("romfile")), (&"virtio-net-device".into(), None));
         assert_eq!(
-            arguments(&paths, &vm(keys), 64, qemu).unwrap()[6..],
+            arguments[6..],
             [
                 "-global",
                 "virtio-mmio.force-legacy=false",
@@ -372,8 +392,6 @@ mod tests {
                 "-netdev",
                 "vhost-user,id=vmlane-net0,chardev=vmlane-nic0,queues=2",
                 "-device",
-                "virtio-net-device,netdev=vmlane-net0,mac=52:54:00:00:00:03,rx_queue_size=1024,\
-                 tx_queue_size=1024,mq=on",
             ]
         );
     }
@@ -387,7 +405,7 @@ mod tests {
             let qemu = Qemu { version, accel, ..Qemu::default() };
             arguments(&paths, &vm(keys), 64, qemu).unwrap().pop().unwrap()
         };
-        let has = |device: &str| (device.contains(",vectors=6"), device.contains(",vectors=0"));
+        let has = |device: &str| (device.contains("\"vectors\":6"), device.contains("\"vectors\":0"));
         assert_eq!(has(&device("7.2", "tcg")), (false, true));
         assert_eq!(has(&device("7.2", "kvm")), (true, false));
         assert_eq!(has(&device("10.1", "tcg")), (true, false));

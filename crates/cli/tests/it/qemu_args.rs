@@ -75,7 +75,7 @@ fn the_qemu_at_hand_is_asked_for_its_version() {
     let old = ask(&bin, &[]);
     assert!(old.out.contains("reconnect=1") && !old.out.contains("reconnect-ms"), "{old:?}");
     let may_use_kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-    let printed = (old.out.contains("vectors=0"), old.err.contains("--accel tcg"));
+    let printed = (old.out.contains("\"vectors\":0"), old.err.contains("--accel tcg"));
     assert_eq!(printed, (!may_use_kvm, may_use_kvm), "{old:?}");
     assert!(ask(&bin, &["--accel", "tcg"]).err.is_empty());
     let named = ask(setup._directory.path(), &["--emulator", program.to_str().unwrap()]);
