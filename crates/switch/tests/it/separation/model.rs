@@ -75,6 +75,14 @@ impl Frame {
     }
 }
 
+impl Untagged {
+    /// Tags within the frame, of those that a port takes beside its MTU.
+    fn inner_tags(&self) -> usize {
+        let types = self.bytes[HEADER - 2..].chunks(TAG).take(2);
+        types.take_while(|at| at.starts_with(&[0x81, 0x00]) || at.starts_with(&[0x88, 0xa8])).count()
+    }
+}
+
 impl Vlans {
     fn contain(&self, vlan: u16) -> bool {
         match self {
@@ -145,7 +153,7 @@ impl Port {
             _ if vlan == 0 => frame.tag,
             _ => Some(frame.tag.unwrap_or_default().with_vlan(vlan)),
         };
-        let fits = frame.bytes.len() <= PLAIN.frame;
+        let fits = frame.bytes.len() <= PLAIN.frame + TAG * frame.inner_tags();
         (for_it && fits && !filtered && !self.blocked()).then_some(tag)
     }
 
@@ -175,6 +183,11 @@ fn holders(ports: &[Port], place: Place, address: Mac) -> impl Iterator<Item = u
     let given = move |at: &usize| ports[*at].own == address;
     let all = || (0..ports.len()).filter(have);
     all().filter(given).chain(all().filter(move |at| !given(at)))
+}
+
+/// Is this port the one that frames to this address are for, where it is?
+pub fn has(ports: &[Port], at: usize, address: Mac) -> bool {
+    holders(ports, ports[at].place, address).next() == Some(at)
 }
 
 /// Who gets a frame, and the tag that each of them sees. `behind`: the port behind which its destination was
@@ -262,6 +275,11 @@ impl Learned {
     pub fn set(&mut self, ports: &[Port], seen: Seen, sender: usize) {
         let behind = Learned::moved(ports, &self.behind(&seen), sender);
         self.0.insert(seen, behind);
+    }
+
+    /// The address was seen where the other one has it.
+    pub fn copy(&mut self, other: &Learned, seen: Seen) {
+        self.0.insert(seen, other.behind(&seen));
     }
 
     /// What was seen behind a port may be forgotten; `surely`: it is.

@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use vmlane_guestsim::memory_port::{Received, Wire};
 use vmlane_port::{Filter, Frames, Offload, PortId, VlanSet};
+use vmlane_stats::Counters;
 use vmlane_switch::{PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
 use vmlane_testkit::wait_until;
 use vmlane_wire::ethernet::Tci;
 
 use super::model::{self, Behind, Frame, Learned, Place, Port, Seen, Untagged, Vlans};
 
-/// Frames that one port has memory for.
-const ROOM: usize = 12;
+/// Frames that one port has memory for. Of those of one sender, half may wait for a port that goes to another
+/// worker.
+const ROOM: usize = 48;
 /// Rounds after which all that was asked of workers is done.
 const ROUNDS: usize = 4;
 
@@ -267,6 +269,11 @@ impl World {
         self.first + self.sent.len() as u32
     }
 
+    /// Are as many frames on their way as may wait?
+    pub fn is_full(&self) -> bool {
+        self.sent.len() >= ROOM / 2
+    }
+
     /// A guest sends a frame, which ends with its number unless it is too short to be one.
     pub fn send(&mut self, sender: usize, frame: &Frame) {
         if !self.now()[sender].attached {
@@ -329,9 +336,10 @@ impl World {
             for at in 0..self.ports.len() {
                 let received = got.remove(&(number, at)).unwrap_or_default();
                 compare(sent, at, &expected, &received).map_err(|fault| {
+                    let Sent { sender, frame, .. } = sent;
+                    let drops = [*sender, at].map(|port| self.drops(port));
                     format!(
-                        "{fault}\n  frame {number} of port {}: {:?}\n  {expected:?}",
-                        sent.sender, sent.frame
+                        "{fault}\n  frame {number} of port {sender}: {frame:?}\n  {expected:?}\n  {drops:?}"
                     )
                 })?;
             }
@@ -342,6 +350,12 @@ impl World {
         self.states.drain(..self.states.len() - 1);
         self.learned = after;
         Ok(())
+    }
+
+    /// What a port has lost, and why.
+    fn drops(&self, at: usize) -> Vec<(&'static str, u64)> {
+        let all = self.switch.stats(self.ports[at].id).snapshot();
+        all.into_iter().filter(|(name, count)| name.starts_with("drop_") && *count > 0).collect()
     }
 
     /// Takes what a port got: by number of the frame in this window, and port.
@@ -387,16 +401,20 @@ impl World {
         let changed: BTreeSet<usize> = self.disturbed.iter().map(|(_, port)| *port).collect();
         let (mut during, mut after) = (self.learned.clone(), self.learned.clone());
         for &port in &changed {
-            during.forget(port, |_| false);
             after.forget(port, |seen| of.get(seen).is_none_or(|(senders, _)| !senders.contains(&port)));
         }
+        let forget = |during: &mut Learned| changed.iter().for_each(|port| during.forget(*port, |_| false));
+        forget(&mut during);
+        of.iter().for_each(|(seen, (senders, _))| during.add(self.now(), *seen, senders));
+        // Also what was learned meanwhile.
+        forget(&mut during);
         for (seen, (senders, certain)) in of {
-            during.add(self.now(), seen, &senders);
+            let touched = self.learned.behind(&seen).into_iter().flatten().chain(senders.iter().copied());
             match senders.first() {
-                Some(&one) if senders.len() == 1 && certain && !changed.contains(&one) => {
+                Some(&one) if senders.len() == 1 && certain && changed.is_disjoint(&touched.collect()) => {
                     after.set(self.now(), seen, one);
                 }
-                _ => after.add(self.now(), seen, &senders),
+                _ => after.copy(&during, seen),
             }
         }
         (during, after)
@@ -404,7 +422,7 @@ impl World {
 
     /// Is it for the address of one port, and does no other one get it?
     fn has_one_receiver(&self, frame: &Untagged, expected: &Expected) -> bool {
-        let has = |at: &usize| self.states.iter().all(|ports| ports[*at].address() == frame.to);
+        let has = |at: &usize| self.states.iter().all(|ports| model::has(ports, *at, frame.to));
         expected.may.len() == 1 && expected.may.keys().all(has)
     }
 
@@ -435,7 +453,11 @@ impl World {
 /// Behind which ports the destination of a frame may have been seen when it is found.
 fn behind(ports: &[Port], sender: usize, frame: &Untagged, learned: &Learned) -> Behind {
     let Some(to) = model::destination(ports, sender, frame) else { return Behind::from([None]) };
-    let behind = learned.behind(&to);
+    let mut behind = learned.behind(&to);
+    if behind.len() > 1 && behind.contains(&Some(sender)) {
+        // Seen there perhaps from a later frame: then a worker to which it is handed over takes it for unknown.
+        behind.insert(None);
+    }
     let own = model::learned(ports, sender, frame) == Some(to);
     if own { Learned::moved(ports, &behind, sender) } else { behind }
 }
