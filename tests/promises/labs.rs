@@ -1,5 +1,5 @@
-//! docs/guide/network-labs.md: its configuration is right, its method for vrnetlab's launch scripts starts VMs with
-//! vmlane's cards, and a daemon in the image of `make image` serves VMs outside of its container.
+//! docs/guide/network-labs.md: its configuration is right, its method for vrnetlab's launch scripts starts
+//! VMs with vmlane's cards, and a daemon in the image of `make image` serves VMs outside of its container.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -43,8 +43,8 @@ fn a_guest_with_64_cards_reaches_all_their_networks() {
     bed.finish();
 }
 
-/// Each has its model's driver; the first ones are on the bus in their order, the others in the slots of their
-/// numbers. The lab has named them by their addresses.
+/// Each has its model's driver; the first ones are on the bus in their order, the others in the slots of
+/// their numbers. The lab has named them by their addresses.
 fn cards_are_as_configured(bed: &Bed, guest: &str) {
     let line = format!(
         "for card in $(seq 0 {}); do path=$(readlink -f /sys/class/net/eth$card/device); \

@@ -168,8 +168,8 @@ calls! {
     Admin: Link { vm: String, nic: String, up: bool } -> LinkSet;
     /// Sets the link of an uplink up or down.
     Admin: LinkUplink { uplink: String, up: bool } -> LinkSet;
-    /// Changes what happens to frames on a wire until the next reload: keys of its table impair, as TOML; with
-    /// to on their way to that end only.
+    /// Changes what happens to frames on a wire until the next reload: keys of its table impair, as TOML;
+    /// with to on their way to that end only.
     Admin: WireSet { wire: String, to: Option<String>, impair: String } -> Done;
     /// Cuts a wire, or joins it again: while it is cut, no frame passes, and its ends have no carrier.
     Admin: WireCut { wire: String, cut: bool } -> Done;

@@ -127,7 +127,8 @@ fn virtio_net(
     };
     let chardev = format!("socket,id=vmlane-nic{number},path={path},{end}");
     let mut netdev = format!("vhost-user,id=vmlane-net{number},chardev=vmlane-nic{number}");
-    // As JSON, because QEMU makes devices that are JSON after all others: NICs of both models keep their order.
+    // As JSON, because QEMU makes devices that are JSON after all others: NICs of both models keep their
+    // order.
     let mut device = serde_json::json!({
         "driver": qemu.virtio("virtio-net"),
         "netdev": format!("vmlane-net{number}"),
@@ -138,7 +139,11 @@ fn virtio_net(
         "speed": SPEED_MBPS,
         "duplex": "full",
     });
-    let mut set = |key: &str, value: serde_json::Value| device[key] = value;
+    let mut set = |key: &str, value: serde_json::Value| {
+        if let Some(keys) = device.as_object_mut() {
+            keys.insert(key.to_owned(), value);
+        }
+    };
     let pci = qemu.machine != Machine::Microvm;
     if *queues > 1 {
         netdev += &format!(",queues={queues}");

@@ -31,8 +31,8 @@ pub fn of_wire(key: &str, raw: &RawWire, notes: &mut Notes<'_>) -> [Impairment; 
     [back, there].map(Option::unwrap_or_default)
 }
 
-/// What the keys of `text` (lines such as `delay_us = 10`) make of the impairment `before` of the wire `name`.
-/// Fails with what is wrong with them and the way out.
+/// What the keys of `text` (lines such as `delay_us = 10`) make of the impairment `before` of the wire
+/// `name`. Fails with what is wrong with them and the way out.
 pub fn changed(name: &str, text: &str, before: Impairment) -> Result<Impairment, String> {
     let text = format!("[[wire]]\nname = {name:?}\n[wire.impair]\n{text}\n");
     let made = config::check(&Sources::of(Path::new(""), &text), |raw, notes| {

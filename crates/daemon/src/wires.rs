@@ -1,5 +1,5 @@
-//! Wires while they are in use: what happens to their frames, whether they are cut, and how the control socket
-//! shows them.
+//! Wires while they are in use: what happens to their frames, whether they are cut, and how the control
+//! socket shows them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -78,8 +78,8 @@ impl Wires {
         self.set.get(&wire.name).copied().unwrap_or(wire.impair)
     }
 
-    /// Changes what happens to frames of the wire `name` until the next reload, as `text` has it; on their way
-    /// to one end if that is named.
+    /// Changes what happens to frames of the wire `name` until the next reload, as `text` has it; on their
+    /// way to one end if that is named.
     pub fn set(
         &mut self,
         switch: &Switch,

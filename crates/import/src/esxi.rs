@@ -14,8 +14,8 @@
 //!
 //! Posts of github.com/elatov/elatov.github.io (`_posts`): (1) 2024-01-10, migrating from ESXi to Proxmox;
 //! (2) 2012-10-09, VCAP5-DCA objective 2.1; (3) 2018-02-20, I219-V NIC; (4) 2012-09-09, Windows NLB in
-//! unicast mode. (5) github.com/josenk/terraform-provider-esxi, `esxi/vswitch_functions.go`, which reads these labels
-//! from hosts. Of what is untried, public programs have names of keys.
+//! unicast mode. (5) github.com/josenk/terraform-provider-esxi, `esxi/vswitch_functions.go`, which reads
+//! these labels from hosts. Of what is untried, public programs have names of keys.
 
 mod command;
 mod fields;

@@ -345,8 +345,8 @@ impl Core {
         self.table.ports.note_carriers();
     }
 
-    /// Has every port that is polled do what is due by the clock. Returns whether something of one is due again
-    /// soon, and when what has a time is.
+    /// Has every port that is polled do what is due by the clock. Returns whether something of one is due
+    /// again soon, and when what has a time is.
     pub fn tick(&mut self, now: Instant) -> (bool, Option<Instant>) {
         let (mut soon, mut changed, mut due) = (false, false, None::<Instant>);
         let mut at = 0;

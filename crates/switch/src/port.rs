@@ -120,7 +120,8 @@ pub struct Attached {
     pub info: FramePortInfo,
 }
 
-/// What only some ports have: a shape, an impaired wire, groups that are kept to them, a mirror's destination, captures.
+/// What only some ports have: a shape, an impaired wire, groups that are kept to them, a mirror's
+/// destination, captures.
 #[derive(Default)]
 struct Extras {
     /// Where the shaper is while nothing is attached.

@@ -322,7 +322,8 @@ impl Reader {
         self.host.port_groups.get_mut(at)
     }
 
-    /// A distributed switch has names of its own for its uplinks; the adapters are the clients of their ports.
+    /// A distributed switch has names of its own for its uplinks; the adapters are the clients of their
+    /// ports.
     fn adapters_of(&self, dvs: &Dvs) -> BTreeMap<String, String> {
         let ports = self.ports.get(&dvs.id).into_iter().flatten();
         let clients: BTreeMap<&str, &str> =

@@ -43,8 +43,8 @@ impl Bench {
         Bench::exactly(Settings { workers: workers.unwrap_or(settings.workers), ..settings })
     }
 
-    /// With this number of workers even then: for what the ports of one worker share, for what a single one has
-    /// done when it has had its round, and for ports of which each worker has known ones.
+    /// With this number of workers even then: for what the ports of one worker share, for what a single one
+    /// has done when it has had its round, and for ports of which each worker has known ones.
     pub fn exactly(settings: Settings) -> Bench {
         let (switch, workers) = Switch::unstarted_workers(settings);
         Bench { switch: Arc::new(switch), workers }

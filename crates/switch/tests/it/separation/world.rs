@@ -455,7 +455,8 @@ fn behind(ports: &[Port], sender: usize, frame: &Untagged, learned: &Learned) ->
     let Some(to) = model::destination(ports, sender, frame) else { return Behind::from([None]) };
     let mut behind = learned.behind(&to);
     if behind.len() > 1 && behind.contains(&Some(sender)) {
-        // Seen there perhaps from a later frame: then a worker to which it is handed over takes it for unknown.
+        // Seen there perhaps from a later frame: then a worker to which it is handed over takes it for
+        // unknown.
         behind.insert(None);
     }
     let own = model::learned(ports, sender, frame) == Some(to);
