@@ -121,6 +121,8 @@ impl Fdb {
     /// Forgets what was seen behind a port.
     pub fn forget(&mut self, slot: Slot) {
         self.learned.table.lock().forget(slot);
+        // Who sends from there is learned anew, by a worker that knows the way already, too.
+        self.learned.moved.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Every learned address: its isolation group and address, its VLAN, the port it was seen behind, and

@@ -261,3 +261,22 @@ fn a_port_that_has_gone_to_another_worker_sends_where_that_one_finds_the_address
         assert!(d.frames() == [&sent[..]], "{changes} changes");
     }
 }
+
+/// A port changes, and what was learned behind it is forgotten, by each worker in its turn: also after the
+/// port's own worker has learned something there by the new rules.
+#[test]
+fn an_address_that_another_worker_has_forgotten_is_learned_again() {
+    let mut bench = Bench::exactly(Settings { workers: 2, ..Settings::default() });
+    let [a, _, _c] = [1, 2, 3].map(|number| bench.guest(number));
+    let own = bench.switch.ports()[0].worker;
+    // Not to a port of the other one.
+    assert_eq!(bench.switch.ports()[2].worker, own);
+    let sent = frame(mac(3), mac(9), 60, 0);
+    bench.switch.update_port(a.id, Bench::spec(1));
+    a.send(&sent);
+    bench.workers[own].step();
+    bench.run();
+    a.send(&sent);
+    bench.run();
+    assert_eq!(bench.learned(), [(a.id, mac(9))]);
+}
