@@ -1,6 +1,8 @@
 //! Records of a listing: lines `Key: value`, or objects of JSON. Both have the same keys, written otherwise:
 //! `CDP Status` and `CDPStatus`.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 /// A value that names several things is a list of JSON, or has commas.
@@ -76,7 +78,11 @@ fn class_of(key: &str) -> Option<Class> {
 
 /// Keys with their values, in the order in which they were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fields(Vec<(String, Vec<String>)>);
+pub struct Fields {
+    pairs: Vec<(String, Vec<String>)>,
+    /// Where each key is first: a record may be as long as its file.
+    places: BTreeMap<String, usize>,
+}
 
 /// One line of text.
 pub struct Line {
@@ -108,12 +114,17 @@ impl Fields {
 
     pub fn push(&mut self, line: Line) {
         if line.class.is_some() {
-            self.0.push((line.key, vec![line.value]));
+            self.add(line.key, vec![line.value]);
         }
     }
 
+    fn add(&mut self, key: String, values: Vec<String>) {
+        self.places.entry(key.clone()).or_insert(self.pairs.len());
+        self.pairs.push((key, values));
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.pairs.is_empty()
     }
 
     /// Those of an object; of the objects in it, too.
@@ -134,8 +145,8 @@ impl Fields {
                 Value::Array(list) if list.iter().any(Value::is_object) => {
                     list.iter().filter_map(Value::as_object).for_each(|inner| self.add_json(inner));
                 }
-                Value::Array(list) => self.0.push((key, list.iter().map(written).collect())),
-                other => self.0.push((key, vec![written(other)])),
+                Value::Array(list) => self.add(key, list.iter().map(written).collect()),
+                other => self.add(key, vec![written(other)]),
             }
         }
     }
@@ -149,11 +160,11 @@ impl Fields {
         if has("macaddress") {
             return Some(Class::Adapter);
         }
-        self.0.iter().find_map(|(key, _)| class_of(key))
+        self.pairs.iter().find_map(|(key, _)| class_of(key))
     }
 
     fn get(&self, key: &str) -> Option<&Vec<String>> {
-        self.0.iter().find(|(other, _)| other == key).map(|(_, values)| values)
+        self.pairs.get(*self.places.get(key)?).map(|(_, values)| values)
     }
 
     /// The value of a key, unless it is empty.
@@ -185,7 +196,7 @@ impl Fields {
     pub fn ports(&self) -> Vec<DvPort> {
         let mut ports = Vec::new();
         let mut port = DvPort::default();
-        for (key, values) in &self.0 {
+        for (key, values) in &self.pairs {
             let value = values.first().cloned().unwrap_or_default();
             match key.as_str() {
                 "client" => port.client = value,
@@ -202,7 +213,7 @@ impl Fields {
 
     /// As a line, for notes.
     pub fn written(&self) -> String {
-        let pairs = self.0.iter().map(|(key, values)| format!("{key} {:?}", values.join(", ")));
+        let pairs = self.pairs.iter().map(|(key, values)| format!("{key} {:?}", values.join(", ")));
         pairs.collect::<Vec<_>>().join(", ")
     }
 }

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use super::networks::{Unknown, Vlan};
 use super::policy::{Balancing, Failover, Security};
-use super::{Unknown, Vlan};
 
 /// A switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct NetDvs {
     expects: Expects,
 }
 
+/// Ranges of a trunk: there are no more VLANs.
+const MOST_RANGES: usize = 4095;
 const GLOBAL: &str = "com.vmware.common.";
 const PORT: &str = "com.vmware.common.port.";
 const ETHER: &str = "com.vmware.etherswitch.";
@@ -213,8 +215,11 @@ fn ranged(text: &str) -> Result<Vlan, Unknown> {
         Some((low, high)) => Some(number(low)?..=number(high)?),
         None => number(&part).map(|number| number..=number),
     };
-    let ranges: Option<Vec<_>> = names(text, ',').map(range).collect();
-    let vlans: BTreeSet<u16> = ranges.into_iter().flatten().flatten().collect();
+    let ranges: Option<Vec<_>> = names(text, ',').take(MOST_RANGES + 1).map(range).collect();
+    let ranges = ranges.filter(|ranges| ranges.len() <= MOST_RANGES).unwrap_or_default();
+    let mut vlans = BTreeSet::new();
+    // One by one: together they may be some million.
+    ranges.into_iter().for_each(|range| vlans.extend(range));
     match vlans.len() {
         0 => Err(Unknown::Setting(format!("Guest VLAN tagging, ranges = {text}"))),
         4094.. => Ok(Vlan::ALL),

@@ -1,7 +1,7 @@
 //! Tables of a listing. Rows are read from the right: only what stands there has a form of its own, and names
 //! may be longer than their column. What is no row (prompts, blanks) is passed over.
 
-use super::Vlan;
+use super::networks::Vlan;
 
 /// What a line of a table has.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! Listings as hosts print them, with and without their commands.
 
+use super::networks::MOST;
 use super::*;
+use crate::network::Switch;
 
 const ESXCLI: &str = "\
 Name                    Virtual Switch  Active Clients  VLAN ID
@@ -352,6 +354,23 @@ fn distributed_switches_have_the_vlans_that_net_dvs_lists() {
     ] {
         assert_eq!(vlan(text), expected, "{text}");
     }
+}
+
+/// As long as a file may be: neither time nor memory grows faster than it does.
+#[test]
+fn a_record_and_a_list_of_ranges_may_be_as_long_as_a_listing() {
+    let port = "Client: web.eth0\nDVPortgroup ID: dvportgroup-11\nIn Use: true\nPort ID: 7\n";
+    let id = "50 1e 00 00 00 00 00 00-00 00 00 00 00 00 00 01";
+    let ports = format!("Name: DSwitch\nVDS ID: {id}\n{}", port.repeat(80_000));
+    assert_eq!(read(&ports).port_groups.len(), 1);
+    let vlan = |count| {
+        let ranges = format!("Guest VLAN tagging\n ranges = {}", "0-4094, ".repeat(count));
+        read(&DVS.replace("VLAN 98\n                        propType = CONFIG", &ranges)).port_groups[0]
+            .vlan
+            .clone()
+    };
+    assert_eq!(vlan(4095), Ok(Vlan::ALL));
+    assert!(matches!(vlan(900_000), Err(Unknown::Setting(_))));
 }
 
 #[test]
