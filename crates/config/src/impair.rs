@@ -1,17 +1,13 @@
 //! What happens to frames on a wire: `impair` and `impair_back` of `[[wire]]`, and `vmlane wire set`.
 
 use std::ops::RangeInclusive;
-use std::path::Path;
 use std::time::Duration;
 
 use toml::Spanned;
 use vmlane_switch::Impairment;
 
-use crate::config;
-use crate::error::ConfigError;
 use crate::notes::Notes;
 use crate::raw::{Percent, RawImpair, RawWire};
-use crate::sources::Sources;
 use crate::traffic::bits;
 
 /// Microseconds.
@@ -31,24 +27,8 @@ pub fn of_wire(key: &str, raw: &RawWire, notes: &mut Notes<'_>) -> [Impairment; 
     [back, there].map(Option::unwrap_or_default)
 }
 
-/// What the keys of `text` (lines such as `delay_us = 10`) make of the impairment `before` of the wire
-/// `name`. Fails with what is wrong with them and the way out.
-pub fn changed(name: &str, text: &str, before: Impairment) -> Result<Impairment, String> {
-    let text = format!("[[wire]]\nname = {name:?}\n[wire.impair]\n{text}\n");
-    let made = config::check(&Sources::of(Path::new(""), &text), |raw, notes| {
-        let raw = raw.wire.first().and_then(|wire| wire.get_ref().impair.as_ref());
-        raw.map_or(before, |raw| judge(&format!("wire {name:?}: impair"), raw, before, notes))
-    });
-    made.map_err(|error| match error {
-        ConfigError::Invalid { problems } => {
-            problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("\n")
-        }
-        other => other.to_string(),
-    })
-}
-
 /// `base` where there is no key.
-fn judge(key: &str, spanned: &Spanned<RawImpair>, base: Impairment, notes: &mut Notes<'_>) -> Impairment {
+pub fn judge(key: &str, spanned: &Spanned<RawImpair>, base: Impairment, notes: &mut Notes<'_>) -> Impairment {
     let raw = spanned.get_ref();
     let before = notes.count();
     let mut time = |name: &str, value: &Option<Spanned<i64>>, base: Duration| {
@@ -116,6 +96,7 @@ mod tests {
 
     use super::*;
     use crate::Config;
+    use crate::wire::impair_changed as changed;
 
     fn check(wire: &str) -> Result<[Impairment; 2], String> {
         let text = format!(

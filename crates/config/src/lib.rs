@@ -37,7 +37,7 @@ pub mod findings;
 mod fits;
 mod forward;
 mod hybrid;
-pub mod impair;
+mod impair;
 mod interrupts;
 mod limits;
 mod memory;

@@ -2,16 +2,19 @@
 //! network of their own.
 
 use std::ops::Range;
+use std::path::Path;
 
 use toml::Spanned;
 use vmlane_switch::{Impairment, Policy};
 
-use crate::impair;
+use crate::error::ConfigError;
 use crate::names::nic_name;
 use crate::notes::{Named, Notes};
 use crate::raw::{RawNic, RawUplink, RawWire};
+use crate::sources::Sources;
 use crate::uplink::UplinkConfig;
 use crate::vm::VmConfig;
+use crate::{config, impair};
 
 /// The port group of a NIC that is in none.
 pub const NO_PORT_GROUP: &str = "-";
@@ -187,6 +190,22 @@ fn known(vms: &[VmConfig], uplinks: &[UplinkConfig]) -> String {
     let uplinks = uplinks.iter().filter(|uplink| !uplink.kind.is_direct()).map(|uplink| uplink.name.clone());
     let names: Vec<String> = nics.chain(uplinks).collect();
     if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) }
+}
+
+/// What the keys of `text` (lines such as `delay_us = 10`) make of the impairment `before` of the wire
+/// `name`. Fails with what is wrong with them and the way out.
+pub fn impair_changed(name: &str, text: &str, before: Impairment) -> Result<Impairment, String> {
+    let text = format!("[[wire]]\nname = {name:?}\n[wire.impair]\n{text}\n");
+    let made = config::check(&Sources::of(Path::new(""), &text), |raw, notes| {
+        let raw = raw.wire.first().and_then(|wire| wire.get_ref().impair.as_ref());
+        raw.map_or(before, |raw| impair::judge(&format!("wire {name:?}: impair"), raw, before, notes))
+    });
+    made.map_err(|error| match error {
+        ConfigError::Invalid { problems } => {
+            problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("\n")
+        }
+        other => other.to_string(),
+    })
 }
 
 #[cfg(test)]
