@@ -281,7 +281,7 @@ fn together(ports: &[PortLoad]) -> Vec<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::NOWHERE;
+    use crate::port_state::NOWHERE;
 
     /// Ports by worker, work and where their frames go; the slot is the place in the list.
     fn ports(list: &[(usize, u64, Slot)]) -> Vec<PortLoad> {

@@ -2,9 +2,9 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `switch.rs` | ports to manage, ends to attach: for other threads |
+//! | `switch.rs`, `switch/links.rs` | ports to manage, ends to attach; their links, wires and carriers: for other threads |
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
-//! | `core.rs`, `table.rs`, `ports.rs`, `port.rs` | what a worker owns: each stage's state; what all stages share; ports, groups, owners; one port |
+//! | `core.rs`, `table.rs`, `ports.rs`, `port.rs`, `port_state.rs` | what a worker owns: each stage's state; what all stages share; ports, groups, owners; one port, and what others see of it |
 //! | `round.rs`, `flight.rs`, `batch.rs` | the round, which alone knows all stages; a frame on its way; frames that need no stage |
 //! | `price.rs`, `allowances.rs` | what work costs; what each owner may still send in a round |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
@@ -59,6 +59,7 @@ mod parse;
 mod pending;
 mod polled;
 mod port;
+mod port_state;
 mod ports;
 mod price;
 mod queue;

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use vmlane_port::wrap::{CapturedFrames, FrameTap, wall_clock};
@@ -14,39 +14,19 @@ use vmlane_worker::Watch;
 
 use crate::Slot;
 use crate::access::{Access, Config};
-use crate::carrier::Carrier;
 use crate::coalesce::MergeHistory;
 use crate::egress::{Receiver, RxCounts};
 use crate::fdb::{Route, key};
 use crate::flight::Flight;
-use crate::handover::{Origin, RemoteState};
+use crate::handover::Origin;
 use crate::impair::{ImpairedPort, Impairment, Line};
 use crate::ingress::{Checked, TxBurst};
 use crate::mirror::Copies;
 use crate::multicast::{ANY, Snooped};
 use crate::pending::{Claim, PendingQueue};
+use crate::port_state::{NOWHERE, PortState};
 use crate::rate_limit::SenderLimits;
 use crate::shaping::{ShapedPort, Shaper, ShaperCell};
-
-/// No port's slot.
-pub const NOWHERE: Slot = Slot::MAX;
-
-/// What others may see of a port without asking the worker.
-#[derive(Debug, Default)]
-pub struct PortState {
-    pub attached: AtomicBool,
-    pub stalled: AtomicBool,
-    /// Of the other end's link, if it is direct.
-    pub carrier: Carrier,
-    /// Frames on their way to it over an impaired wire.
-    pub waiting: AtomicU32,
-    /// The address in force; 0 if unknown.
-    pub mac: AtomicU64,
-    /// Where its last frame to one receiver went: that port's slot; [`NOWHERE`] if there was none.
-    pub last_to: AtomicU16,
-    /// For the switch's other workers.
-    pub remote: RemoteState,
-}
 
 /// What a sender sent and its counters do not know yet.
 #[derive(Clone, Copy, Debug, Default)]
@@ -365,6 +345,18 @@ impl Port {
         } else if self.end.is_some() && self.extras.wanted {
             self.wrap(now);
         }
+        if self.extras.down {
+            let line = self.lose_line(DropReason::LinkDown);
+            self.put_on_line(line);
+        }
+    }
+
+    /// Takes the line off; what was on its way is lost.
+    fn lose_line(&mut self, reason: DropReason) -> Option<Box<Line>> {
+        let mut line = self.take_off_line();
+        line.iter_mut().for_each(|line| line.clear(reason, &self.stats));
+        self.state.waiting.store(0, Ordering::Relaxed);
+        line
     }
 
     /// The operator set the link of a remote port down, or up: its own worker sees to it.
@@ -398,12 +390,7 @@ impl Port {
         self.extras.taps.iter().for_each(|tap| tap.settle(None));
         self.tx.burst.forget();
         self.watch.forget();
-        let line = self.take_off_line();
-        self.extras.line = line.map(|mut line| {
-            line.clear(&self.stats);
-            line
-        });
-        self.state.waiting.store(0, Ordering::Relaxed);
+        self.extras.line = self.lose_line(DropReason::Gone);
         let end = self.end.take();
         catch_unwind(AssertUnwindSafe(|| drop(end))).is_ok()
     }

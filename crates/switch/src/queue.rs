@@ -10,7 +10,8 @@ use vmlane_worker::{Answer, CommandQueue};
 
 use crate::impair::{Impairment, Line};
 use crate::mirror::Copies;
-use crate::port::{Numbered, Port, PortState};
+use crate::port::{Numbered, Port};
+use crate::port_state::PortState;
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec};
 use crate::team::{TeamSpec, TeamState};

@@ -93,12 +93,14 @@ impl Line {
     ) -> Result<(), DropReason> {
         let mut lot = self.dice.throw(&self.of);
         lot.corrupted &= frame.len() > HEADER;
+        // It is changed in the queue.
+        lot.early &= !lot.corrupted;
         if lot.lost {
             stats.drop(DropReason::Impaired);
             return Ok(());
         }
-        self.send(frame, lot, now, to)?;
-        stats.wire_reordered.bump(lot.early.into());
+        let is_there = self.send(frame, lot, now, to)?;
+        stats.wire_reordered.bump((lot.early && is_there).into());
         stats.wire_corrupted.bump(lot.corrupted.into());
         if lot.duplicated && self.send(frame, lot, now, to).is_ok() {
             stats.wire_duplicated.inc();
@@ -106,13 +108,14 @@ impl Line {
         Ok(())
     }
 
+    /// True: it is delivered already.
     fn send(
         &mut self,
         frame: &RxFrame<'_>,
         lot: Lot,
         now: Instant,
         to: &mut dyn FramePort,
-    ) -> Result<(), DropReason> {
+    ) -> Result<bool, DropReason> {
         let sent = match self.of.rate {
             0 => Sent { at: now, rest: 0 },
             rate => self.sent.and(received_bytes(frame), rate, now),
@@ -125,7 +128,7 @@ impl Line {
                 Err(refused) if refused.reason == DropReason::NoBuffers => {}
                 outcome => {
                     self.sent = sent;
-                    return outcome.map_err(|refused| refused.reason);
+                    return outcome.map(|()| true).map_err(|refused| refused.reason);
                 }
             }
         }
@@ -143,7 +146,7 @@ impl Line {
         }
         self.due.push_back(self.due.back().map_or(due, |last| due.max(*last)));
         self.sent = sent;
-        Ok(())
+        Ok(false)
     }
 
     /// Bytes that may wait: where the rate is limited, what it carries meanwhile.
@@ -203,13 +206,13 @@ impl Line {
     pub fn end(&mut self, to: &mut dyn FramePort, now: Instant, stats: &PortStats) {
         self.due.iter_mut().for_each(|due| *due = now);
         while self.release(now, to, stats) {}
-        self.clear(stats);
+        self.clear(DropReason::Gone, stats);
         to.flush(now);
     }
 
-    /// What is on its way is lost with what it was on the way to.
-    pub fn clear(&mut self, stats: &PortStats) {
-        (0..self.len()).for_each(|_| stats.drop(DropReason::Gone));
+    /// What is on its way is lost for this reason.
+    pub fn clear(&mut self, reason: DropReason, stats: &PortStats) {
+        (0..self.len()).for_each(|_| stats.drop(reason));
         self.queue.clear();
         self.due.clear();
         self.refused = None;

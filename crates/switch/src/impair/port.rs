@@ -11,7 +11,7 @@ use vmlane_port::{
 };
 
 use super::Line;
-use crate::port::PortState;
+use crate::port_state::PortState;
 use crate::price::PIECE_COST;
 
 /// A port whose frames come over a line.

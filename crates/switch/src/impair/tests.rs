@@ -215,6 +215,12 @@ fn a_corrupted_frame_has_one_bit_changed_behind_its_header_and_its_checksum_comp
     assert_part(bench.stats.wire_corrupted.get(), MANY, 5000);
     assert_eq!(bench.arrived.len(), MANY as usize);
     bench.carry(&[0; 14], |frame| frame).unwrap();
+
+    let of = Impairment { delay: us(100), corrupt: 1_000_000, reorder: 1_000_000, ..Impairment::default() };
+    let mut bench = Bench::new(of);
+    bench.send(0, LEN).unwrap();
+    let counts = [&bench.stats.wire_corrupted, &bench.stats.wire_reordered].map(|count| count.get());
+    assert_eq!((bench.line.len(), counts), (1, [1, 0]), "what is changed overtakes nothing");
 }
 
 #[test]

@@ -211,6 +211,29 @@ fn a_cut_wire_has_no_carrier_at_both_ends_and_drops_frames_until_it_is_joined() 
 }
 
 #[test]
+fn what_is_on_its_way_over_a_wire_that_is_cut_is_lost_and_the_wire_stays_impaired() {
+    for workers in [1, 2] {
+        let mut bench = Bench::with(Settings { workers, ..Settings::default() });
+        let [a, b] = wire(&mut bench, "l", [1, 2]);
+        let late = Impairment { delay: Duration::from_secs(3600), ..NONE };
+        impair(&mut bench, &b, late);
+        for lost in 1..3 {
+            send(&a, [1, 2]);
+            bench.run();
+            assert_eq!(view(&bench.switch, &b).waiting, 1);
+            for cut in [true, false] {
+                bench.switch.set_cut(b.id, cut);
+                bench.step();
+                bench.step();
+            }
+            assert_eq!((b.stats.drop_link_down.get(), view(&bench.switch, &b).waiting), (lost, 0));
+        }
+        impair(&mut bench, &b, NONE);
+        assert_eq!(b.frames().len(), 0);
+    }
+}
+
+#[test]
 fn a_worker_that_sleeps_delivers_what_is_due() {
     let switch = Switch::start(Settings::default()).unwrap();
     let [(a, from), (b, to)] = [1, 2].map(|number: u8| {
