@@ -1,6 +1,6 @@
 //! Uplinks of a switch, and the team that they are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::hosts::{Merged, uplinks};
@@ -124,7 +124,11 @@ fn team(switch: &Merged<'_>, name: &str, out: &mut Output<'_>) -> Team {
     }
     let failover = listed.unwrap_or_default();
     note_policy(switch, name, &failover, out);
-    let known = |names: &[String]| names.iter().filter(|name| all.contains(name)).cloned().collect();
+    // Each once, whatever the listing has.
+    let mut left: BTreeSet<String> = all.iter().cloned().collect();
+    let mut known = |names: &[String]| -> Vec<String> {
+        names.iter().filter(|name| left.remove(*name)).cloned().collect()
+    };
     let (active, standby) = (known(&failover.active), known(&failover.standby));
     let mut team = Team { active, standby, failover };
     team.complete(&all, name, out);
@@ -144,7 +148,6 @@ impl Team {
                 "was on standby, and there was no active uplink: is an active one",
             );
         }
-        self.standby.retain(|adapter| !self.active.contains(adapter));
         let is_unused = |adapter: &&String| !self.active.contains(adapter) && !self.standby.contains(adapter);
         let unused: Vec<&str> = all.iter().filter(is_unused).map(String::as_str).collect();
         if !unused.is_empty() {

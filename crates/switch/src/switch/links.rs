@@ -73,8 +73,8 @@ impl Switch {
         self.ask_all(|_| Request::Of(id, Change::Carrier(up)));
     }
 
-    /// Calls `notify` at once, and whenever it changes, with the [`PortView::carrier`] of a port. A worker
-    /// calls it.
+    /// Calls `notify` at once, and whenever it changes, with the
+    /// [`PortView::carrier`](crate::PortView::carrier) of a port. A worker calls it.
     pub fn follow_carrier(&self, id: PortId, notify: impl Fn(bool) + Send + Sync + 'static) {
         let state = self.ports.lock().get(&id).map(|entry| entry.state.clone());
         if let Some(state) = state {
