@@ -33,6 +33,7 @@ modules! {
     groups,
     host,
     hosts,
+    imported,
     labs,
     libvirt,
     losses,

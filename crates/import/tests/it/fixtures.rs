@@ -1,7 +1,8 @@
 //! Descriptions of the shapes that VMware, VirtualBox and libvirt write, each with all that comes of it.
 //! `VMLANE_WRITE=1` writes what comes of them now. Those with many networks have the shape of public files:
 //! `ten-cards.vmx` that of github.com/libvirt/libvirt, `tests/vmx2xmldata/vmx2xml-esx-in-the-wild-8.vmx`;
-//! `many-networks.ovf` that of github.com/glennmatthews/cot, `COT/tests/iosv.ovf` and `csr1000v.ovf`.
+//! `many-networks.ovf` that of github.com/glennmatthews/cot, `COT/tests/iosv.ovf` and `csr1000v.ovf`;
+//! `three-networks.vmx` that of github.com/hooklift/govmx, `decode_test.go`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
