@@ -20,7 +20,7 @@ mod link_state;
 mod links;
 mod messages;
 mod process;
-mod teams;
+pub(crate) mod teams;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};

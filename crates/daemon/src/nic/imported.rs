@@ -13,11 +13,14 @@ use vmlane_switch::{Settings, Worker};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 use super::*;
+use crate::uplink::teams;
 
 /// Cards of each port group: those of one reach each other.
 const CARDS: usize = 2;
 /// Guests that tag use these beside all that a listing has.
 const OTHER_VLAN: u16 = 1234;
+/// A host behind the uplinks.
+const OUTSIDE: Mac = Mac([2, 0, 0, 0, 0, 99]);
 /// A frame's type: one for experiments.
 const TYPE: [u8; 2] = [0x88, 0xb5];
 
@@ -51,6 +54,11 @@ impl Place {
         self.switch == other.switch && one.intersection(two).next().is_some()
     }
 
+    /// Whether frames of a VLAN reach it; 0: untagged.
+    fn carries(&self, vlan: u16) -> bool {
+        self.vlans.as_ref().is_some_and(|vlans| vlans.contains(&vlan))
+    }
+
     /// The tags of its guest's frames.
     fn tags(&self, all: &BTreeSet<u16>) -> Vec<Option<Tci>> {
         let tags = all.iter().map(|vlan| Some(Tci(*vlan)));
@@ -58,7 +66,7 @@ impl Place {
     }
 }
 
-/// A case: its listings, its cards, and the uplinks of each switch.
+/// A case: its listings, its cards, and the uplinks of each switch, which are a team if there are several.
 struct Case {
     name: String,
     hosts: Vec<Host>,
@@ -103,6 +111,12 @@ impl Case {
             }
         }
         let done = configuration(&machines, &Options { hosts: self.hosts.clone(), ..Options::default() });
+        for place in self.places.iter().filter(|place| place.vlans.is_none()) {
+            let name = place.network.rsplit(' ').next().unwrap();
+            let mut notes = done.notes.iter().map(ToString::to_string);
+            let is_reported = notes.any(|note| note.contains(name) && note.contains("a switch of its own"));
+            assert!(is_reported, "{}: nothing reaches {name}, without a line", self.name);
+        }
         Config::parse(Path::new("imported.toml"), &(done.toml + &later)).unwrap()
     }
 
@@ -150,6 +164,7 @@ fn machine(name: &str, network: &str) -> Machine {
 
 /// A port of the running switch.
 struct Port {
+    id: PortId,
     mac: Mac,
     wire: Wire,
 }
@@ -177,7 +192,15 @@ impl Bench {
         self.switch.attach(id, end);
         self.switch.refresh(id);
         self.run();
-        Port { mac, wire }
+        Port { id, mac, wire }
+    }
+
+    /// Makes the uplinks of each team one.
+    fn join(&mut self, config: &Config, uplinks: &[(String, Port)]) {
+        let port = |name: &str| uplinks.iter().find(|(other, _)| other == name).map(|(_, port)| port.id);
+        let teams = config.teams.iter().map(|team| teams::spec(team, port)).collect();
+        self.switch.set_teams(teams);
+        self.run();
     }
 
     /// Rounds until nothing moves.
@@ -219,6 +242,7 @@ fn check(case: &Case) {
         .collect();
     let uplinks: Vec<(String, Port)> =
         config.uplinks.iter().map(|uplink| (uplink.name.clone(), bench.port(uplink_spec(uplink)))).collect();
+    bench.join(&config, &uplinks);
     let names: BTreeSet<&String> = uplinks.iter().map(|(name, _)| name).collect();
     assert_eq!(names, case.uplinks.values().flatten().collect(), "{}", case.name);
     let vlans = case.vlans();
@@ -238,23 +262,69 @@ fn check(case: &Case) {
             assert_eq!(reached, expected, "{what}");
             pairs += 1;
         }
-        uplinks.iter().for_each(|(_, port)| drop(port.wire.received()));
-        for tag in place.tags(&vlans) {
-            sender.wire.send(&frame(Mac([0xff; 6]), sender.mac), Offload::None, tag);
-        }
-        bench.run();
-        for (name, port) in &uplinks {
-            let tags: BTreeSet<u16> =
-                port.wire.received().iter().map(|frame| frame.tag.map_or(0, |tag| tag.0 & 0xfff)).collect();
-            let is_its = case.uplinks.get(&place.switch).is_some_and(|all| all.contains(name));
-            let carried = place.vlans.iter().flatten().copied();
-            let sent = carried.filter(|vlan| *vlan == 0 || vlans.contains(vlan) || !place.is_trunk);
-            let expected: BTreeSet<u16> = sent.filter(|_| is_its).collect();
-            assert_eq!(tags, expected, "{}: from {} through {name}", case.name, place.network);
+        leaves(&mut bench, case, (place, sender), &uplinks);
+    }
+    let entered = uplinks.iter().map(|uplink| enters(&mut bench, case, uplink, &cards)).sum::<usize>();
+    assert_eq!(pairs, cards.len() * (cards.len() - 1));
+    println!(
+        "{}: {} cards, {pairs} pairs, {} uplinks, {entered} frames through them",
+        case.name,
+        cards.len(),
+        uplinks.len()
+    );
+}
+
+/// What a card sends to all leaves through one of its switch's uplinks, with the tags of its VLANs, and
+/// through none of another switch.
+fn leaves(bench: &mut Bench, case: &Case, (place, sender): (&Place, &Port), uplinks: &[(String, Port)]) {
+    let vlans = case.vlans();
+    uplinks.iter().for_each(|(_, port)| drop(port.wire.received()));
+    for tag in place.tags(&vlans) {
+        sender.wire.send(&frame(Mac([0xff; 6]), sender.mac), Offload::None, tag);
+    }
+    bench.run();
+    let left = uplinks.iter().flat_map(|(name, port)| {
+        let frames = port.wire.received();
+        frames.into_iter().map(move |frame| (name, frame.tag.map_or(0, |tag| tag.0 & 0xfff)))
+    });
+    let left: Vec<(&String, u16)> = left.collect();
+    let its = case.uplinks.get(&place.switch);
+    let carried = place.vlans.iter().flatten().copied();
+    let sent = carried.filter(|vlan| *vlan == 0 || vlans.contains(vlan) || !place.is_trunk);
+    let expected: Vec<u16> = sent.filter(|_| its.is_some()).collect();
+    let mut tags: Vec<u16> = left.iter().map(|(_, tag)| *tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, expected, "{}: from {}: {left:?}", case.name, place.network);
+    let ways: BTreeSet<&String> = left.iter().map(|(name, _)| *name).collect();
+    assert!(ways.len() <= 1 && ways.iter().all(|way| its.unwrap().contains(way)), "{}: {left:?}", case.name);
+}
+
+/// What comes in through an uplink, tagged, reaches the cards of its switch that are in the VLAN, and no
+/// others, whichever of a team's links it is. Returns how many frames.
+fn enters(bench: &mut Bench, case: &Case, (name, uplink): &(String, Port), cards: &[(usize, Port)]) -> usize {
+    let mut count = 0;
+    for (at, card) in cards {
+        let place = &case.places[*at];
+        let is_its = case.uplinks.get(&place.switch).is_some_and(|all| all.contains(name));
+        for vlan in case.vlans().into_iter().chain([0]) {
+            let tag = (vlan > 0).then_some(Tci(vlan));
+            uplink.wire.send(&frame(card.mac, OUTSIDE), Offload::None, tag);
+            bench.run();
+            let reached: Vec<usize> = cards
+                .iter()
+                .enumerate()
+                .filter(|(_, (_, port))| {
+                    port.wire.received().iter().any(|frame| frame.bytes[6..12] == OUTSIDE.0)
+                })
+                .map(|(at, _)| at)
+                .collect();
+            let own = cards.iter().position(|(_, other)| other.mac == card.mac);
+            let expected: Vec<usize> = own.filter(|_| is_its && place.carries(vlan)).into_iter().collect();
+            assert_eq!(reached, expected, "{}: through {name}, VLAN {vlan}, to {}", case.name, place.network);
+            count += 1;
         }
     }
-    assert_eq!(pairs, cards.len() * (cards.len() - 1));
-    println!("{}: {} cards, {pairs} pairs, {} uplinks", case.name, cards.len(), uplinks.len());
+    count
 }
 
 fn frame(to: Mac, from: Mac) -> Vec<u8> {
