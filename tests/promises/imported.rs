@@ -29,8 +29,8 @@ struct Case {
 /// Name in the guest and address, both empty if the description has none, and network.
 type Card = (&'static str, &'static str, &'static str);
 
-/// A slot above 1023 is a function of a bridge: Linux counts 1184 as 160 + 1, and 2240 as 192 + 2. The listing
-/// has the same VLAN on two switches, two networks that are one VLAN, and a trunk.
+/// A slot above 1023 is a function of a bridge: Linux counts 1184 as 160 + 1, and 2240 as 192 + 2. The
+/// listing has the same VLAN on two switches, two networks that are one VLAN, and a trunk.
 const ESXI: Case = Case {
     file: "ten-cards.vmx",
     name: "\"ten cards\"",
