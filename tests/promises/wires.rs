@@ -1,8 +1,11 @@
 //! Wires between guests' cards of both models: every kind of frame passes as it is, and what Linux builds of
 //! two cables (a bond with LACP, bridges with STP) works and notices when one is cut.
 
+mod netem;
+
 use std::collections::BTreeMap;
 
+use netem::impairments_have_the_shape_of_netem;
 use toml::{Table, Value};
 use vmlane_tests::traffic::{both, card_up, whole_pings};
 use vmlane_tests::{Bed, Configured, TIMEOUT, eventually, json, kept, wait_until};
@@ -13,6 +16,7 @@ vmlane_tests::tests! {
         a_bond_of_two_wires_outlasts_a_cut_of_either,
         bridges_on_two_wires_find_their_loop,
     }
+    long in QUEUES { impairments_have_the_shape_of_netem }
 }
 
 /// Guests a and b, and the card of each that is an end: 0 is VMXNET3, 1 virtio-net.
