@@ -6,6 +6,7 @@ use vmlane_bench::Report;
 use crate::capture::Capture;
 use crate::facts::{Counters, Facts, Interface, Limit, Limits, counted};
 use crate::host::Host;
+use crate::text::rate;
 
 /// One of the two machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub enum PathEnd {
 }
 
 impl PathEnd {
+    pub const BOTH: [PathEnd; 2] = [PathEnd::Near, PathEnd::Far];
+
     pub fn other(self) -> PathEnd {
         match self {
             PathEnd::Near => PathEnd::Far,
@@ -74,6 +77,10 @@ impl Run {
     /// Bits per second that arrived.
     pub fn bps(&self) -> f64 {
         self.report.throughput_bps.unwrap_or(0.0)
+    }
+
+    pub fn per_second(&self) -> f64 {
+        self.report.transactions_per_second.unwrap_or(0.0)
     }
 
     /// What TCP of the sending end reports of the connection.
@@ -172,7 +179,7 @@ impl Evidence {
 
     /// Both ends, as far as they are known.
     pub fn ends(&self) -> impl Iterator<Item = (PathEnd, &Facts)> {
-        [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|end| Some((end, self.facts(end)?)))
+        PathEnd::BOTH.into_iter().filter_map(|end| Some((end, self.facts(end)?)))
     }
 
     /// The interface of each end that leads to the other.
@@ -184,8 +191,24 @@ impl Evidence {
         self.runs.iter().filter(move |run| run.kind == kind)
     }
 
+    /// Of the probes that arrive, the one of the largest size; of several, the longest one, which is the last.
+    pub fn largest_probe(&self, from: PathEnd) -> Option<(u32, &Run)> {
+        let arriving = self.probes().filter(|(_, run)| run.from == from && run.lost() < 1.0);
+        arriving.max_by_key(|(bytes, _)| *bytes)
+    }
+
     pub fn run(&self, kind: RunKind, from: PathEnd) -> Option<&Run> {
         self.runs(kind).find(|run| run.from == from)
+    }
+
+    /// Bits a second of one connection from this end; 0 if that was not measured.
+    pub fn bps(&self, from: PathEnd) -> f64 {
+        self.run(RunKind::Stream, from).map_or(0.0, Run::bps)
+    }
+
+    /// The same, for a report.
+    pub fn throughput(&self, from: PathEnd) -> String {
+        format!("throughput {}: {}", self.way(from), rate(self.bps(from)))
     }
 
     /// Of two runs that measured the same, the one that shows what can be had. Only speed is compared: what

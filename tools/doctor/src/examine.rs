@@ -95,6 +95,8 @@ const CRAWLS: f64 = 5e6;
 const SEVERAL: u32 = 4;
 /// A retransmission in so many segments is worth a closer examination.
 const SUSPICIOUS: f64 = 0.002;
+/// How much longer datagrams are sent for a closer examination.
+const LONGER: f64 = 3.0;
 /// Many segments at once lose as many, if each super-frame of them is lost.
 const OFTEN: f64 = 0.05;
 
@@ -219,10 +221,10 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         self.run_prepared(RunKind::RoundTrips, PathEnd::Near, seconds, first.round_trips);
         // What takes little time first: where time is short, what comes last is left out.
         self.probe_both(probes);
-        for from in [PathEnd::Near, PathEnd::Far] {
+        for from in PathEnd::BOTH {
             self.probe(from);
         }
-        for (from, prepared) in [PathEnd::Near, PathEnd::Far].into_iter().zip(first.streams) {
+        for (from, prepared) in PathEnd::BOTH.into_iter().zip(first.streams) {
             (self.progress)(&format!("measuring throughput {}", self.evidence.way(from)));
             let seconds = self.plan.warmup + self.plan.stream + COOLDOWN;
             self.run_prepared(RunKind::Stream, from, seconds, prepared);
@@ -236,10 +238,11 @@ impl<'scope, 'env> Examination<'scope, 'env> {
                     self.run(kind, from, self.requests(self.plan.requests, request, response));
                 }
                 self.slowly(from);
+                self.probe_longer(from);
             }
         }
         if !self.evidence.is_vsock {
-            for from in [PathEnd::Near, PathEnd::Far] {
+            for from in PathEnd::BOTH {
                 self.loaded(from);
                 self.several(from);
             }
@@ -382,7 +385,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
 
     /// Datagrams as large as each end's interface allows.
     fn first_probes(&self) -> Vec<(PathEnd, u32, Prepared<'scope>)> {
-        let ends = [PathEnd::Near, PathEnd::Far].into_iter().filter(|_| !self.evidence.is_vsock);
+        let ends = PathEnd::BOTH.into_iter().filter(|_| !self.evidence.is_vsock);
         let prepare = |from| {
             let bytes = self.mtu(from).filter(|_| self.mtu(from.other()).is_some())?;
             Some((from, bytes, self.prepare(self.probe_spec(from, bytes)?, true)))
@@ -445,6 +448,18 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         }
     }
 
+    /// So many datagrams that a hundredth of them is some.
+    fn probe_longer(&mut self, from: PathEnd) {
+        if self.plan.slow.is_none() {
+            return;
+        }
+        let Some((bytes, _)) = self.evidence.largest_probe(from) else { return };
+        (self.progress)(&format!("sending more datagrams {}", self.evidence.way(from)));
+        if let Some(spec) = self.probe_spec(from, bytes) {
+            self.run(RunKind::Probe { bytes }, from, Spec { seconds: LONGER * spec.seconds, ..spec });
+        }
+    }
+
     /// None where a datagram of this size has no room for what is counted.
     fn probe_spec(&self, from: PathEnd, bytes: u32) -> Option<Spec> {
         let is_v6 = self.evidence.near.path.as_ref().is_some_and(|path| path.peer.is_ipv6());
@@ -481,9 +496,8 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         (self.progress)(&format!("measuring several connections {}", self.evidence.way(from)));
         let spec = Spec { sessions: SEVERAL, ..self.spec(transfer(from), seconds) };
         self.run(RunKind::Streams, from, spec);
-        let bytes = self.evidence.probes().filter(|(_, run)| run.from == from && run.lost() < 1.0);
-        let bytes = bytes.map(|(bytes, _)| bytes).max();
-        if let Some(spec) = bytes.and_then(|bytes| self.probe_spec(from, bytes)) {
+        let probe = self.evidence.largest_probe(from);
+        if let Some(spec) = probe.and_then(|(bytes, _)| self.probe_spec(from, bytes)) {
             self.run(RunKind::Datagrams, from, Spec { rate_bps: None, seconds: seconds / 2.0, ..spec });
         }
     }

@@ -21,7 +21,7 @@ pub fn join(host: Host, options: Option<&Options>, progress: &dyn Fn(&str)) -> E
             evidence.notes.push(format!("how VM {} was started cannot be read: {why}", vm.name));
         }
     }
-    for (vm, end) in host.vms.iter().zip([PathEnd::Near, PathEnd::Far]) {
+    for (vm, end) in host.vms.iter().zip(PathEnd::BOTH) {
         let Some(options) = options else { break };
         progress(&format!("asking VM {}", vm.name));
         match ask(vm, options) {

@@ -115,7 +115,7 @@ impl Diagnosis {
         for words in evidence.captures.iter().flat_map(spoken_capture) {
             line(0, &words);
         }
-        for end in [PathEnd::Near, PathEnd::Far] {
+        for end in PathEnd::BOTH {
             if let Some(bps) = evidence.loopback(end) {
                 line(0, &format!("loopback of {}: {}", evidence.name(end), rate(bps)));
             }
@@ -280,7 +280,7 @@ fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
             format!("{} {way}: {} arrive, {:.1} % lost", name(run.kind), rate(run.bps()), run.lost() * 100.0)
         }
         RunKind::SmallRequests | RunKind::LargeRequests => {
-            let per_second = run.report.transactions_per_second.unwrap_or(0.0);
+            let per_second = run.per_second();
             format!("{} {way}: {per_second:.1} a second", name(run.kind))
         }
     })

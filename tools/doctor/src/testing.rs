@@ -120,7 +120,7 @@ pub fn healthy() -> Evidence {
         ..TcpSummary::default()
     };
     let mut runs = vec![round_trips(RunKind::RoundTrips, 200.0)];
-    for from in [PathEnd::Near, PathEnd::Far] {
+    for from in PathEnd::BOTH {
         runs.push(stream(from, 1e9, tcp));
         runs.push(probe(from, 1500, 100, 0));
     }

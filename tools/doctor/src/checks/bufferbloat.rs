@@ -10,7 +10,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let Some(idle) = evidence.runs(RunKind::RoundTrips).find_map(|run| run.median_us()) else {
         return Vec::new();
     };
-    [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of(evidence, from, idle)).collect()
+    PathEnd::BOTH.into_iter().filter_map(|from| of(evidence, from, idle)).collect()
 }
 
 fn of(evidence: &Evidence, from: PathEnd, idle: f64) -> Option<Finding> {

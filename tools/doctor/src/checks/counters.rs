@@ -182,7 +182,7 @@ fn of(evidence: &Evidence, cause: &Cause) -> Vec<Finding> {
 
 /// Frames that were dropped between the card and the stack.
 fn backlog(evidence: &Evidence) -> Vec<Finding> {
-    let found = [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|end| {
+    let found = PathEnd::BOTH.into_iter().filter_map(|end| {
         let dropped: u64 = evidence.runs.iter().map(|run| run.counters(end).backlog_drops).sum();
         let what = format!(
             "{} drops received frames before its stack sees them: a CPU's backlog is full.",
@@ -208,7 +208,7 @@ const FEW: f64 = 500.0;
 
 fn other_traffic(evidence: &Evidence) -> Vec<Finding> {
     let Some(run) = evidence.runs(RunKind::RoundTrips).next() else { return Vec::new() };
-    let ours = run.report.transactions_per_second.unwrap_or(0.0);
+    let ours = run.per_second();
     // On a loopback, both ends' frames are counted as one's.
     let cards = evidence.interfaces().filter(|(.., interface)| interface.is_card());
     let found = cards.filter_map(|(end, ..)| {

@@ -22,7 +22,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     )
     .run(&["tc", "-s", "qdisc", "show", "dev", &card])
     .run(&["tc", "qdisc", "del", "dev", &card, "root"]);
-    let seen = format!("{:.0} round trips a second", run.report.transactions_per_second.unwrap_or(0.0));
+    let seen = format!("{:.0} round trips a second", run.per_second());
     vec![CHECK.slow(what, cost).evidence(seen).remedy(remedy)]
 }
 

@@ -60,7 +60,7 @@ fn sender(evidence: &Evidence, end: PathEnd, limit: &Limit) -> PathEnd {
 
 /// The limits of one kind of both ends, with what they have counted.
 fn counted(evidence: &Evidence, kind: fn(&Limits) -> &Vec<Limit>) -> impl Iterator<Item = (PathEnd, Limit)> {
-    let both = [PathEnd::Near, PathEnd::Far].into_iter();
+    let both = PathEnd::BOTH.into_iter();
     both.flat_map(move |end| evidence.counted(end, kind).map(move |limit| (end, limit)))
 }
 
@@ -73,10 +73,8 @@ fn queueing(evidence: &Evidence) -> Vec<Finding> {
         let remedy = Remedy::new("remove the queueing discipline, or give it a higher limit")
             .run(&["tc", "-s", "qdisc", "show", "dev", place])
             .run(&["tc", "qdisc", "del", "dev", place, "root"]);
-        let bps = evidence.run(RunKind::Stream, from).map_or(0.0, |run| run.bps());
-        let cost = format!("throughput {}: {}", evidence.way(from), rate(bps));
-        let finding =
-            acted(&QUEUEING, what, Cost::measured(share(evidence, from), cost)).at(end).of_way(from);
+        let cost = Cost::measured(share(evidence, from), evidence.throughput(from));
+        let finding = acted(&QUEUEING, what, cost).at(end).of_way(from);
         let seen = format!("{}; dropped meanwhile: {}", limit.text, limit.dropped);
         (!effects.is_empty()).then(|| finding.evidence(seen).remedy(remedy))
     });
@@ -117,7 +115,7 @@ fn is_full(limit: &Limit) -> bool {
 
 /// Which part of the throughput is missing, compared with the other direction and the loopbacks.
 pub fn share(evidence: &Evidence, from: PathEnd) -> f64 {
-    let bps = |from| evidence.run(RunKind::Stream, from).map_or(0.0, |run| run.bps());
+    let bps = |from| evidence.bps(from);
     let other = bps(from.other()).max(evidence.slower_loopback().unwrap_or(0.0) / 4.0);
     if other > 0.0 { (1.0 - bps(from) / other).max(0.3) } else { 0.5 }
 }

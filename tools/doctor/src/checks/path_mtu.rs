@@ -5,8 +5,7 @@ use crate::prelude::*;
 pub const CHECK: Check = Check { name: "path-mtu", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let mut found: Vec<Finding> =
-        [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| lost(evidence, from)).collect();
+    let mut found: Vec<Finding> = PathEnd::BOTH.into_iter().filter_map(|from| lost(evidence, from)).collect();
     if found.is_empty() {
         let least = evidence.interfaces().map(|(_, _, card)| card.mtu).min().unwrap_or(0);
         found.extend(evidence.interfaces().filter_map(|(end, facts, card)| {

@@ -1,6 +1,6 @@
 //! A limit that drops what exceeds it.
 
-use super::{black_hole, captured, loss, super_frames};
+use super::{black_hole, captured, super_frames};
 use crate::capture::Way;
 use crate::prelude::*;
 
@@ -11,7 +11,7 @@ const LONG: f64 = 1.0;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);
-    found.extend([PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of(evidence, from)));
+    found.extend(PathEnd::BOTH.into_iter().filter_map(|from| of(evidence, from)));
     found
 }
 
@@ -53,7 +53,7 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     // A short transfer that has just lost something shows nothing of its steady rate.
     let run = evidence.run(RunKind::Stream, from).filter(|run| run.report.seconds >= LONG)?;
     let lost = run.lost_segments();
-    let (bytes, probe) = loss::probe(evidence, from)?;
+    let (bytes, probe) = evidence.largest_probe(from)?;
     let large_ones_lost = evidence.probes().any(|(_, probe)| probe.from == from && probe.lost() >= 1.0);
     if lost < 20 || run.part_of_segments(lost) <= 0.01 || probe.lost() > 0.005 || large_ones_lost {
         return None;
@@ -62,7 +62,7 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     if super_frames::is_broken(evidence, from) || probe.bps() > 1.5 * run.bps() {
         return None;
     }
-    let other = evidence.run(RunKind::Stream, from.other()).map_or(0.0, |run| run.bps());
+    let other = evidence.bps(from.other());
     let loopback = evidence.loopback(from).map_or(0.0, |bps| bps / 10.0);
     let expected = other.max(loopback);
     if run.bps() > expected / 5.0 {

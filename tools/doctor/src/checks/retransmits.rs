@@ -9,7 +9,7 @@ pub const CHECK: Check = Check { name: "retransmits", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);
-    found.extend([PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of_run(evidence, from)));
+    found.extend(PathEnd::BOTH.into_iter().filter_map(|from| of_run(evidence, from)));
     found
 }
 
@@ -84,7 +84,7 @@ fn of_run(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     let twice = count("TCPDSACKRecvSegs");
     let way = evidence.way(from);
     let what = format!("TCP sends {:.1} % of its segments {way} again.", run.retransmitted() * 100.0);
-    let cost = Cost::estimated(0.3, format!("throughput {way}: {}", rate(run.bps())));
+    let cost = Cost::estimated(0.3, evidence.throughput(from));
     let seen = format!(
         "{again} segments sent again: {fast} after duplicate or selective acknowledgements, {} time-outs, {} probes of the end; {twice} \
          had arrived (TCP_INFO, TcpExt)",

@@ -21,7 +21,7 @@ const LOSSY: f64 = 0.05;
 const AGAIN: u64 = 4;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let measured = [PathEnd::Near, PathEnd::Far]
+    let measured = PathEnd::BOTH
         .into_iter()
         .filter(|from| is_broken(evidence, *from))
         .filter_map(|from| finding(evidence, from));
@@ -64,12 +64,11 @@ pub fn is_broken(evidence: &Evidence, from: PathEnd) -> bool {
     else {
         return false;
     };
-    let per_second = |run: &Run| run.report.transactions_per_second.unwrap_or(0.0);
     let probes_arrive =
         evidence.probes().filter(|(_, run)| run.from == from).all(|(_, run)| run.lost() < LOSSY);
-    let enough = per_second(small) * small.report.seconds >= ENOUGH;
-    let waits = large.timeouts() > 0 || enough && per_second(large) < SLOW;
-    let ratio = per_second(large) / per_second(small);
+    let enough = small.per_second() * small.report.seconds >= ENOUGH;
+    let waits = large.timeouts() > 0 || enough && large.per_second() < SLOW;
+    let ratio = large.per_second() / small.per_second();
     let is_slow = waits && ratio < 1.0 / 20.0 || ratio < 1.0 / 5.0 && are_lost(small, large);
     let by_requests = is_slow && !pairs_arrive(evidence, from);
     probes_arrive && ratio.is_finite() && (by_requests || only_pairs_are_lost(evidence, from))
@@ -122,11 +121,9 @@ fn finding(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     let card = evidence.facts(from)?.path_interface()?;
     let (small, large) =
         (evidence.run(RunKind::SmallRequests, from)?, evidence.run(RunKind::LargeRequests, from)?);
-    let per_second = |run: &Run| run.report.transactions_per_second.unwrap_or(0.0);
     let way = evidence.way(from);
     let what = format!("Frames above the MTU (segmentation offload) are lost {way}; single segments arrive.");
-    let bps = evidence.run(RunKind::Stream, from).map_or(0.0, |run| run.bps());
-    let cost = Cost::measured(0.99, format!("throughput {way}: {}", rate(bps)));
+    let cost = Cost::measured(0.99, evidence.throughput(from));
     let timeouts = evidence.run(RunKind::Stream, from).map_or(0, |run| run.timeouts());
     let on = card.feature("tx-tcp-segmentation").is_some_and(|feature| feature.on);
     let finding = CHECK
@@ -136,8 +133,8 @@ fn finding(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         .explains(&["retransmits"])
         .evidence(format!(
             "requests of 1000 bytes: {:.1} a second; of 32 KiB: {:.1}",
-            per_second(small),
-            per_second(large)
+            small.per_second(),
+            large.per_second()
         ))
         .evidence(format!("{timeouts} time-outs (TcpExt.TCPTimeouts) during the transfer"))
         .evidence(format!("tx-tcp-segmentation of {} is {}", card.name, if on { "on" } else { "off" }));

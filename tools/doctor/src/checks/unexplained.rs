@@ -37,7 +37,7 @@ struct Missing {
 /// Of all that was measured, what none of the findings explains.
 pub fn unexplained(evidence: &Evidence, found: &[Finding]) -> Vec<Finding> {
     let unknown = |finding: &Finding| !found.iter().any(|cause| explains(cause, finding));
-    let ways = [PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of_way(evidence, from));
+    let ways = PathEnd::BOTH.into_iter().filter_map(|from| of_way(evidence, from));
     let mut all: Vec<Finding> = ways.chain(no_connection(evidence)).filter(unknown).collect();
     if all.is_empty() {
         all.extend(stalls(evidence).filter(unknown));
@@ -54,7 +54,7 @@ fn explains(cause: &Finding, unexplained: &Finding) -> bool {
 
 /// Runs that show something missing, to be measured once more.
 pub fn unclear(evidence: &Evidence) -> Vec<(RunKind, PathEnd)> {
-    let ways = [PathEnd::Near, PathEnd::Far].into_iter();
+    let ways = PathEnd::BOTH.into_iter();
     let slow = ways.filter(|from| missing(evidence, *from).is_some()).map(|from| (RunKind::Stream, from));
     let stalls = stalls(evidence).map(|_| (RunKind::RoundTrips, PathEnd::Near));
     slow.chain(stalls).collect()
@@ -177,7 +177,7 @@ fn ruled_out(evidence: &Evidence, from: PathEnd) -> Option<String> {
 /// In numbers, what makes a path healthy.
 pub fn health(evidence: &Evidence) -> String {
     let mut parts = Vec::new();
-    let bps = [PathEnd::Near, PathEnd::Far].map(|from| evidence.run(RunKind::Stream, from).map(Run::bps));
+    let bps = PathEnd::BOTH.map(|from| evidence.run(RunKind::Stream, from).map(Run::bps));
     let [Some(there), Some(back)] = bps else { return "Nothing found.".to_owned() };
     parts.push(format!("{} there and {} back", rate(there), rate(back)));
     if let Some(loopback) = evidence.slower_loopback() {
@@ -228,7 +228,7 @@ mod tests {
         slow.loopback_far = Some(4e10);
         slow.loopback_near = Some(4e10);
         let link = "as much as a link of 1.00 Gbit/s carries";
-        for from in [PathEnd::Near, PathEnd::Far] {
+        for from in PathEnd::BOTH {
             slow.runs.retain(|run| run.kind != RunKind::Stream || run.from != from);
             slow.runs.push(testing::stream(from, 5e8, TcpSummary::default()));
         }

@@ -8,7 +8,7 @@ pub const CHECK: Check = Check { name: "zero-window", examine };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let mut found = captured::each(evidence, of_capture);
-    found.extend([PathEnd::Near, PathEnd::Far].into_iter().filter_map(|from| of_run(evidence, from)));
+    found.extend(PathEnd::BOTH.into_iter().filter_map(|from| of_run(evidence, from)));
     found
 }
 
