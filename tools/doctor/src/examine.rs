@@ -7,6 +7,7 @@
 mod budget;
 mod prepared;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::thread::Scope;
 use std::time::Duration;
@@ -407,13 +408,10 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             return;
         }
         let before = self.before();
-        let results: Vec<_> = probes
-            .into_iter()
-            .map(|(from, bytes, probe)| (from, bytes, probe.start()))
-            .collect::<Vec<_>>()
-            .into_iter()
-            .map(|(from, bytes, probe)| (from, bytes, probe.end()))
-            .collect();
+        let probes = probes.into_iter().map(|(from, bytes, probe)| (from, bytes, probe.start()));
+        let started: Vec<_> = probes.collect();
+        let results = started.into_iter().map(|(from, bytes, probe)| (from, bytes, probe.end()));
+        let results: Vec<_> = results.collect();
         let after = self.counters();
         let mut before = Some(before);
         for (from, bytes, result) in results {
@@ -431,12 +429,9 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let none_arrived = |examination: &Self, bytes| {
             examination.evidence.run(RunKind::Probe { bytes }, from).is_some_and(|run| run.lost() >= 1.0)
         };
-        let mut sizes: Vec<u32> =
-            [receiver, 1500, 1400, 1280, 576].into_iter().filter(|size| *size < sender).collect();
-        sizes.sort_unstable_by(|one, other| other.cmp(one));
-        sizes.dedup();
+        let sizes = BTreeSet::from([receiver, 1500, 1400, 1280, 576]);
         let mut last = sender;
-        for bytes in sizes {
+        for bytes in sizes.into_iter().rev().filter(|size| *size < sender) {
             if !none_arrived(self, last) {
                 break;
             }

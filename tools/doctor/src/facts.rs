@@ -26,7 +26,7 @@ pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings, Spread};
 pub use limits::{Limit, Limits, Neighbour, Route, counted};
 pub use machine::Machine;
 pub use path::Path;
-pub use tcp::{Counters, Sysctls};
+pub use tcp::{Counters, SOFTNET_DROPS, Sysctls};
 pub use vsock::Vsock;
 
 use crate::text::tame;

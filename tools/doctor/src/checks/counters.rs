@@ -2,7 +2,7 @@
 //! it. One table, a row a cause.
 
 use super::slow_answers;
-use crate::facts::Facts;
+use crate::facts::{Facts, SOFTNET_DROPS};
 use crate::prelude::*;
 
 /// A cause, and the counters that show it.
@@ -90,7 +90,7 @@ const CPU_QUOTA_CAUSE: Cause = Cause {
         Some(format!("/sys/fs/cgroup/{}/cpu.max allows {:.2} CPUs", quota.group, quota.cpus))
     },
 };
-const MEMORY_PRESSURE_CAUSE: Cause = Cause {
+const PRESSURE_CAUSE: Cause = Cause {
     name: "memory-pressure",
     counters: &["Pressure.MemoryUsec"],
     least: 0.1,
@@ -121,11 +121,9 @@ const ACCEPT_QUEUE_CAUSE: Cause = Cause {
     share: 0.5,
     explains: &["slow-answers"],
     remedy: |_| {
-        Remedy::new("let the program accept faster, or give it a longer queue").run(&["ss", "-ltn"]).run(&[
-            "sysctl",
-            "net.core.somaxconn",
-            "net.ipv4.tcp_max_syn_backlog",
-        ])
+        let remedy = Remedy::new("let the program accept faster, or give it a longer queue");
+        let limits = ["sysctl", "net.core.somaxconn", "net.ipv4.tcp_max_syn_backlog"];
+        remedy.run(&["ss", "-ltn"]).run(&limits)
     },
     context: |facts| Some(format!("net.core.somaxconn is {}", facts.sysctls.number("net.core.somaxconn")?)),
 };
@@ -143,14 +141,12 @@ const PAUSES_CAUSE: Cause = Cause {
     context: |_| Some("pauses of 40 ms and more of a thread that sleeps for 10 ms".to_owned()),
 };
 
-pub const CONNTRACK: Check = Check { name: "conntrack", examine: |evidence| of(evidence, &CONNTRACK_CAUSE) };
-pub const TCP_MEMORY: Check =
-    Check { name: "tcp-memory", examine: |evidence| of(evidence, &TCP_MEMORY_CAUSE) };
-pub const CPU_QUOTA: Check = Check { name: "cpu-quota", examine: |evidence| of(evidence, &CPU_QUOTA_CAUSE) };
+pub const CONNTRACK: Check = Check { name: "conntrack", examine: |seen| of(seen, &CONNTRACK_CAUSE) };
+pub const TCP_MEMORY: Check = Check { name: "tcp-memory", examine: |seen| of(seen, &TCP_MEMORY_CAUSE) };
+pub const CPU_QUOTA: Check = Check { name: "cpu-quota", examine: |seen| of(seen, &CPU_QUOTA_CAUSE) };
 pub const MEMORY_PRESSURE: Check =
-    Check { name: "memory-pressure", examine: |evidence| of(evidence, &MEMORY_PRESSURE_CAUSE) };
-pub const ACCEPT_QUEUE: Check =
-    Check { name: "accept-queue", examine: |evidence| of(evidence, &ACCEPT_QUEUE_CAUSE) };
+    Check { name: "memory-pressure", examine: |seen| of(seen, &PRESSURE_CAUSE) };
+pub const ACCEPT_QUEUE: Check = Check { name: "accept-queue", examine: |seen| of(seen, &ACCEPT_QUEUE_CAUSE) };
 /// Programs that were stopped for moments.
 pub const PAUSES: fn(&Evidence) -> Vec<Finding> = |evidence| of(evidence, &PAUSES_CAUSE);
 pub const BACKLOG: Check = Check { name: "backlog", examine: backlog };
@@ -168,13 +164,10 @@ fn of(evidence: &Evidence, cause: &Cause) -> Vec<Finding> {
         }
         let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}: {count}")).collect();
         let what = format!("{} {}", evidence.name(end), cause.what);
-        let finding =
-            Finding::new(cause.name, Severity::Slow, what, Cost::measured(cause.share, cause.costs))
-                .confidence(Confidence::Certain)
-                .at(end)
-                .explains(cause.explains)
-                .evidence(format!("counted while it was measured: {}", counts.join(", ")))
-                .remedy((cause.remedy)(facts));
+        let cost = Cost::measured(cause.share, cause.costs);
+        let seen = format!("counted while it was measured: {}", counts.join(", "));
+        let finding = certain(Finding::new(cause.name, Severity::Slow, what, cost), end, cause.explains);
+        let finding = finding.evidence(seen).remedy((cause.remedy)(facts));
         Some((cause.context)(facts).into_iter().fold(finding, Finding::evidence))
     });
     found.collect()
@@ -183,23 +176,20 @@ fn of(evidence: &Evidence, cause: &Cause) -> Vec<Finding> {
 /// Frames that were dropped between the card and the stack.
 fn backlog(evidence: &Evidence) -> Vec<Finding> {
     let found = PathEnd::BOTH.into_iter().filter_map(|end| {
-        let dropped: u64 = evidence.runs.iter().map(|run| run.counters(end).backlog_drops).sum();
-        let what = format!(
-            "{} drops received frames before its stack sees them: a CPU's backlog is full.",
-            evidence.name(end)
-        );
-        (dropped >= 10).then(|| {
-            BACKLOG
-                .slow(what, Cost::measured(0.5, format!("{dropped} frames")))
-                .confidence(Confidence::Certain)
-                .of_way(end.other())
-                .at(end)
-                .explains(&["loss", "retransmits", "policing"])
-                .evidence(format!("{dropped} in the second column of /proc/net/softnet_stat"))
-                .remedy(Remedy::sysctl("net.core.netdev_max_backlog", "1000"))
-        })
+        let (name, dropped) = (evidence.name(end), evidence.sum(end, SOFTNET_DROPS));
+        let what =
+            format!("{name} drops received frames before its stack sees them: a CPU's backlog is full.");
+        let found = BACKLOG.slow(what, Cost::measured(0.5, format!("{dropped} frames"))).of_way(end.other());
+        let seen = format!("{dropped} in the second column of /proc/net/softnet_stat");
+        let finding = certain(found, end, &["loss", "retransmits", "policing"]).evidence(seen);
+        let remedy = Remedy::sysctl("net.core.netdev_max_backlog", "1000");
+        (dropped >= 10).then(|| finding.remedy(remedy))
     });
     found.collect()
+}
+
+fn certain(finding: Finding, end: PathEnd, explains: &'static [&'static str]) -> Finding {
+    finding.confidence(Confidence::Certain).at(end).explains(explains)
 }
 
 /// Frames of others, counted while only small requests were under way: as many as those, and more than so
@@ -240,7 +230,7 @@ mod tests {
             (&TCP_MEMORY_CAUSE, 1, true),
             (&CPU_QUOTA_CAUSE, 3_000_000, true),
             (&CPU_QUOTA_CAUSE, 20_000, false),
-            (&MEMORY_PRESSURE_CAUSE, 3_000_000, true),
+            (&PRESSURE_CAUSE, 3_000_000, true),
             (&PAUSES_CAUSE, 3_000_000, true),
             (&PAUSES_CAUSE, 50_000, false),
             (&ACCEPT_QUEUE_CAUSE, 2, true),
@@ -267,7 +257,7 @@ mod tests {
     #[test]
     fn dropped_backlogs_are_the_receivers() {
         let mut evidence = testing::healthy();
-        evidence.runs[0].near.backlog_drops = 99;
+        evidence.runs[0].near.stack.insert(SOFTNET_DROPS.to_owned(), 99);
         assert_eq!(backlog(&evidence)[0].from, Some(PathEnd::Far));
     }
 }

@@ -34,10 +34,9 @@ fn lost(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     let receiver = evidence.facts(from.other())?.path_interface()?;
     let on_link = evidence.facts(from)?.path.as_ref()?.on_link;
     let probes: Vec<_> = evidence.probes().filter(|(_, run)| run.from == from).collect();
-    let lost: Vec<u32> =
-        probes.iter().filter(|(_, run)| run.lost() >= 1.0).map(|(bytes, _)| *bytes).collect();
+    let lost = probes.iter().filter(|(_, run)| run.lost() >= 1.0).map(|(bytes, _)| *bytes);
     let arrived = probes.iter().filter(|(_, run)| run.lost() < 1.0).map(|(bytes, _)| *bytes).max();
-    let smallest_lost = *lost.iter().min()?;
+    let smallest_lost = lost.min()?;
     let way = evidence.way(from);
     let Some(arrived) = arrived else {
         let what = format!("No datagram arrives {way}, whatever its size, although TCP does.");

@@ -58,14 +58,11 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
     if lost < 20 || run.part_of_segments(lost) <= 0.01 || probe.lost() > 0.005 || large_ones_lost {
         return None;
     }
-    // What lets more through at another time, and loses nothing of it, is no limit of the rate.
-    if super_frames::is_broken(evidence, from) || probe.bps() > 1.5 * run.bps() {
-        return None;
-    }
-    let other = evidence.bps(from.other());
     let loopback = evidence.loopback(from).map_or(0.0, |bps| bps / 10.0);
-    let expected = other.max(loopback);
-    if run.bps() > expected / 5.0 {
+    let expected = evidence.bps(from.other()).max(loopback);
+    // What lets more through at another time, and loses nothing of it, is no limit of the rate.
+    let is_other = super_frames::is_broken(evidence, from) || probe.bps() > 1.5 * run.bps();
+    if is_other || run.bps() > expected / 5.0 {
         return None;
     }
     let way = evidence.way(from);
@@ -79,11 +76,8 @@ fn of(evidence: &Evidence, from: PathEnd) -> Option<Finding> {
         .lasting("vmlane", "shape of the NIC or of its port group delays instead of dropping")
         .lasting("VMware", "traffic shaping of the port group");
     let seen = format!("{lost} segments lost, {:.1} %", run.part_of_segments(lost) * 100.0);
-    let slow = format!(
-        "of {} slow datagrams of {bytes} bytes, {:.1} % lost",
-        probe.report.datagrams?.counts.sent,
-        probe.lost() * 100.0
-    );
+    let (sent, part) = (probe.report.datagrams?.counts.sent, probe.lost() * 100.0);
+    let slow = format!("of {sent} slow datagrams of {bytes} bytes, {part:.1} % lost");
     let finding = CHECK.slow(what, cost).of_way(from).explains(&["retransmits"]);
     Some(finding.evidence(seen).evidence(slow).remedy(remedy))
 }

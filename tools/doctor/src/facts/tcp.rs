@@ -62,6 +62,9 @@ pub fn sysctls(interface: Option<&str>) -> Sysctls {
     Sysctls(names.filter_map(read).collect())
 }
 
+/// Frames dropped because a CPU's backlog was full, among the counters of the stack.
+pub const SOFTNET_DROPS: &str = "Softnet.Dropped";
+
 /// What counts up, taken before and after a measurement.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -71,10 +74,6 @@ pub struct Counters {
     /// Of the interface that leads to the other end: the kernel's, and the driver's as `ethtool -S` shows
     /// them.
     pub interface: BTreeMap<String, u64>,
-    /// Frames dropped because a CPU's backlog was full, and how often a CPU ran out of its share of time with
-    /// frames left.
-    pub backlog_drops: u64,
-    pub squeezed: u64,
     pub cpu: CpuTime,
 }
 
@@ -90,12 +89,10 @@ impl Counters {
         stack.extend(pressure.map(|waited| ("Pressure.MemoryUsec".to_owned(), waited)));
         stack.extend([pauses::counted()]);
         stack.append(&mut conntrack(&files::text("/proc/net/stat/nf_conntrack").unwrap_or_default()));
-        let (backlog_drops, squeezed) = softnet(&files::text("/proc/net/softnet_stat").unwrap_or_default());
+        stack.extend([softnet(&files::text("/proc/net/softnet_stat").unwrap_or_default())]);
         Counters {
             stack,
             interface: interface.map(interface::counters).unwrap_or_default(),
-            backlog_drops,
-            squeezed,
             cpu: CpuTime::read(),
         }
     }
@@ -111,8 +108,6 @@ impl Counters {
         Counters {
             stack: changed(&self.stack, &before.stack),
             interface: changed(&self.interface, &before.interface),
-            backlog_drops: self.backlog_drops.saturating_sub(before.backlog_drops),
-            squeezed: self.squeezed.saturating_sub(before.squeezed),
             cpu: CpuTime {
                 busy: self.cpu.busy.saturating_sub(before.cpu.busy),
                 steal: self.cpu.steal.saturating_sub(before.cpu.steal),
@@ -168,11 +163,10 @@ fn conntrack(text: &str) -> BTreeMap<String, u64> {
 }
 
 /// A line a CPU, in hexadecimal: processed, dropped, squeezed ...
-fn softnet(text: &str) -> (u64, u64) {
-    let column = |line: &str, at: usize| {
-        line.split_whitespace().nth(at).and_then(|field| u64::from_str_radix(field, 16).ok()).unwrap_or(0)
-    };
-    text.lines().fold((0, 0), |(drops, squeezed), line| (drops + column(line, 1), squeezed + column(line, 2)))
+fn softnet(text: &str) -> (String, u64) {
+    let dropped = text.lines().filter_map(|line| line.split_whitespace().nth(1));
+    let dropped = dropped.filter_map(|field| u64::from_str_radix(field, 16).ok()).sum();
+    (SOFTNET_DROPS.to_owned(), dropped)
 }
 
 #[cfg(test)]
@@ -191,7 +185,7 @@ mod tests {
             conntrack(text),
             [("Conntrack.drop".to_owned(), 11), ("Conntrack.early_drop".to_owned(), 1)].into()
         );
-        assert_eq!(softnet("00000010 00000002 0000000a 0\n00000010 00000001 00000001 0\n"), (3, 11));
+        assert_eq!(softnet("00000010 00000002 0000000a 0\n00000010 00000001 00000001 0\n").1, 3);
     }
 
     #[test]

@@ -124,7 +124,7 @@ const CAUSES: &[(&str, Act)] = &[
     }),
     ("backlog", |evidence| {
         lossy(evidence);
-        stream(evidence, NEAR).far.backlog_drops = 300;
+        counted_far(evidence, crate::facts::SOFTNET_DROPS, 300);
     }),
     ("rings", |evidence| {
         lossy(evidence);
