@@ -175,8 +175,8 @@ fn late(bed: &Bed) -> Vec<Figure> {
     took.sort_by(f64::total_cmp);
     let mean = took.iter().sum::<f64>() / took.len() as f64;
     let quarter = |number: usize| took[took.len() * number / 4];
-    // No clock is exact, and a busy machine adds to all. The middle half of what is spread evenly is as wide as
-    // the jitter.
+    // No clock is exact, and a busy machine adds to all. The middle half of what is spread evenly is as wide
+    // as the jitter.
     let figure =
         |what, value, least: f64| Figure { what, value, bounds: least..=f64::INFINITY, factor: 2.0 };
     vec![

@@ -191,7 +191,8 @@ impl Evidence {
         self.runs.iter().filter(move |run| run.kind == kind)
     }
 
-    /// Of the probes that arrive, the one of the largest size; of several, the longest one, which is the last.
+    /// Of the probes that arrive, the one of the largest size; of several, the longest one, which is the
+    /// last.
     pub fn largest_probe(&self, from: PathEnd) -> Option<(u32, &Run)> {
         let arriving = self.probes().filter(|(_, run)| run.from == from && run.lost() < 1.0);
         arriving.max_by_key(|(bytes, _)| *bytes)
