@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use chance::{faults_drawn_by_chance_are_named, the_grammar_of_faults_is_consistent};
 use faults::{COMMON, Fault, VIRTIO, VMXNET3};
-use ladder::the_ladder_of_2013_is_climbed;
+use ladder::{the_ladder_of_2013_is_climbed, the_rungs_can_be_read};
 use namespaces::{
     a_proof_shows_what_a_remedy_does_and_puts_it_back, a_server_that_is_stopped_most_of_the_time_is_found,
     a_veth_is_healthy, what_somebody_else_sets_meanwhile_is_left, settings_are_put_back_whichever_process_is_killed,
@@ -24,7 +24,7 @@ use vmlane_lab::{LabSpec, Machine, Running};
 use vmlane_tests::{Bed, TIMEOUT, full, kept};
 
 vmlane_tests::tests! {
-    plain { the_grammar_of_faults_is_consistent }
+    plain { the_grammar_of_faults_is_consistent, the_rungs_can_be_read }
     guests {
         faults_between_vmxnet3_cards_are_found,
         a_proof_shows_what_a_remedy_does_and_puts_it_back,

@@ -145,7 +145,9 @@ impl Finding {
         // Other remedies of a symptom hide it, and cost speed.
         let is_mtu =
             |remedy: &Remedy| remedy.changes.iter().any(|change| matches!(change, Change::Mtu { .. }));
-        self.remedies.extend(symptom.remedies.into_iter().filter(is_mtu));
+        let end = symptom.end.filter(|end| self.end != Some(*end));
+        let own = symptom.remedies.into_iter().filter(is_mtu);
+        self.remedies.extend(own.map(|remedy| Remedy { end: remedy.end.or(end), ..remedy }));
         self.severity = self.severity.min(symptom.severity);
         if symptom.cost.share > self.cost.share {
             self.cost = symptom.cost;
@@ -250,5 +252,18 @@ mod tests {
             possible.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
             ["loss", "loss", "latency", "rings", "queueing"]
         );
+    }
+
+    #[test]
+    fn a_remedy_that_a_cause_takes_stays_with_its_machine() {
+        let mtu = Remedy::new("a smaller MTU").change(Change::Mtu { interface: "eth0".into(), mtu: 1500 });
+        let of_remedy = |end: PathEnd, remedy: Remedy| {
+            let mut cause = finding("traffic-filter", Severity::Slow).at(PathEnd::Far);
+            cause.absorb(finding("path-mtu", Severity::Slow).at(end).remedy(remedy));
+            cause.remedies[0].end
+        };
+        assert_eq!(of_remedy(PathEnd::Near, mtu.clone()), Some(PathEnd::Near));
+        assert_eq!(of_remedy(PathEnd::Near, mtu.clone().on(PathEnd::Far)), Some(PathEnd::Far));
+        assert_eq!(of_remedy(PathEnd::Far, mtu), None);
     }
 }
