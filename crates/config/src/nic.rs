@@ -10,10 +10,10 @@ use vmlane_wire::ethernet::Mac;
 use crate::names::{hash, nic_name};
 use crate::notes::{Named, Notes};
 use crate::ovn::{self, OvnNic};
-use crate::port_group::{MTUS, PortGroupConfig, policy};
+use crate::port_group::{MTUS, PortGroupConfig};
 use crate::raw::{RawNic, RawVm};
 use crate::role::{self, Role};
-use crate::switch;
+use crate::switch::{self, policy};
 use crate::traffic;
 use crate::wire::{self, WireConfig};
 

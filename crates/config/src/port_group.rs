@@ -7,7 +7,7 @@ use vmlane_switch::{Policy, Traffic};
 
 use crate::notes::{Named, Notes};
 use crate::raw::RawPortGroup;
-use crate::switch::{self, SwitchConfig};
+use crate::switch::{self, SwitchConfig, policy};
 use crate::traffic;
 use crate::vlan::{self, Vlan};
 
@@ -72,18 +72,4 @@ pub fn judge(
         }
     }
     groups
-}
-
-/// `base` where nothing is configured.
-pub fn policy(
-    base: Policy,
-    promiscuous: Option<bool>,
-    mac_changes: Option<bool>,
-    forged: Option<bool>,
-) -> Policy {
-    Policy {
-        promiscuous: promiscuous.unwrap_or(base.promiscuous),
-        mac_changes: mac_changes.unwrap_or(base.mac_changes),
-        forged_transmits: forged.unwrap_or(base.forged_transmits),
-    }
 }

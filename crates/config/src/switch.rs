@@ -4,7 +4,6 @@ use toml::Spanned;
 use vmlane_switch::Policy;
 
 use crate::notes::{Named, Notes};
-use crate::port_group::policy;
 use crate::raw::RawSwitch;
 
 /// The switch of port groups, NICs and uplinks that name none.
@@ -57,6 +56,20 @@ pub fn of(
         notes.unknown(Named::Switch, name.span(), text);
     }
     name.get_ref().clone()
+}
+
+/// `base` where nothing is configured.
+pub fn policy(
+    base: Policy,
+    promiscuous: Option<bool>,
+    mac_changes: Option<bool>,
+    forged: Option<bool>,
+) -> Policy {
+    Policy {
+        promiscuous: promiscuous.unwrap_or(base.promiscuous),
+        mac_changes: mac_changes.unwrap_or(base.mac_changes),
+        forged_transmits: forged.unwrap_or(base.forged_transmits),
+    }
 }
 
 #[cfg(test)]
