@@ -8,15 +8,15 @@ use toml::Spanned;
 use vmlane_vsock::{Forward, HOST, Rule as HostRule};
 
 use crate::daemon::{self, DaemonConfig};
-use crate::error::{ConfigError, Problem};
+use crate::error::ConfigError;
 use crate::forward::ForwardConfig;
 use crate::limits::{self, Limits};
 use crate::memory::{address_space, host_memory};
-use crate::merge::merge;
-use crate::mirror::{self, MirrorConfig, Ports};
-use crate::notes::{Named, Notes};
+use crate::mirror::{self, MirrorConfig};
+use crate::notes::{Named, Notes, check};
 use crate::ovn::{self, OvnConfig};
 use crate::port_group::{self, PortGroupConfig};
+use crate::ports::Ports;
 use crate::raw::{self, RawConfig};
 use crate::route::{self, RouteConfig};
 use crate::rules::{self, ControlRule};
@@ -27,7 +27,7 @@ use crate::team::{self, TeamConfig};
 use crate::uplink::{self, UplinkConfig};
 use crate::vm::{self, VmConfig, VmPlace};
 use crate::wire::{self, WireConfig};
-use crate::{fits, memory, unique};
+use crate::{ends, fits, memory, unique};
 
 /// A configuration without mistakes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,18 +145,6 @@ impl Config {
     }
 }
 
-pub fn check<T>(
-    sources: &Sources,
-    make: impl FnOnce(&RawConfig, &mut Notes<'_>) -> T,
-) -> Result<T, ConfigError> {
-    let checked = merge(sources).and_then(|raw| {
-        let mut notes = Notes::of(sources);
-        let made = make(&raw, &mut notes);
-        notes.result(made)
-    });
-    checked.map_err(|problems: Vec<Problem>| ConfigError::Invalid { problems })
-}
-
 /// All sections. What belongs to several is checked once each of them is known by itself: what does not fit
 /// together is no mistake of its own where one of them has one.
 fn judge(raw: &RawConfig, sources: &Sources, notes: &mut Notes<'_>) -> Config {
@@ -171,7 +159,8 @@ fn judge(raw: &RawConfig, sources: &Sources, notes: &mut Notes<'_>) -> Config {
     let hosts = each(&raw.host, |index, rule| rules::host(index, rule, notes));
     let control = each(&raw.control, |index, rule| rules::control(index, rule, notes));
     let vms = each(&raw.vm, |index, vm| vm::judge(index, vm, defaults, (&port_groups, &wires), notes));
-    wire::judge_ends(&raw.wire, &vms, &uplinks, notes);
+    let ports = Ports { vms: &vms, uplinks: &uplinks, port_groups: &port_groups };
+    ends::judge(&raw.wire, &ports, notes);
     unique::logical_ports(&raw.vm, notes);
     unique::names_and_cids(&raw.vm, notes);
     let before_route = notes.count();
@@ -187,7 +176,6 @@ fn judge(raw: &RawConfig, sources: &Sources, notes: &mut Notes<'_>) -> Config {
     unique::domains(&vms, &raw.vm, notes);
     memory::judge(&vms, &raw.vm, notes);
     let mirrors = each(&raw.mirror, |index, mirror| mirror::judge(index, mirror, notes));
-    let ports = Ports { vms: &vms, uplinks: &uplinks, port_groups: &port_groups };
     mirror::judge_ports(&mirrors, &ports, &raw.mirror, notes);
     let place = |raw: &Spanned<_>| VmPlace::of(sources, raw.span().start);
     let places = vms.iter().zip(&raw.vm).map(|(vm, raw)| (vm.name.clone(), place(raw))).collect();

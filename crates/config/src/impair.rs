@@ -1,13 +1,16 @@
 //! What happens to frames on a wire: `impair` and `impair_back` of `[[wire]]`, and `vmlane wire set`.
 
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::time::Duration;
 
 use toml::Spanned;
 use vmlane_switch::Impairment;
 
-use crate::notes::Notes;
+use crate::error::ConfigError;
+use crate::notes::{Notes, check};
 use crate::raw::{Percent, RawImpair, RawWire};
+use crate::sources::Sources;
 use crate::traffic::bits;
 
 /// Microseconds.
@@ -90,13 +93,27 @@ fn conflict(of: &Impairment) -> Option<String> {
     }
 }
 
+/// What the keys of `text` (lines such as `delay_us = 10`) make of the impairment `before` of the wire
+/// `name`. Fails with what is wrong with them and the way out.
+pub fn impair_changed(name: &str, text: &str, before: Impairment) -> Result<Impairment, String> {
+    let text = format!("[[wire]]\nname = {name:?}\n[wire.impair]\n{text}\n");
+    let made = check(&Sources::of(Path::new(""), &text), |raw, notes| {
+        let raw = raw.wire.first().and_then(|wire| wire.get_ref().impair.as_ref());
+        raw.map_or(before, |raw| judge(&format!("wire {name:?}: impair"), raw, before, notes))
+    });
+    made.map_err(|error| match error {
+        ConfigError::Invalid { problems } => {
+            problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("\n")
+        }
+        other => other.to_string(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
+    use super::impair_changed as changed;
     use super::*;
     use crate::Config;
-    use crate::wire::impair_changed as changed;
 
     fn check(wire: &str) -> Result<[Impairment; 2], String> {
         let text = format!(

@@ -16,7 +16,7 @@
 //! | `daemon.rs`, `cpus.rs` | `[daemon]` |
 //! | `topology.rs` | how many workers there are, and where they run |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `forward.rs`, `nic.rs`, `limits.rs`, `owner.rs`, `role.rs` | `[[vm]]`, each by itself |
-//! | `unique.rs`, `targets.rs`, `fits.rs`, `memory.rs` | what VMs have of their own, where forwards lead, what goes together |
+//! | `unique.rs`, `targets.rs`, `fits.rs`, `memory.rs`, `ports.rs`, `ends.rs` | what VMs have of their own, where forwards lead, what goes together, what mirrors and wires may name |
 //! | `port_group.rs`, `traffic.rs`, `vlan.rs`, `uplink.rs`, `team.rs`, `mirror.rs`, `wire.rs`, `impair.rs`, `ovn.rs` | the switch, and what is on none |
 //! | `route.rs`, `rules.rs` | other hosts; who may what |
 //! | `plan.rs` | what a reload does |
@@ -31,6 +31,7 @@ pub mod added;
 mod config;
 mod cpus;
 mod daemon;
+mod ends;
 mod error;
 pub mod files;
 pub mod findings;
@@ -52,6 +53,7 @@ mod owner;
 pub mod paths;
 pub mod plan;
 mod port_group;
+mod ports;
 mod raw;
 mod role;
 mod route;
@@ -79,6 +81,7 @@ pub use daemon::{DaemonConfig, FaultLimit, LogFormat, Mode, Workers};
 pub use error::{ConfigError, Problem};
 pub use forward::ForwardConfig;
 pub use hybrid::HybridConfig;
+pub use impair::impair_changed;
 pub use limits::Limits;
 pub use memory::host_memory;
 pub use mirror::MirrorConfig;

@@ -5,13 +5,10 @@ use std::ops::RangeInclusive;
 use toml::Spanned;
 use vmlane_switch::MirrorDirection;
 
-use crate::names::nic_name;
 use crate::notes::{Named, Notes};
-use crate::port_group::PortGroupConfig;
+use crate::ports::Ports;
 use crate::raw::RawMirror;
-use crate::uplink::UplinkConfig;
 use crate::vlan::VLANS;
-use crate::vm::VmConfig;
 use crate::wire;
 
 /// Mirrors at once, those that were added at run time included.
@@ -36,14 +33,6 @@ pub struct MirrorConfig {
 
 /// What is wrong with a mirror, and with which of its keys.
 pub type Wrong = (&'static str, String);
-
-/// All ports of the switch, and their groups.
-#[derive(Clone, Copy)]
-pub struct Ports<'c> {
-    pub vms: &'c [VmConfig],
-    pub uplinks: &'c [UplinkConfig],
-    pub port_groups: &'c [PortGroupConfig],
-}
 
 impl MirrorConfig {
     /// What is wrong by itself, or among ports that there are and `others`.
@@ -128,48 +117,15 @@ impl MirrorConfig {
     pub fn sources(&self, ports: &Ports<'_>, all: &[MirrorConfig]) -> Vec<String> {
         let mut sources: Vec<String> = Vec::new();
         for name in &self.from {
-            let members = ports.vms.iter().flat_map(|vm| {
-                let nics = (0..).zip(&vm.nics).filter(|(_, nic)| nic.port_group == *name);
-                nics.map(|(number, _)| nic_name(&vm.name, number))
-            });
+            let members = ports.nics().filter(|(_, _, nic)| nic.port_group == *name);
             let port = ports.names().filter(|port| port == name);
-            for port in port.chain(members) {
+            for port in port.chain(members.map(|(own, ..)| own)) {
                 if !sources.contains(&port) && !all.iter().any(|mirror| mirror.to == port) {
                     sources.push(port);
                 }
             }
         }
         sources
-    }
-}
-
-impl Ports<'_> {
-    /// The names of all: `VM/nicN`, and uplinks.
-    fn names(&self) -> impl Iterator<Item = String> {
-        let nics = self.vms.iter().flat_map(|vm| (0..vm.nics.len()).map(|number| nic_name(&vm.name, number)));
-        nics.chain(self.uplinks.iter().map(|uplink| uplink.name.clone()))
-    }
-
-    fn has_group(&self, name: &str) -> bool {
-        self.port_groups.iter().any(|group| group.name == name)
-    }
-
-    /// The switch of a NIC, an uplink or a port group.
-    fn switch_of(&self, name: &str) -> Option<&str> {
-        let nics = self.vms.iter().flat_map(|vm| {
-            let nics = (0..).zip(&vm.nics).map(|(number, nic)| (nic_name(&vm.name, number), &nic.switch));
-            nics.filter(|(own, _)| own == name).map(|(_, switch)| switch)
-        });
-        let uplinks = self.uplinks.iter().filter(|uplink| uplink.name == name).map(|uplink| &uplink.switch);
-        let groups = self.port_groups.iter().filter(|group| group.name == name).map(|group| &group.switch);
-        nics.chain(uplinks).chain(groups).next().map(String::as_str)
-    }
-
-    /// What may be named.
-    fn known(&self, groups: bool) -> String {
-        let groups = self.port_groups.iter().filter(|_| groups).map(|group| group.name.clone());
-        let names: Vec<String> = self.names().chain(groups).collect();
-        if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) }
     }
 }
 

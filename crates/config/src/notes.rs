@@ -9,8 +9,9 @@ use std::path::PathBuf;
 
 use toml::Spanned;
 
-use crate::error::Problem;
-use crate::raw::Size;
+use crate::error::{ConfigError, Problem};
+use crate::merge::merge;
+use crate::raw::{RawConfig, Size};
 use crate::sources::{SourceKind, Sources};
 
 const LONGEST_NAME: usize = 64;
@@ -50,20 +51,7 @@ pub struct Notes<'t> {
     pub marks: BTreeMap<String, (PathBuf, usize)>,
 }
 
-impl<'t> Notes<'t> {
-    pub fn of(sources: &'t Sources) -> Notes<'t> {
-        Notes { sources, problems: Vec::new(), uncertain: HashSet::new(), marks: BTreeMap::new() }
-    }
-
-    /// What was made of the files, unless they have mistakes.
-    pub fn result<T>(mut self, made: T) -> Result<T, Vec<Problem>> {
-        self.problems.sort_by_key(|(place, _)| *place);
-        match self.problems.is_empty() {
-            true => Ok(made),
-            false => Err(self.problems.into_iter().map(|(_, problem)| problem).collect()),
-        }
-    }
-
+impl Notes<'_> {
     pub fn problem(&mut self, span: Range<usize>, text: String) {
         self.problems.push((span.start, self.sources.problem(span.start, text)));
     }
@@ -207,6 +195,20 @@ impl<'t> Notes<'t> {
         }
         found
     }
+}
+
+/// What `make` makes of these files, as one document, unless they have mistakes.
+pub fn check<T>(
+    sources: &Sources,
+    make: impl FnOnce(&RawConfig, &mut Notes<'_>) -> T,
+) -> Result<T, ConfigError> {
+    let raw = merge(sources).map_err(|problems| ConfigError::Invalid { problems })?;
+    let mut notes =
+        Notes { sources, problems: Vec::new(), uncertain: HashSet::new(), marks: BTreeMap::new() };
+    let made = make(&raw, &mut notes);
+    notes.problems.sort_by_key(|(place, _)| *place);
+    let problems: Vec<_> = notes.problems.into_iter().map(|(_, problem)| problem).collect();
+    if problems.is_empty() { Ok(made) } else { Err(ConfigError::Invalid { problems }) }
 }
 
 /// Where a value stands, if it is given.

@@ -230,6 +230,16 @@ tables! {
     }
 }
 
+impl RawVm {
+    /// How messages call it, the one at `index`.
+    pub fn label(&self, index: usize) -> String {
+        match &self.name {
+            Some(name) => format!("vm {:?}", name.get_ref()),
+            None => format!("vm number {}", index + 1),
+        }
+    }
+}
+
 /// What a file may have, as JSON Schema.
 pub fn schema() -> serde_json::Value {
     let mut schema = RawConfig::shape().schema();

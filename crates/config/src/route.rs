@@ -11,7 +11,6 @@ use vmlane_access::Owner;
 use crate::notes::Notes;
 use crate::owner;
 use crate::raw::{RawPeer, RawRoute, RawVm};
-use crate::vm::label;
 use crate::vsock::CIDS;
 
 /// A peer of which nothing is received for so long is gone, unless the configuration has another time.
@@ -313,7 +312,7 @@ fn vms_are_inside(
         if CIDS.contains(cid.get_ref()) && !is_in(cids, *cid.get_ref()) {
             let text = format!(
                 "{}: cid = {} is none that this host owns: [route] cids has {}; give the VM another, or add it there",
-                label(index, vm.get_ref()),
+                vm.get_ref().label(index),
                 cid.get_ref(),
                 cids.iter().copied().map(shown).collect::<Vec<_>>().join(", ")
             );

@@ -8,7 +8,7 @@ use toml::Spanned;
 use crate::notes::{Named, Notes, places};
 use crate::raw::{RawForward, RawVm};
 use crate::route::RouteConfig;
-use crate::vm::{VmConfig, label};
+use crate::vm::VmConfig;
 
 /// What a VM's forwards may lead to.
 pub struct Targets<'c> {
@@ -41,7 +41,7 @@ pub fn judge(index: usize, targets: &Targets<'_>, notes: &mut Notes<'_>) {
     let mut ports = HashMap::new();
     for spanned in &raw.forward {
         let RawForward { port: Some(port), to: Some(to) } = spanned.get_ref() else { continue };
-        let key = format!("{}: forward {port} -> {to:?}", label(index, raw));
+        let key = format!("{}: forward {port} -> {to:?}", raw.label(index));
         if let Some((other, before)) = ports.insert(*port, (to, spanned.span())) {
             let text = format!("{key}: port {port} leads to {other:?} already; remove one");
             notes.conflict(spanned.span(), &[spanned.span(), before], text);

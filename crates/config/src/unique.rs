@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use crate::notes::{Notes, first, places};
 use crate::raw::RawVm;
-use crate::vm::{VmConfig, label};
+use crate::vm::VmConfig;
 
 /// No name and no CID twice, over all groups: sockets are named after the one, packets
 /// addressed by the other.
@@ -30,7 +30,7 @@ pub fn names_and_cids(raws: &[Spanned<RawVm>], notes: &mut Notes<'_>) {
             };
             let text = format!(
                 "{}: cid = {} is taken by VM {other:?} ({}); give one another",
-                label(index, vm),
+                vm.label(index),
                 cid.get_ref(),
                 notes.shown(before.start, cid.span().start)
             );

@@ -114,14 +114,6 @@ impl VmConfig {
     }
 }
 
-/// How messages call a VM.
-pub fn label(index: usize, vm: &RawVm) -> String {
-    match &vm.name {
-        Some(name) => format!("vm {:?}", name.get_ref()),
-        None => format!("vm number {}", index + 1),
-    }
-}
-
 /// What can be checked of a VM without the others. `defaults`: those of `[limits]`.
 pub fn judge(
     index: usize,
@@ -133,7 +125,7 @@ pub fn judge(
     let raw = spanned.get_ref();
     let name = notes.name_of(Named::Vm, index, spanned.span(), &raw.name);
     let name = name.map(|name| name.get_ref().clone()).unwrap_or_default();
-    let vm = label(index, raw);
+    let vm = raw.label(index);
     let group = raw.group.as_ref().map(|group| notes.name(&vm, "group", group));
     let (vsock, cid) = vsock::judge(&vm, spanned, notes);
     let (limits, memory) = limits::judge(&format!("{vm}: limits"), &raw.limits, defaults, notes);

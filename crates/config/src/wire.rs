@@ -2,19 +2,13 @@
 //! network of their own.
 
 use std::ops::Range;
-use std::path::Path;
 
 use toml::Spanned;
 use vmlane_switch::{Impairment, Policy};
 
-use crate::error::ConfigError;
-use crate::names::nic_name;
+use crate::impair;
 use crate::notes::{Named, Notes};
 use crate::raw::{RawNic, RawUplink, RawWire};
-use crate::sources::Sources;
-use crate::uplink::UplinkConfig;
-use crate::vm::VmConfig;
-use crate::{config, impair};
 
 /// The port group of a NIC that is in none.
 pub const NO_PORT_GROUP: &str = "-";
@@ -44,7 +38,7 @@ pub fn of_network(switch: &str) -> Option<&str> {
     switch.strip_prefix(PREFIX)
 }
 
-/// All wires, as far as they are known without their ends.
+/// All wires, as far as they are known without what is at their ends.
 pub fn judge(raws: &[Spanned<RawWire>], notes: &mut Notes<'_>) -> Vec<WireConfig> {
     let mut wires: Vec<WireConfig> = Vec::new();
     for (index, spanned) in raws.iter().enumerate() {
@@ -127,85 +121,6 @@ pub fn judge_uplink(key: &str, raw: &RawUplink, wire: &WireConfig, notes: &mut N
     let keys =
         [("switch", raw.switch.as_ref().map(Spanned::span)), ("vlan", raw.vlan.as_ref().map(Spanned::span))];
     refuse(key, wire, &keys, "is on no switch and passes all tags", notes);
-}
-
-/// What is at an end.
-struct End<'c> {
-    is_nic: bool,
-    /// Its isolation group.
-    group: &'c str,
-}
-
-fn find<'c>(name: &str, vms: &'c [VmConfig], uplinks: &'c [UplinkConfig]) -> Option<End<'c>> {
-    let has = |vm: &&VmConfig| (0..vm.nics.len()).any(|number| nic_name(&vm.name, number) == name);
-    let nic = vms.iter().find(has).map(|vm| End { is_nic: true, group: &vm.group });
-    let uplink = || uplinks.iter().find(|uplink| uplink.name == name && !uplink.kind.is_direct());
-    nic.or_else(|| uplink().map(|uplink| End { is_nic: false, group: &uplink.group }))
-}
-
-/// The ends exist, and may be joined.
-pub fn judge_ends(
-    raws: &[Spanned<RawWire>],
-    vms: &[VmConfig],
-    uplinks: &[UplinkConfig],
-    notes: &mut Notes<'_>,
-) {
-    for raw in raws.iter().map(Spanned::get_ref) {
-        let (Some(name), [one, other]) = (&raw.name, &raw.ends[..]) else { continue };
-        let key = format!("wire {:?}", name.get_ref());
-        let [first, second] = [one, other].map(|end| {
-            let found = find(end.get_ref(), vms, uplinks);
-            let uncertain = [Named::Vm, Named::Uplink].into_iter().any(|kind| notes.is_uncertain(kind));
-            if found.is_none() && !uncertain {
-                let text = format!(
-                    "{key}: ends: {:?} is no NIC and no uplink; name a NIC as VM/nicN, such as \"web/nic0\" ({})",
-                    end.get_ref(),
-                    known(vms, uplinks)
-                );
-                notes.problem(end.span(), text);
-            }
-            found
-        });
-        let (Some(first), Some(second)) = (first, second) else { continue };
-        let text = if !first.is_nic && !second.is_nic {
-            format!("{key}: ends: both are uplinks; one of them must be a NIC, as VM/nicN")
-        } else if first.group != second.group {
-            format!(
-                "{key}: ends: {:?} is in group {:?} and {:?} in group {:?}; no traffic crosses groups, put both into one",
-                one.get_ref(),
-                first.group,
-                other.get_ref(),
-                second.group
-            )
-        } else {
-            continue;
-        };
-        notes.conflict(other.span(), &[one.span(), other.span()], text);
-    }
-}
-
-/// What may be named.
-fn known(vms: &[VmConfig], uplinks: &[UplinkConfig]) -> String {
-    let nics = vms.iter().flat_map(|vm| (0..vm.nics.len()).map(|number| nic_name(&vm.name, number)));
-    let uplinks = uplinks.iter().filter(|uplink| !uplink.kind.is_direct()).map(|uplink| uplink.name.clone());
-    let names: Vec<String> = nics.chain(uplinks).collect();
-    if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) }
-}
-
-/// What the keys of `text` (lines such as `delay_us = 10`) make of the impairment `before` of the wire
-/// `name`. Fails with what is wrong with them and the way out.
-pub fn impair_changed(name: &str, text: &str, before: Impairment) -> Result<Impairment, String> {
-    let text = format!("[[wire]]\nname = {name:?}\n[wire.impair]\n{text}\n");
-    let made = config::check(&Sources::of(Path::new(""), &text), |raw, notes| {
-        let raw = raw.wire.first().and_then(|wire| wire.get_ref().impair.as_ref());
-        raw.map_or(before, |raw| impair::judge(&format!("wire {name:?}: impair"), raw, before, notes))
-    });
-    made.map_err(|error| match error {
-        ConfigError::Invalid { problems } => {
-            problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("\n")
-        }
-        other => other.to_string(),
-    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use vmlane_api::{Done, ErrorCode, Failure, Wire, WireEnd, WireImpairment};
-use vmlane_config::{Config, WireConfig, wire};
+use vmlane_config::{Config, WireConfig, impair_changed, wire};
 use vmlane_state::{Found, Store};
 use vmlane_switch::{Impairment, PortView, Switch};
 
@@ -94,7 +94,7 @@ impl Wires {
         }
         let mut now = self.in_force(wire);
         for (of, _) in now.iter_mut().zip(&wire.ends).filter(|(_, end)| to.is_none_or(|to| *end == to)) {
-            *of = wire::impair_changed(name, text, *of).map_err(bad)?;
+            *of = impair_changed(name, text, *of).map_err(bad)?;
         }
         self.set.insert(name.to_owned(), now);
         let refused = self.apply(switch, config);
