@@ -11,6 +11,19 @@ pub fn hold(scope: &Scope, name: &str, fd: &OwnedFd) {
     }
 }
 
+/// A file that a previous daemon held, opened. `found` has names without their `s/`.
+pub fn found_file<T, E: std::fmt::Display>(
+    found: &mut Found,
+    name: &str,
+    open: impl FnOnce(OwnedFd) -> Result<T, E>,
+) -> Option<T> {
+    let opened = match found.take(name.trim_start_matches("s/")) {
+        Some(file) => open(file).map_err(|error| error.to_string()),
+        None => Err("it is not there".to_owned()),
+    };
+    opened.inspect_err(|error| tracing::warn!(name, error, "a file of a previous daemon is not used")).ok()
+}
+
 /// Holds descriptors that came with request `number` until it has been carried out, but for those that no
 /// request can use: that one is refused in any case, and the process that holds descriptors must not have
 /// them, since closing a file of a file system that does not answer takes for ever.

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use vmlane_state::{Found, Journal, Records, Scope, Unusable};
 
 pub use self::done::Done;
-pub use self::held::{Inbound, MemoryName, hold, hold_inbound, sort};
+pub use self::held::{Inbound, MemoryName, found_file, hold, hold_inbound, sort};
 pub use self::message_file::{MessageFile, StoredAnswer};
 
 /// Bytes of one half of a session's journal.

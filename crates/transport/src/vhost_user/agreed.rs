@@ -1,8 +1,6 @@
 //! What the front end has announced and the back end agreed to: all of a session but its descriptors for
 //! events.
 
-use std::os::fd::OwnedFd;
-
 use vmlane_device::virtio::log::DirtyLog;
 use vmlane_device::virtio::queue::Record;
 use vmlane_mem::MemoryMap;
@@ -13,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::memory::Memory;
 use super::rings::Ring;
 use super::shared::{self, Inflight};
+use crate::kept::found_file;
 use crate::stats::MemoryBound;
 
 /// Kinds of records. Those of rings are followed by the number of the ring.
@@ -115,19 +114,6 @@ impl Agreed {
         }
         Some(())
     }
-}
-
-/// A file that a previous daemon held, opened. `found` has names without their `s/`.
-pub fn found_file<T, E: std::fmt::Display>(
-    found: &mut Found,
-    name: &str,
-    open: impl FnOnce(OwnedFd) -> Result<T, E>,
-) -> Option<T> {
-    let opened = match found.take(name.trim_start_matches("s/")) {
-        Some(file) => open(file).map_err(|error| error.to_string()),
-        None => Err("it is not there".to_owned()),
-    };
-    opened.inspect_err(|error| tracing::warn!(name, error, "a file of a previous daemon is not used")).ok()
 }
 
 pub fn inflight_name(area: &InflightArea) -> String {

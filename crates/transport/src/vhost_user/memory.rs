@@ -7,8 +7,7 @@ use vmlane_state::Found;
 use vmlane_wire::vhost_user::MemoryRegion;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::agreed::found_file;
-use crate::kept::MemoryName;
+use crate::kept::{MemoryName, found_file};
 use crate::stats::MemoryBound;
 
 /// Regions that ADD_MEM_REG may bring, all in all.
