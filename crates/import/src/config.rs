@@ -2,6 +2,7 @@
 
 mod hosts;
 mod networks;
+mod output;
 mod switches;
 mod team;
 
@@ -10,6 +11,7 @@ use std::fmt::Write as _;
 
 use vmlane_wire::ethernet::Mac;
 
+use self::output::Output;
 use crate::esxi::Host;
 use crate::machine::{MOST_NICS, Machine, Nic, Note, Reach};
 use crate::names::{Names, quoted};
@@ -45,13 +47,11 @@ pub struct Configuration {
 pub fn configuration(machines: &[Machine], options: &Options) -> Configuration {
     let mut taken = Names::default();
     let names: Vec<String> = machines.iter().map(|machine| taken.take(&machine.name, "vm")).collect();
-    let mut notes = Vec::new();
-    let mut toml = String::new();
-    let groups = networks::write(machines, &names, &options.hosts, &mut toml, &mut notes);
+    let mut out = Output::new();
+    let groups = networks::write(machines, &names, &options.hosts, &mut out);
     let mut writer = Writer {
         options,
-        notes,
-        toml,
+        out,
         cids: BTreeMap::new(),
         // CIDs that VMs had are kept for them.
         kept: machines.iter().filter_map(own_cid).filter(|_| options.cid.is_none()).collect(),
@@ -60,16 +60,16 @@ pub fn configuration(machines: &[Machine], options: &Options) -> Configuration {
     let mut served = Vec::new();
     for ((machine, name), groups) in machines.iter().zip(names).zip(groups) {
         if name != machine.name {
-            writer.note(format!("name {:?}", machine.name), format!("is {name:?} in vmlane"));
+            writer.out.note(format!("name {:?}", machine.name), format!("is {name:?} in vmlane"));
         }
         let is_served = writer.vm(&name, machine, &groups);
-        writer.notes.extend(machine.notes.iter().cloned().chain(machine.common_notes()).map(|note| {
+        writer.out.notes.extend(machine.notes.iter().cloned().chain(machine.common_notes()).map(|note| {
             let what = if machines.len() > 1 { format!("{name}: {}", note.what) } else { note.what };
             Note { what, then: note.then }
         }));
         served.push(Some(name).filter(|_| is_served));
     }
-    let Writer { toml, notes, .. } = writer;
+    let Output { toml, notes, .. } = writer.out;
     Configuration { toml, names: served, notes }
 }
 
@@ -83,8 +83,7 @@ fn own_cid(machine: &Machine) -> Option<u32> {
 
 struct Writer<'a> {
     options: &'a Options,
-    notes: Vec<Note>,
-    toml: String,
+    out: Output,
     /// Those that are given, and to which VM.
     cids: BTreeMap<u32, String>,
     /// Those that VMs had.
@@ -94,15 +93,11 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn note(&mut self, what: impl Into<String>, then: impl Into<String>) {
-        self.notes.push(Note { what: what.into(), then: then.into() });
-    }
-
     /// The VM's own CID if it is the first that has it, else one that no VM has or had.
     fn cid(&mut self, name: &str, machine: &Machine) -> u32 {
         if let (None, Some(own)) = (self.options.cid, own_cid(machine)) {
             if let Some(other) = self.cids.get(&own) {
-                self.note(
+                self.out.note(
                     format!("{name}: CID {own}"),
                     format!("is that of {other}, too; this VM gets another one"),
                 );
@@ -122,37 +117,37 @@ impl Writer<'_> {
     fn vm(&mut self, name: &str, machine: &Machine, groups: &[String]) -> bool {
         let cards = self.cards(name, machine, groups);
         if machine.vsock.is_none() && cards.is_empty() {
-            self.note(
+            self.out.note(
                 format!("vm {name:?}"),
                 "is left out: with neither a card nor VMCI there is nothing to serve",
             );
             return false;
         }
-        let _ = writeln!(self.toml, "[[vm]]\nname = {}", quoted(name));
+        let _ = writeln!(self.out.toml, "[[vm]]\nname = {}", quoted(name));
         if let Some(group) = &self.options.group {
-            let _ = writeln!(self.toml, "group = {}", quoted(group));
+            let _ = writeln!(self.out.toml, "group = {}", quoted(group));
         }
         let kind = match machine.vsock {
             None => "none",
             Some(vsock) => {
                 let cid = self.cid(name, machine);
-                let _ = writeln!(self.toml, "cid = {cid}");
+                let _ = writeln!(self.out.toml, "cid = {cid}");
                 if vsock.cid != Some(cid) {
                     let was = vsock.cid.map_or_else(|| "not given".into(), |cid| cid.to_string());
-                    self.note(format!("{name}: CID"), format!("was {was}, and is {cid}"));
+                    self.out.note(format!("{name}: CID"), format!("was {was}, and is {cid}"));
                 }
                 vsock.model.name()
             }
         };
-        let _ = writeln!(self.toml, "vsock = {}", quoted(kind));
+        let _ = writeln!(self.out.toml, "vsock = {}", quoted(kind));
         if machine.vsock.is_some_and(|vsock| vsock.reach == Reach::Host) {
-            let _ = writeln!(self.toml, "restricted = true");
+            let _ = writeln!(self.out.toml, "restricted = true");
         }
         if !cards.is_empty() {
             let lines: String = cards.iter().map(|card| format!("  {{ {card} }},\n")).collect();
-            let _ = writeln!(self.toml, "nic = [\n{lines}]");
+            let _ = writeln!(self.out.toml, "nic = [\n{lines}]");
         }
-        self.toml.push('\n');
+        self.out.toml.push('\n');
         true
     }
 
@@ -160,7 +155,7 @@ impl Writer<'_> {
     fn cards(&mut self, name: &str, machine: &Machine, groups: &[String]) -> Vec<String> {
         if machine.nics.len() > MOST_NICS {
             let count = machine.nics.len();
-            self.note(
+            self.out.note(
                 format!("{name}: {count} cards"),
                 format!("vmlane serves {MOST_NICS} of a VM; the others are left out"),
             );
@@ -182,7 +177,7 @@ impl Writer<'_> {
                 }
                 Some(other) => {
                     let then = format!("is left out: {other} has it, too; vmlane chooses another one");
-                    self.note(format!("{place}: MAC address {mac}"), then);
+                    self.out.note(format!("{place}: MAC address {mac}"), then);
                 }
             }
         }
@@ -194,7 +189,7 @@ impl Writer<'_> {
                 }
                 Some(other) => {
                     let then = format!("is left out: {other} is in it, too; QEMU chooses another one");
-                    self.note(format!("{place}: slot {slot}"), then);
+                    self.out.note(format!("{place}: slot {slot}"), then);
                 }
             }
         }
@@ -203,7 +198,7 @@ impl Writer<'_> {
             Some(value) => {
                 let (low, high) = (range.start(), range.end());
                 let what = format!("{place}: {key} = {value}");
-                self.notes.push(Note { what, then: format!("is left out: vmlane takes {low} to {high}") });
+                self.out.note(what, format!("is left out: vmlane takes {low} to {high}"));
             }
             None => {}
         };

@@ -4,14 +4,11 @@
 
 use std::collections::BTreeMap;
 
+use super::output::Output;
 use super::switches::{self, Listed, begin_group, write_switch};
 use crate::esxi::{Host, Security};
-use crate::machine::{MOST_NICS, Machine, Nic, Note};
-use crate::names::Names;
+use crate::machine::{MOST_NICS, Machine, Nic};
 use crate::network::{Network, Switch, Tagging};
-
-/// vmlane's own switch, and its port group.
-const RESERVED: &str = "default";
 
 /// What makes two cards be in one port group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,17 +43,9 @@ impl Key {
 /// Writes the listed networks, and those of all cards that are not listed, each once.
 ///
 /// Returns the names of the port groups, by machine and card.
-pub fn write(
-    machines: &[Machine],
-    names: &[String],
-    hosts: &[Host],
-    toml: &mut String,
-    notes: &mut Vec<Note>,
-) -> Vec<Vec<String>> {
-    let mut taken = Names::without(RESERVED);
-    let listed = switches::write(hosts, &mut taken, toml, notes);
-    let (of_switches, groups) = (BTreeMap::new(), BTreeMap::new());
-    let mut writer = Writer { listed, names: taken, toml, notes, switches: of_switches, groups };
+pub fn write(machines: &[Machine], names: &[String], hosts: &[Host], out: &mut Output) -> Vec<Vec<String>> {
+    let listed = switches::write(hosts, out);
+    let mut writer = Writer { listed, out, switches: BTreeMap::new(), groups: BTreeMap::new() };
     let machines = machines.iter().zip(names).enumerate().map(|(number, (machine, name))| {
         let cards = machine.nics.iter().take(MOST_NICS).enumerate();
         let groups =
@@ -68,10 +57,7 @@ pub fn write(
 
 struct Writer<'a> {
     listed: Listed,
-    /// Of port groups and of switches: vmlane has a port group for each switch, by its name.
-    names: Names,
-    toml: &'a mut String,
-    notes: &'a mut Vec<Note>,
+    out: &'a mut Output,
     switches: BTreeMap<Switch, String>,
     groups: BTreeMap<Key, String>,
 }
@@ -125,14 +111,20 @@ impl Writer<'_> {
         let name = match known {
             Ok((vlan, switch)) => {
                 let switch = self.on(switch);
-                let name = self.names.take(&wish, "network");
+                let name = self.out.names.take(&wish, "network");
                 self.port_group(&key.network, &name, &switch, &vlan);
                 name
             }
             Err(why) => {
-                let name = self.names.take(&wish, "network");
-                self.note(&key.network, card, &why, &name);
-                write_switch(self.toml, &name, None, Security::default(), false);
+                let name = self.out.names.take(&wish, "network");
+                let what = match &key.network {
+                    Network::Alone(_) => format!("network of {card}"),
+                    network => network.to_string(),
+                };
+                let then =
+                    format!("{why}; port group {name:?} has a switch of its own: set its switch and vlan");
+                self.out.note(what, then);
+                write_switch(&mut self.out.toml, &name, None, Security::default(), false);
                 // Untagged, it meets nothing: nothing else is on this switch.
                 let vlan = self.vlan(&key).unwrap_or_else(|_| "0".into());
                 self.port_group(&key.network, &name, &name, &vlan);
@@ -143,29 +135,26 @@ impl Writer<'_> {
         name
     }
 
-    fn note(&mut self, network: &Network, card: &str, why: &str, name: &str) {
-        let what = match network {
-            Network::Alone(_) => format!("network of {card}"),
-            network => network.to_string(),
-        };
-        let then = format!("{why}; port group {name:?} has a switch of its own: set its switch and vlan");
-        self.notes.push(Note { what, then });
-    }
-
     /// The name of a switch, which is written for its first port group.
     fn on(&mut self, switch: Switch) -> String {
         if let Some(name) = self.switches.get(&switch) {
             return name.clone();
         }
         let wish = switch.wish();
-        let name = self.names.take(&wish, "switch");
-        write_switch(self.toml, &name, (wish != name).then_some(&switch), Security::default(), false);
+        let name = self.out.names.take(&wish, "switch");
+        write_switch(
+            &mut self.out.toml,
+            &name,
+            (wish != name).then_some(&switch),
+            Security::default(),
+            false,
+        );
         self.switches.insert(switch, name.clone());
         name
     }
 
     fn port_group(&mut self, network: &Network, name: &str, switch: &str, vlan: &str) {
-        begin_group(self.toml, network, name, switch, vlan);
-        self.toml.push('\n');
+        begin_group(&mut self.out.toml, network, name, switch, vlan);
+        self.out.toml.push('\n');
     }
 }

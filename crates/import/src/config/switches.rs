@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::hosts::{Group, Merged, merge, uplinks};
+use super::output::Output;
 use super::team;
 use crate::esxi::{Host, Policies, Security, Shaping, Unknown, Vlan};
 use crate::machine::Note;
-use crate::names::{Names, quoted};
+use crate::names::quoted;
 use crate::network::{Network, Switch};
 
 /// Bits in a second, and bytes, that vmlane takes.
@@ -58,48 +59,33 @@ fn plain(network: &Network) -> Network {
 }
 
 /// Writes all that is listed.
-pub fn write(hosts: &[Host], names: &mut Names, toml: &mut String, notes: &mut Vec<Note>) -> Listed {
+pub fn write(hosts: &[Host], out: &mut Output) -> Listed {
     let mut merging = Vec::new();
     let (switches, loose) = merge(hosts, &mut merging);
     let listed = Listed { places: BTreeMap::new(), is_empty: hosts.is_empty() };
-    let out = Output { names, interfaces: Names::default(), toml, notes };
     let mut writer = Writer { out, listed };
     switches.iter().for_each(|switch| writer.switch(switch));
     loose.iter().for_each(|group| writer.loose(group));
     writer.out.notes.extend(merging);
-    hosts.iter().for_each(|host| writer.out.report(host));
-    writer.listed
+    let Writer { listed, .. } = writer;
+    hosts.iter().for_each(|host| report(host, out));
+    listed
 }
 
-/// What is written, and the names in it.
-pub struct Output<'a> {
-    /// Of everything but interfaces.
-    pub names: &'a mut Names,
-    pub interfaces: Names,
-    pub toml: &'a mut String,
-    pub notes: &'a mut Vec<Note>,
-}
-
-impl Output<'_> {
-    pub fn note(&mut self, what: String, then: impl Into<String>) {
-        self.notes.push(Note { what, then: then.into() });
+/// What of a host's listing is not used.
+fn report(host: &Host, out: &mut Output) {
+    for note in &host.notes {
+        out.note(format!("{}: {}", host.name, note.what), note.then.clone());
     }
-
-    /// What of a host's listing is not used.
-    fn report(&mut self, host: &Host) {
-        for note in &host.notes {
-            self.note(format!("{}: {}", host.name, note.what), note.then.clone());
-        }
-        let used: BTreeSet<&String> = host.switches.iter().flat_map(uplinks).collect();
-        for adapter in host.adapters.iter().filter(|adapter| !used.contains(&adapter.name)) {
-            let what = format!("{}: {} (MAC {})", host.name, adapter.name, adapter.mac);
-            self.note(what, "is of no switch: is left out");
-        }
+    let used: BTreeSet<&String> = host.switches.iter().flat_map(uplinks).collect();
+    for adapter in host.adapters.iter().filter(|adapter| !used.contains(&adapter.name)) {
+        let what = format!("{}: {} (MAC {})", host.name, adapter.name, adapter.mac);
+        out.note(what, "is of no switch: is left out");
     }
 }
 
 struct Writer<'a> {
-    out: Output<'a>,
+    out: &'a mut Output,
     listed: Listed,
 }
 
@@ -111,12 +97,12 @@ impl Writer<'_> {
         let security = switch.first().and_then(|(_, part)| part.policies.security).unwrap_or_default();
         let leads_out = switch.first().is_some_and(|(_, part)| !uplinks(part).is_empty());
         let is_called = switch.of == Switch::Standard(name.clone());
-        write_switch(self.out.toml, &name, (!is_called).then_some(&switch.of), security, leads_out);
+        write_switch(&mut self.out.toml, &name, (!is_called).then_some(&switch.of), security, leads_out);
         let at = self.out.notes.len();
         for group in &switch.groups {
             self.group(switch, &name, group, security);
         }
-        let adapters = team::write(switch, &name, &mut self.out);
+        let adapters = team::write(switch, &name, self.out);
         self.describe(switch, &name, &adapters, at);
     }
 
@@ -194,7 +180,7 @@ impl Writer<'_> {
             network.to_string(),
             format!("{why}; port group {name:?} has a switch of its own: set its switch and vlan"),
         );
-        write_switch(self.out.toml, &name, None, Security::default(), false);
+        write_switch(&mut self.out.toml, &name, None, Security::default(), false);
         let security = group.policies.security.unwrap_or_default();
         self.write_group(&network, &name, &name, vlan, &group.policies.shaping, security);
         self.place(network, Place::Written(name));
@@ -218,8 +204,8 @@ impl Writer<'_> {
             let what = format!("port group {name:?}: untagged frames beside tagged ones");
             self.out.note(what, "do not pass: vmlane's list of VLANs has tags only");
         }
-        begin_group(self.out.toml, network, name, on, &vlan);
-        write_security(self.out.toml, security);
+        begin_group(&mut self.out.toml, network, name, on, &vlan);
+        write_security(&mut self.out.toml, security);
         self.shape(name, shaping.as_ref());
         self.out.toml.push('\n');
     }

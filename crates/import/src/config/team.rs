@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::hosts::{Merged, uplinks};
-use super::switches::Output;
+use super::output::Output;
 use crate::esxi::{Balancing, Failover, Host};
 use crate::names::{Names, quoted};
 use crate::network::Switch;
@@ -23,7 +23,7 @@ struct Team {
 }
 
 /// Writes a switch's uplinks as questions, and their team. Returns the adapters that are written.
-pub fn write(switch: &Merged<'_>, name: &str, out: &mut Output<'_>) -> Vec<String> {
+pub fn write(switch: &Merged<'_>, name: &str, out: &mut Output) -> Vec<String> {
     note_differences(switch, name, out);
     let team = team(switch, name, out);
     let members: Vec<String> = team.active.iter().chain(&team.standby).cloned().collect();
@@ -36,7 +36,7 @@ pub fn write(switch: &Merged<'_>, name: &str, out: &mut Output<'_>) -> Vec<Strin
 }
 
 /// Uplinks of other hosts than the one whose are written.
-fn note_differences(switch: &Merged<'_>, name: &str, out: &mut Output<'_>) {
+fn note_differences(switch: &Merged<'_>, name: &str, out: &mut Output) {
     let Some((host, part)) = switch.first() else { return };
     for (other, of_other) in switch.parts.iter().filter(|(other, _)| !std::ptr::eq(*other, host)) {
         let is_same =
@@ -51,7 +51,7 @@ fn note_differences(switch: &Merged<'_>, name: &str, out: &mut Output<'_>) {
 }
 
 /// Returns the uplink's name.
-fn write_uplink(switch: &Merged<'_>, on: &str, adapter: &str, out: &mut Output<'_>) -> String {
+fn write_uplink(switch: &Merged<'_>, on: &str, adapter: &str, out: &mut Output) -> String {
     let name = out.names.take(adapter, "uplink");
     let interface = interface(&name, &mut out.interfaces);
     let _ = writeln!(
@@ -85,7 +85,7 @@ fn interface(uplink: &str, taken: &mut Names) -> String {
     if name.len() <= LONGEST_INTERFACE { name } else { taken.take("up", "up") }
 }
 
-fn write_team(team: &Team, of: &str, written: &BTreeMap<&str, String>, out: &mut Output<'_>) {
+fn write_team(team: &Team, of: &str, written: &BTreeMap<&str, String>, out: &mut Output) {
     let list = |adapters: &[String]| {
         let names = adapters.iter().filter_map(|adapter| written.get(adapter.as_str()));
         names.map(|name| quoted(name)).collect::<Vec<_>>().join(", ")
@@ -113,7 +113,7 @@ fn policy(switch: &Merged<'_>) -> Option<Failover> {
     }
 }
 
-fn team(switch: &Merged<'_>, name: &str, out: &mut Output<'_>) -> Team {
+fn team(switch: &Merged<'_>, name: &str, out: &mut Output) -> Team {
     let all = switch.first().map(|(_, part)| uplinks(part).to_vec()).unwrap_or_default();
     let listed = policy(switch);
     if listed.is_none() && all.len() > 1 {
@@ -137,7 +137,7 @@ fn team(switch: &Merged<'_>, name: &str, out: &mut Output<'_>) -> Team {
 
 impl Team {
     /// What a team of vmlane needs, and what it cannot have.
-    fn complete(&mut self, all: &[String], name: &str, out: &mut Output<'_>) {
+    fn complete(&mut self, all: &[String], name: &str, out: &mut Output) {
         if self.active.is_empty() && self.standby.is_empty() {
             self.active = all.to_vec();
         }
@@ -164,7 +164,7 @@ impl Team {
 }
 
 /// What of a policy is otherwise.
-fn note_policy(switch: &Merged<'_>, name: &str, failover: &Failover, out: &mut Output<'_>) {
+fn note_policy(switch: &Merged<'_>, name: &str, failover: &Failover, out: &mut Output) {
     if let Some(Err(text)) = &failover.balancing {
         out.note(format!("{name}: load balancing {text:?}"), "is not vmlane's: is by the port of the sender");
     }
