@@ -382,7 +382,7 @@ impl Receive {
 
 impl Shown for Receive {
     fn note(&mut self, words: &mut Words) {
-        self.kept.note_ring(words, &self.ring);
+        words.note_ring(&self.kept, &self.ring);
         self.replies.note(words);
     }
 

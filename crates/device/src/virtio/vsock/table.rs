@@ -7,21 +7,12 @@ use std::sync::Arc;
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
 use super::credit::Flow;
-use super::kept::{Book, Entry, Kept, Kind, Transaction};
+use super::kept::{Book, Entry, Kept, Kind, Known, Transaction};
 use super::repeats::{Credit, Repeats};
 use super::views::ConnectionView;
 
 /// Both directions of a connection.
 const BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
-
-/// A connection as one VM sees it: its port, the peer, the peer's port, the type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Known {
-    pub port: u32,
-    pub peer: u32,
-    pub peer_port: u32,
-    pub kind: u16,
-}
 
 /// One VM's side of a connection.
 #[derive(Debug, Default)]

@@ -65,8 +65,8 @@ impl Transmit {
 
 impl Shown for Transmit {
     fn note(&mut self, words: &mut Words) {
-        self.kept.note_ring(words, &self.ring);
-        self.kept.note_part(words, self.part);
+        words.note_ring(&self.kept, &self.ring);
+        words.note_part(&self.kept, self.part);
     }
 
     fn show(&mut self) {

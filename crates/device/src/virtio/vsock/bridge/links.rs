@@ -9,12 +9,11 @@ use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, o
 
 use super::inbox::{GuestInbox, GuestRemote};
 use super::name::Name;
-use crate::virtio::vsock::kept::{Book, Entry, Kept, Kind, Place, Transaction};
+use crate::virtio::vsock::kept::{Book, Entry, Kept, Kind, Known, Place, Transaction};
 use crate::virtio::vsock::lane::{Lane, LanePort, Notes};
 use crate::virtio::vsock::port::Port;
 use crate::virtio::vsock::receive::Inlet;
 use crate::virtio::vsock::repeats::{Credit, Repeats};
-use crate::virtio::vsock::table::Known;
 
 /// How many bytes a guest may leave behind in streams that it left.
 const BUDGET: usize = 16 << 20;

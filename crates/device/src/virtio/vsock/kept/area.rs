@@ -8,18 +8,14 @@ use vmlane_mem::Spans;
 use vmlane_wire::virtio_vsock::{HEADER, Header, MAX_PAYLOAD};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Kept, Transaction, at};
+use super::file::Kept;
+use super::layout as at;
+use super::layout::area::{BLOCKS, GRANULE, GRANULES, WORDS};
+use super::transaction::Transaction;
 
-/// Bytes of a granule, and how many there are.
-pub const GRANULE: usize = 256;
-const GRANULES: usize = 1 << 16;
 /// In front of a block's bytes: receiver 4, bytes 4, payload of the packet 4, zero 4, header.
 const HEAD: usize = 64;
 const _: () = assert!(16 + HEADER <= HEAD);
-/// First the word that states how many granules were ever used; then a word a granule; then these.
-const WORDS: usize = 64;
-const BLOCKS: usize = (WORDS + 8 * GRANULES).next_multiple_of(4096);
-pub const BYTES: usize = BLOCKS + GRANULE * GRANULES;
 
 /// Bits of the word of a block's first granule: bytes that are delivered, granules, a number by which blocks
 /// are in order.

@@ -2,16 +2,28 @@
 
 use std::sync::Arc;
 
-use super::{Kept, Kind, Transaction, at, lanes};
-use crate::virtio::vsock::table::Known;
+use super::file::Kept;
+use super::layout::book::{FIRST, PLACE, PLACES};
+use super::layout::{self as at, lanes};
+use super::transaction::Transaction;
 
-/// Connections of one device that are noted. One beyond goes on like the others, but a later daemon does not
-/// end it when the VM at its other end goes.
-const PLACES: u32 = 1 << 16;
-/// Two words each. First the word that states how many places were ever used.
-const PLACE: usize = 16;
-const FIRST: usize = 64;
-pub const BYTES: usize = (FIRST + PLACES as usize * PLACE).next_multiple_of(4096);
+/// Which connections a book is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// With other virtio-vsock guests.
+    Table,
+    /// With all others.
+    Links,
+}
+
+/// A connection as one VM sees it: its port, the peer, the peer's port, the type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Known {
+    pub port: u32,
+    pub peer: u32,
+    pub peer_port: u32,
+    pub kind: u16,
+}
 
 /// What is noted of a connection, as one VM sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,21 +8,13 @@
 
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, fallocate};
 use vmlane_mem::{MemoryMap, Spans};
 use vmlane_vsock::{HOST, SocketAddress};
 
-use super::{Kept, Transaction, at};
+use super::file::{Kept, bytes_of};
+use super::layout::{self as at, lanes::PLACE};
+use super::transaction::Transaction;
 use crate::virtio::vsock::credit::CREDIT;
-
-/// Connections of one device: as many as all of a daemon may have.
-pub const PLACES: usize = 2048;
-/// Of a place, its words.
-const PLACE: usize = 64;
-pub const WORDS: usize = PLACES * PLACE;
-pub const BYTES: usize = PLACES * CREDIT;
-/// Memory that a place keeps while no connection has it.
-const SMALL: usize = 16 << 10;
 
 /// A word of a place. The counts are bytes since the connection began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,46 +31,6 @@ pub enum Word {
     Peer = 32,
 }
 
-/// Which places are in use.
-#[derive(Debug, Default)]
-pub struct Places {
-    used: Vec<bool>,
-    /// Free once the transaction with this number is valid: which, and how many of its bytes were ever
-    /// written.
-    leaving: Vec<(u64, usize, usize)>,
-}
-
-impl Places {
-    /// So many transactions have become valid.
-    fn release(&mut self, commits: u64, kept: &Kept) {
-        let Places { used, leaving } = self;
-        leaving.retain(|&(since, number, written)| {
-            let leaves = since < commits;
-            if leaves {
-                if let Some(used) = used.get_mut(number) {
-                    *used = false;
-                }
-                if written > SMALL {
-                    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                    // Where that fails the memory stays until the session ends.
-                    let _ = fallocate(&kept.file, hole, bytes_of(number) as u64, CREDIT as u64);
-                }
-            }
-            !leaves
-        });
-    }
-
-    fn take(&mut self, number: usize) -> bool {
-        if number >= PLACES {
-            return false;
-        }
-        if self.used.len() <= number {
-            self.used.resize(number + 1, false);
-        }
-        self.used.get_mut(number).is_some_and(|used| !std::mem::replace(used, true))
-    }
-}
-
 /// One connection's place. It is free again when this is dropped and what was done until then is valid.
 pub struct Place {
     kept: Arc<Kept>,
@@ -93,7 +45,7 @@ impl Place {
     /// For a new connection with `peer`. None: all are in use.
     pub fn take(kept: &Arc<Kept>, transaction: &Arc<Transaction>, peer: SocketAddress) -> Option<Place> {
         let mut places = kept.places.lock();
-        places.release(transaction.commits(), kept);
+        places.release(transaction.commits(), kept.file());
         let free = places.used.iter().position(|used| !used);
         let number = free.unwrap_or(places.used.len());
         let mut place = places.take(number).then(|| Place::of(kept, transaction, number, 0))?;
@@ -175,10 +127,6 @@ impl Drop for Place {
         let mut places = self.kept.places.lock();
         let commits = self.transaction.commits();
         places.leaving.push((commits, self.number, self.written));
-        places.release(commits, &self.kept);
+        places.release(commits, self.kept.file());
     }
-}
-
-fn bytes_of(number: usize) -> usize {
-    at::LANE_BYTES + number * CREDIT
 }

@@ -6,18 +6,10 @@ use std::sync::Arc;
 use vmlane_wire::virtio_vsock::{HEADER, Header, op};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::file::Kept;
+use super::layout as at;
+use super::layout::replies::{MOST, PLACE, PLACES};
 use super::transaction::Words;
-use super::{Kept, at};
-
-/// Beyond so many they are forgotten.
-pub const MOST: usize = 512;
-/// Places, which are used in turn: those that wait, and those that were sent in a transaction that is not
-/// valid yet.
-const PLACES: u32 = 2 * MOST as u32;
-const PLACE: usize = 48;
-const _: () = assert!(HEADER <= PLACE);
-/// First the word: the numbers of the first one that waits and of the next one that will.
-pub const BYTES: usize = (64 + PLACES as usize * PLACE).next_multiple_of(4096);
 
 pub struct Replies {
     kept: Arc<Kept>,

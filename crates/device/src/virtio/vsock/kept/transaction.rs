@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use atomic_refcell::AtomicRefCell;
 use vmlane_mem::Window;
-use vmlane_state::{LAYOUT, Unusable};
+use vmlane_state::Unusable;
 
-use super::{Kept, at};
+use super::file::{Kept, Part, create, open};
+use super::layout as at;
+use crate::virtio::queue::Queue;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vmlanetx");
 
-/// Offsets in a log.
+/// Offsets in a log, behind what every file begins with.
 mod log {
-    pub const MAGIC: usize = 0;
-    pub const LAYOUT: usize = 8;
     /// How many entries are valid; 0: nothing is under way.
     pub const COUNT: usize = 16;
     /// In one line of the cache with that.
@@ -75,9 +75,7 @@ struct Inner {
 impl Transaction {
     /// With its log, to be held for the next daemon before the first commit.
     pub fn create() -> io::Result<(Arc<Transaction>, OwnedFd)> {
-        let (log, file) = Window::of_file("vmlane-transaction", LEN)?;
-        log.store_u32(log::LAYOUT, LAYOUT);
-        log.store_u64(log::MAGIC, MAGIC);
+        let (log, file) = create("vmlane-transaction", MAGIC, LEN)?;
         let (words, rings) = (Words::default(), Vec::new());
         let inner = AtomicRefCell::new(Inner { log, words, rings });
         Ok((Arc::new(Transaction { inner, commits: AtomicU64::new(0) }), file))
@@ -135,9 +133,16 @@ impl Words {
         self.0.push(Change { window: Some(kept.window.clone()), id: kept.id, at, value });
     }
 
-    /// A word that the ring itself stores when it is shown.
-    pub fn set_by_ring(&mut self, kept: &Kept, at: usize, value: u64) {
-        self.0.push(Change { window: None, id: kept.id, at, value });
+    /// What the record of `ring` holds once its completions are shown: the ring itself stores it then.
+    pub fn note_ring(&mut self, kept: &Kept, ring: &Queue) {
+        let word = ring.unshown();
+        self.0.extend(word.map(|(at, value)| Change { window: None, id: kept.id, at, value }));
+    }
+
+    pub fn note_part(&mut self, kept: &Kept, part: Part) {
+        if kept.part() != part {
+            self.set(kept, at::PART, part.word());
+        }
     }
 }
 
@@ -155,18 +160,7 @@ impl Change {
 
 /// Finishes what a previous daemon's worker had begun to make valid, in the files that are there.
 pub fn redo(file: &OwnedFd, kept: &[Arc<Kept>]) -> Result<(), Unusable> {
-    let have = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size as u64;
-    if have < LEN {
-        return Err(Unusable::Short { have, need: LEN });
-    }
-    let log = Window::over_file(file, LEN)?;
-    if log.load_u64(log::MAGIC) != MAGIC {
-        return Err(Unusable::Magic);
-    }
-    match log.load_u32(log::LAYOUT) {
-        LAYOUT => {}
-        have => return Err(Unusable::Layout { have }),
-    }
+    let log = open(file, MAGIC, LEN)?;
     let count = usize::try_from(log.load_u64(log::COUNT)).ok().filter(|&count| count <= ENTRIES);
     for number in 0..count.ok_or(Unusable::Damaged { at: log::COUNT })? {
         let entry = log::ENTRIES + number * ENTRY;
