@@ -4,7 +4,8 @@
 use vmlane_port::{Network, Offload, TxFrame};
 use vmlane_wire::ethernet::HEADER;
 
-use super::{Flow, MAX_HEADERS, PSH_OR_FIN, Segment};
+use super::{Flow, PSH_OR_FIN, Segment};
+use crate::coalesce::mask::MAX_HEADERS;
 use crate::flight::Fetched;
 use crate::ingress::Frame;
 use crate::parse::{IPV6, word};
@@ -17,40 +18,9 @@ const V4_CHECKSUM: usize = HEADER + 10;
 /// In an IPv6 header.
 const V6_LENGTH: usize = HEADER + 4;
 
-/// The bits of headers in which all segments of a flow are equal.
-#[derive(Debug)]
-pub struct Mask([u8; MAX_HEADERS]);
-
-impl Default for Mask {
-    fn default() -> Mask {
-        Mask([0; MAX_HEADERS])
-    }
-}
-
-impl Mask {
-    /// Begins anew: all bits of the first `header` bytes.
-    fn begin(&mut self, header: usize) {
-        self.0.fill(0);
-        self.set(0..header, u8::MAX);
-    }
-
-    fn set(&mut self, range: std::ops::Range<usize>, bits: u8) {
-        self.0.get_mut(range).into_iter().for_each(|bytes| bytes.fill(bits));
-    }
-
-    /// Do these begin with headers, of `header` bytes, that are equal?
-    #[inline]
-    fn equal(&self, a: &[u8; MAX_HEADERS], b: &[u8; MAX_HEADERS], header: usize) -> bool {
-        let words = a.as_chunks().0.iter().zip(b.as_chunks().0).zip(self.0.as_chunks().0);
-        let differs =
-            |((&a, &b), &mask)| (u64::from_ne_bytes(a) ^ u64::from_ne_bytes(b)) & u64::from_ne_bytes(mask);
-        words.take(header.div_ceil(8)).map(differs).fold(0, |all, one| all | one) == 0
-    }
-}
-
 impl Flow {
     /// Notes what the next segment's headers have to be. `epoch`: see `Way::epoch`.
-    pub(super) fn expect(&mut self, epoch: Option<u64>) {
+    pub fn expect(&mut self, epoch: Option<u64>) {
         self.way.epoch = epoch;
         if epoch.is_none() {
             return;
@@ -70,7 +40,7 @@ impl Flow {
 
     /// Does a frame that begins with `head` have the sequence number that is expected?
     #[inline]
-    pub(super) fn is_next(&self, head: &[u8]) -> bool {
+    pub fn is_next(&self, head: &[u8]) -> bool {
         let at = usize::from(self.layers.transport_at) + SEQUENCE;
         let sequence = head.get(at..).and_then(|rest| rest.first_chunk());
         sequence.is_some_and(|bytes| self.next_sequence() == Some(u32::from_be_bytes(*bytes)))
@@ -78,16 +48,11 @@ impl Flow {
 
     /// Adds a frame with the sequence number that is expected, if it is the next segment.
     #[inline]
-    pub(super) fn follow(&mut self, fetched: &Fetched<'_, '_>, read: &mut usize) -> bool {
+    pub fn follow(&mut self, fetched: &Fetched<'_, '_>, read: &mut usize) -> bool {
         let &Fetched { end, token, tx } = fetched;
         let Some((segment, step)) = self.expects(tx) else { return false };
         let frame = Frame { head: tx.head, tx, popped: 0, tag: tx.tag, offload: tx.offload };
-        let layers = self.layers;
-        let added = self.add(&frame, &layers, &segment, (end, token), read);
-        if added {
-            self.id_step = Some(step);
-        }
-        added
+        self.add(&frame, (&segment, step), (end, token), read)
     }
 
     /// What a frame is, if it is the next segment, and by how much IPv4 identifications count up.
