@@ -1,6 +1,7 @@
 //! The switch as others see it: ports to manage, ends to attach.
 
 mod links;
+mod ports;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -175,23 +176,6 @@ impl Switch {
         self.workers.iter().map(|worker| &worker.stats)
     }
 
-    /// Makes a port; nothing is attached to it yet.
-    pub fn add_port(&self, spec: PortSpec) -> Result<PortId, SwitchFull> {
-        self.add_counted_port(spec, PortStats::default())
-    }
-
-    /// The same, which counts in `stats`.
-    pub fn add_counted_port(&self, spec: PortSpec, stats: PortStats) -> Result<PortId, SwitchFull> {
-        let name = spec.name.clone();
-        let _here = self.whose.read_recursive();
-        let taps = self.taps.lock();
-        let id = self.make_port(spec, Arc::new(stats), None)?;
-        self.place_known_taps(&taps, &name);
-        drop(taps);
-        self.aim_mirrors(&name);
-        Ok(id)
-    }
-
     /// Makes a port with every worker. Uplinks are the first worker's, but for direct ones: with their NICs
     /// they are spread as NICs are. `internal`: it is of the switch's own, not listed, and that worker's.
     pub(crate) fn make_port(
@@ -275,17 +259,6 @@ impl Switch {
 
     pub(crate) fn mirrors(&self) -> &Mutex<Mirrors> {
         &self.mirrors
-    }
-
-    /// Removes a port; what is attached to it is dropped. False if there is none.
-    pub fn remove_port(&self, id: PortId) -> bool {
-        let _here = self.whose.read_recursive();
-        let taps = self.taps.lock();
-        let Some(spec) = self.unmake_port(id) else { return false };
-        self.place_known_taps(&taps, &spec.name);
-        drop(taps);
-        self.aim_mirrors(&spec.name);
-        true
     }
 
     /// Changes a port; what is attached stays, frames that wait for it or that it waits with are
