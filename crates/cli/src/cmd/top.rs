@@ -15,9 +15,9 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use self::rates::{Rates, rates};
+use self::rates::{Rates, Sample, rates};
 use self::screen::sample;
-use self::views::{Sample, View, table};
+use self::views::{View, table};
 use super::control::{Where, bytes, is_terminal, json, print, seconds};
 
 const EXAMPLES: &str = "Examples:

@@ -2,8 +2,9 @@
 
 use ratatui::crossterm::event::KeyCode;
 
+use super::rates::Sample;
 use super::table::Table;
-use super::views::{Sample, View, table};
+use super::views::{View, table};
 
 /// What the loop around it is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

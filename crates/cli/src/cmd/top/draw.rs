@@ -7,9 +7,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell as Place, Clear, Paragraph, Row, Table as Grid};
 
 use super::app::App;
-use super::rates::{Rates, rates};
+use super::rates::{Rates, Sample, rates};
 use super::table::{Cell, Table};
-use super::views::{Sample, View, load};
+use super::views::{View, load};
 use crate::cmd::control::bytes;
 
 const GAP: u16 = 2;

@@ -1,9 +1,18 @@
 //! Rates: what happened per second between two samples.
 
-use serde::Serialize;
-use vmlane_api::{CounterList, Stats, VmStats};
+use std::time::Instant;
 
-use super::views::Sample;
+use serde::Serialize;
+use vmlane_api::{CounterList, Stats, Status, VmStats};
+
+/// One sample of the daemon.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When the daemon was asked.
+    pub at: Instant,
+    pub status: Status,
+    pub stats: Stats,
+}
 
 /// What happened per second, between two samples.
 #[derive(Debug, PartialEq, Serialize)]
@@ -122,9 +131,7 @@ pub fn rates(before: &Sample, now: &Sample) -> Rates {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
-    use vmlane_api::Status;
+    use std::time::Duration;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use vmlane_api::call;
 
 use super::app::{App, Next};
 use super::draw::draw;
-use super::views::Sample;
+use super::rates::Sample;
 use crate::cmd::control::Where;
 
 /// Shows what moves until a key or `count` updates end it.

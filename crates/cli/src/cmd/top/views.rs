@@ -1,10 +1,8 @@
 //! What the views show of two samples of the daemon.
 
-use std::time::Instant;
+use vmlane_api::CounterList;
 
-use vmlane_api::{CounterList, Stats, Status};
-
-use super::rates::{Elapsed, rates};
+use super::rates::{Elapsed, Sample, VmRates, rates};
 use super::table::{Cell, Column, Table, number, text};
 
 /// A view, each with a key of its own.
@@ -91,15 +89,6 @@ const WORKERS: [Column; 8] = [
     text("SERVING"),
 ];
 
-/// One sample of the daemon.
-#[derive(Clone, Debug)]
-pub struct Sample {
-    /// When the daemon was asked.
-    pub at: Instant,
-    pub status: Status,
-    pub stats: Stats,
-}
-
 /// The table of a view, unsorted.
 pub fn table(view: View, before: &Sample, now: &Sample) -> Table {
     let rows = match view {
@@ -116,7 +105,7 @@ fn word(text: &str) -> Cell {
 
 fn vms(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
     let rates = rates(before, now);
-    let row = |vm: &super::rates::VmRates| {
+    let row = |vm: &VmRates| {
         let view = now.status.vms.iter().find(|view| view.name == vm.name);
         let state = match view {
             Some(view) if view.quarantined => "quarantine",

@@ -1,7 +1,8 @@
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
+use vmlane_api::{Stats, Status};
 
 use super::*;
 
