@@ -37,9 +37,7 @@ fn known<'c>(config: &'c Config, name: &str) -> Result<&'c WireConfig, Failure> 
 impl Wires {
     /// Takes in what the operator cut in a previous daemon.
     pub fn resume(store: Arc<dyn Store>, config: &Config, found: &mut Found) -> Wires {
-        let names: Vec<String> = found.0.keys().filter(|name| name.starts_with(CUT)).cloned().collect();
-        names.iter().for_each(|name| drop(found.take(name)));
-        let cut = names.iter().filter_map(|name| name.strip_prefix(CUT)).map(str::to_owned).collect();
+        let cut = found.take_all(CUT).0.into_keys().collect();
         let mut wires = Wires { cut, set: BTreeMap::new(), store };
         wires.reload(config);
         wires

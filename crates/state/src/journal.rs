@@ -29,7 +29,7 @@ use self::entry::{ENTRY, Head, REMOVED, TAIL, append, body_sum, entry, payload, 
 use self::sums::Sums;
 use crate::LAYOUT;
 use crate::secret::secret;
-use crate::shared_file::{Window, give_back};
+use crate::shared_file::{Window, give_back, open_any, open_file};
 use crate::unusable::Unusable;
 
 /// The records found, the last of each key.
@@ -115,15 +115,7 @@ impl Journal {
 
     /// The layout in which a file is written, one that this program knows or another.
     pub fn layout_of(file: &OwnedFd) -> Result<u32, Unusable> {
-        let have = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size as u64;
-        if have < HEAD as u64 {
-            return Err(Unusable::Short { have, need: HEAD as u64 });
-        }
-        let head = Window::over_file(file, HEAD as u64)?;
-        if head.load_u64(at::MAGIC) != MAGIC {
-            return Err(Unusable::Magic);
-        }
-        Ok(head.load_u32(at::LAYOUT))
+        Ok(open_any(file, MAGIC, HEAD as u64)?.1)
     }
 
     /// The same for one with many owners: also returns which records are damaged, and thereby lost. An error
@@ -133,18 +125,7 @@ impl Journal {
         kind: u32,
         half: usize,
     ) -> Result<(Journal, Records, Vec<Key>), Unusable> {
-        let have = rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size as u64;
-        if have < HEAD as u64 {
-            return Err(Unusable::Short { have, need: HEAD as u64 });
-        }
-        let head = Window::over_file(&file, HEAD as u64)?;
-        if head.load_u64(at::MAGIC) != MAGIC {
-            return Err(Unusable::Magic);
-        }
-        match head.load_u32(at::LAYOUT) {
-            LAYOUT => {}
-            have => return Err(Unusable::Layout { have }),
-        }
+        let head = open_file(&file, MAGIC, HEAD as u64)?;
         match head.load_u32(at::KIND) {
             have if have == kind => {}
             have => return Err(Unusable::Kind { have, want: kind }),
@@ -153,10 +134,7 @@ impl Journal {
             stored if (1..=half as u64).contains(&stored) => stored as usize,
             _ => return Err(Unusable::Magic),
         };
-        if have < size(half) {
-            return Err(Unusable::Short { have, need: size(half) });
-        }
-        let window = Window::over_file(&file, size(half))?;
+        let window = open_file(&file, MAGIC, size(half))?;
         let committed = window.load_u64(at::COMMITTED);
         let sums = Sums::new(secret()?, window.load_u64(at::SALT));
         let (second, len) = (committed & SECOND != 0, committed as u32 as usize);

@@ -18,6 +18,7 @@ pub use bytes::{Reader, Writer};
 pub use journal::{Journal, Key, Records};
 pub use mapping::Mapping;
 pub use secret::share_secret;
+pub use shared_file::open_file;
 pub use store::{Found, NoStore, Scope, Store};
 pub use unusable::Unusable;
 

@@ -82,13 +82,19 @@ impl Found {
 
     /// What lies below `prefix` and a slash, without both.
     pub fn scope(&mut self, prefix: &str) -> Found {
-        let prefix = format!("{prefix}/");
-        let names: Vec<String> = self.0.keys().filter(|name| name.starts_with(&prefix)).cloned().collect();
-        let taken = names.into_iter().filter_map(|name| {
-            let fd = self.0.remove(&name)?;
-            Some((name[prefix.len()..].to_owned(), fd))
-        });
-        Found(taken.collect())
+        self.take_all(&format!("{prefix}/"))
+    }
+
+    /// What begins with `prefix`, without it.
+    pub fn take_all(&mut self, prefix: &str) -> Found {
+        let mut taken = BTreeMap::new();
+        for (name, fd) in std::mem::take(&mut self.0) {
+            match name.strip_prefix(prefix) {
+                Some(rest) => taken.insert(rest.to_owned(), fd),
+                None => self.0.insert(name, fd),
+            };
+        }
+        Found(taken)
     }
 
     pub fn is_empty(&self) -> bool {

@@ -37,11 +37,7 @@ impl Uplinks {
 
     /// Takes in what the operator set in a previous daemon.
     pub fn resume_down(&mut self, found: &mut Found) {
-        let names: Vec<String> = found.0.keys().filter(|name| name.starts_with(DOWN)).cloned().collect();
-        for name in names {
-            drop(found.take(&name));
-            self.down.extend(name.strip_prefix(DOWN).map(str::to_owned));
-        }
+        self.down.extend(found.take_all(DOWN).0.into_keys());
     }
 
     /// What the operator set for uplinks that there are no more is forgotten.

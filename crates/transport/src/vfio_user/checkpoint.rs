@@ -87,10 +87,9 @@ impl Prepared {
 /// The memory map, from the names of its files.
 fn memory(found: &mut Found, stats: &SessionStats) -> MemoryMap {
     let mut map = MemoryMap::default();
-    let names: Vec<String> = found.0.keys().filter(|name| name.starts_with("mem.")).cloned().collect();
-    for name in names {
-        let (Some(fd), Some(place)) = (found.take(&name), MemoryName::parse(&name)) else { continue };
-        let MemoryName { guest, len, offset, writable } = place;
+    for (name, fd) in found.take_all("mem.").0 {
+        let name = format!("mem.{name}");
+        let Some(MemoryName { guest, len, offset, writable }) = MemoryName::parse(&name) else { continue };
         match stats.memory.map(&map, MapRequest { guest, len, offset, fd, writable }) {
             Ok(more) => map = more,
             Err(error) => tracing::warn!(name, %error, "a memory file of a previous daemon is not used"),
@@ -103,13 +102,11 @@ fn memory(found: &mut Found, stats: &SessionStats) -> MemoryMap {
 fn lines(found: &mut Found, irqs: &IrqSet) {
     for kind in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix] {
         let prefix = format!("irq.{}.", kind.name());
-        let names: Vec<String> = found.0.keys().filter(|name| name.starts_with(&prefix)).cloned().collect();
-        for name in names {
-            let vector = name[prefix.len()..].parse::<usize>().ok().filter(|vector| *vector < 2048);
-            if let (Some(fd), Some(vector)) = (found.take(&name), vector)
+        for (name, fd) in found.take_all(&prefix).0 {
+            if let Some(vector) = name.parse::<usize>().ok().filter(|vector| *vector < 2048)
                 && let Err(error) = irqs.connect(kind, vector, vec![fd])
             {
-                tracing::warn!(name, %error, "an interrupt of a previous daemon is not used");
+                tracing::warn!(name = prefix.clone() + &name, %error, "an interrupt of a previous daemon is not used");
             }
         }
     }

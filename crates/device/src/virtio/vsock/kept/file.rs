@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use vmlane_mem::Window;
-use vmlane_state::{LAYOUT, Unusable};
+use vmlane_state::{LAYOUT, Unusable, open_file};
 use vmlane_wire::virtio::MAX_RING;
 
 use super::layout::{self as at, LEN, RINGS, lanes};
@@ -98,7 +98,7 @@ impl Kept {
 
     /// What a previous daemon left. Each word is checked when it is read.
     pub fn open(file: OwnedFd) -> Result<Arc<Kept>, Unusable> {
-        Ok(Kept::of(open(&file, MAGIC, LEN)?, file))
+        Ok(Kept::of(open_file(&file, MAGIC, LEN)?, file))
     }
 
     fn of(window: Window, file: OwnedFd) -> Arc<Kept> {
@@ -129,18 +129,4 @@ pub fn create(name: &str, magic: u64, len: u64) -> io::Result<(Window, OwnedFd)>
     window.store_u32(at::LAYOUT, LAYOUT);
     window.store_u64(at::MAGIC, magic);
     Ok((window, file))
-}
-
-/// One that a previous daemon left.
-pub fn open(file: &OwnedFd, magic: u64, need: u64) -> Result<Window, Unusable> {
-    let have = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size as u64;
-    if have < need {
-        return Err(Unusable::Short { have, need });
-    }
-    let window = Window::over_file(file, need)?;
-    match (window.load_u64(at::MAGIC), window.load_u32(at::LAYOUT)) {
-        (mark, _) if mark != magic => Err(Unusable::Magic),
-        (_, LAYOUT) => Ok(window),
-        (_, have) => Err(Unusable::Layout { have }),
-    }
 }

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use atomic_refcell::AtomicRefCell;
 use vmlane_mem::Window;
-use vmlane_state::Unusable;
+use vmlane_state::{Unusable, open_file};
 
-use super::file::{Kept, Part, create, open};
+use super::file::{Kept, Part, create};
 use super::layout as at;
 use crate::virtio::queue::Queue;
 
@@ -160,7 +160,7 @@ impl Change {
 
 /// Finishes what a previous daemon's worker had begun to make valid, in the files that are there.
 pub fn redo(file: &OwnedFd, kept: &[Arc<Kept>]) -> Result<(), Unusable> {
-    let log = open(file, MAGIC, LEN)?;
+    let log = open_file(file, MAGIC, LEN)?;
     let count = usize::try_from(log.load_u64(log::COUNT)).ok().filter(|&count| count <= ENTRIES);
     for number in 0..count.ok_or(Unusable::Damaged { at: log::COUNT })? {
         let entry = log::ENTRIES + number * ENTRY;
