@@ -221,6 +221,11 @@ fn ignored<E>(state: State<E>) -> Next<E> {
     (state, vec![Action::Ignore])
 }
 
+/// The other end is gone before there was a stream: `role` is notified.
+fn failed<E>(role: Role, why: Failed) -> Next<E> {
+    (State::Over, vec![Action::NotifyFailed(role, why)])
+}
+
 fn requested<E>(client: Option<E>, early: Early, event: Event<E>) -> Next<E> {
     match (client, event) {
         (Some(client), Event::Accept(server)) => join([client, server], early, Early::default(), true),
@@ -233,18 +238,10 @@ fn requested<E>(client: Option<E>, early: Early, event: Event<E>) -> Next<E> {
         }
         (client, event) => match event.ending() {
             // Whatever it sent is for a server that has not answered.
-            Some((Role::Client, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::NotifyFailed(Role::Server, why)])
-            }
-            Some((Role::Client, Ending::Close | Ending::Reset)) => {
-                (State::Over, vec![Action::NotifyFailed(Role::Server, Failed::Gone)])
-            }
-            Some((Role::Server, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::NotifyFailed(Role::Client, why)])
-            }
-            Some((Role::Server, Ending::Close | Ending::Reset)) => {
-                (State::Over, vec![Action::NotifyFailed(Role::Client, Failed::Refused)])
-            }
+            Some((Role::Client, Ending::Withdraw(why))) => failed(Role::Server, why),
+            Some((Role::Client, Ending::Close | Ending::Reset)) => failed(Role::Server, Failed::Gone),
+            Some((Role::Server, Ending::Withdraw(why))) => failed(Role::Client, why),
+            Some((Role::Server, Ending::Close | Ending::Reset)) => failed(Role::Client, Failed::Refused),
             Some((_, Ending::Left)) | None => ignored(State::Requested { client, early }),
         },
     }
@@ -267,20 +264,14 @@ fn accepted<E>(server: E, client: Early, early: Early, event: Event<E>) -> Next<
             Some((Role::Server, how @ (Ending::Close | Ending::Reset))) => {
                 (State::Accepted { server, client, early: early.ends(how) }, Vec::new())
             }
-            Some((Role::Server, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::NotifyFailed(Role::Client, why)])
-            }
+            Some((Role::Server, Ending::Withdraw(why))) => failed(Role::Client, why),
             Some((Role::Client, Ending::Left)) | Some((Role::Server, Ending::Left)) | None => {
                 ignored(State::Accepted { server, client, early })
             }
             // One that has closed is notified of nothing more.
             Some((Role::Client, _)) if early.closed => (State::Over, Vec::new()),
-            Some((Role::Client, Ending::Withdraw(why))) => {
-                (State::Over, vec![Action::NotifyFailed(Role::Server, why)])
-            }
-            Some((Role::Client, Ending::Close | Ending::Reset)) => {
-                (State::Over, vec![Action::NotifyFailed(Role::Server, Failed::Gone)])
-            }
+            Some((Role::Client, Ending::Withdraw(why))) => failed(Role::Server, why),
+            Some((Role::Client, Ending::Close | Ending::Reset)) => failed(Role::Server, Failed::Gone),
         },
     }
 }
