@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap, Pages, Word};
-use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
+use vmlane_wire::host::{INDEX_PAGE, layout, word};
 
 use crate::queue_pair::{Notice, OtherSide, QueueMemory, QueuePairPort};
 use crate::{End, PortFault, StreamAddress, StreamInfo};
@@ -209,13 +209,7 @@ impl OtherSide for SharedRing {
     }
 
     fn end(&self, end: End) {
-        let bit = match end {
-            End::Finished => ended::FINISHED,
-            End::Refused => ended::REFUSED,
-            End::Detached => ended::DETACHED,
-            End::Reset => ended::RESET,
-        };
-        self.ended.store_fenced(self.ended.load() | bit);
+        self.ended.store_fenced(self.ended.load() | end.bit());
         self.process.wake(false);
         self.process.ended(end);
     }

@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 
+use vmlane_wire::host::ended;
+
 use crate::{Bytes, PortFault};
 
 /// How a stream ends for the end that stays, always behind the last byte it could get.
@@ -16,6 +18,18 @@ pub enum End {
     Detached,
     /// The peer reset the connection.
     Reset,
+}
+
+impl End {
+    /// The bit by which a process finds it in its ring.
+    pub fn bit(self) -> u64 {
+        match self {
+            End::Finished => ended::FINISHED,
+            End::Refused => ended::REFUSED,
+            End::Detached => ended::DETACHED,
+            End::Reset => ended::RESET,
+        }
+    }
 }
 
 /// Between whom a stream is, as one of its ends sees it.

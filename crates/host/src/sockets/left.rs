@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 use vmlane_mem::{Pages, Word};
 use vmlane_port::shared_ring::{RingProcess, SharedMap};
 use vmlane_port::{Bytes, End, Notifications, PortFault, StreamInfo, StreamPort, Survival};
-use vmlane_wire::host::{ANNOUNCED_CLOSE, INDEX_PAGE, RING, SIGNAL, ended, layout, word};
+use vmlane_wire::host::{ANNOUNCED_CLOSE, INDEX_PAGE, RING, SIGNAL, layout, word};
 
 use super::inbox::{StreamWaker, Token};
 
@@ -147,13 +147,7 @@ impl StreamPort for LeftEnd {
     fn end(&mut self, end: End) {
         match &self.of {
             Of::Program(waker) => {
-                let bit = match end {
-                    End::Finished => ended::FINISHED,
-                    End::Refused => ended::REFUSED,
-                    End::Detached => ended::DETACHED,
-                    End::Reset => ended::RESET,
-                };
-                self.add(word::ENDED, bit);
+                self.add(word::ENDED, end.bit());
                 waker.wake(false);
                 waker.ended(end);
             }

@@ -160,11 +160,7 @@ impl Hypervisor {
             }
             // Its other end did not outlive the previous daemon: the remaining end is notified.
             tracing::debug!(serial, "a queue pair of a previous daemon has ended");
-            let Some(key) = connection else { continue };
-            if let Some(connection) = inner.remove_connection(key) {
-                inner.contexts.send_reset(connection.server_as_known(key), key.client);
-                inner.contexts.send_reset(key.client, key.server);
-            }
+            connection.into_iter().for_each(|key| inner.end(key));
         }
         inner.end_damaged(&damage);
         inner.end_unjoined();
@@ -276,11 +272,14 @@ impl Inner {
             connection.is_attached() && !connection.is_joined() && !guests(key)
         };
         let keys: Vec<Key> = self.connections.iter().filter(unjoined).map(|(key, _)| *key).collect();
-        for key in keys {
-            if let Some(connection) = self.remove_connection(key) {
-                self.contexts.send_reset(connection.server_as_known(key), key.client);
-                self.contexts.send_reset(key.client, key.server);
-            }
+        keys.into_iter().for_each(|key| self.end(key));
+    }
+
+    /// Ends a connection, and notifies both of its ends.
+    fn end(&mut self, key: Key) {
+        if let Some(connection) = self.remove_connection(key) {
+            self.contexts.send_reset(connection.server_as_known(key), key.client);
+            self.contexts.send_reset(key.client, key.server);
         }
     }
 
@@ -308,11 +307,7 @@ impl Inner {
         let whole: HashSet<Key> = self.pairs.iter().filter_map(|(_, pair)| pair.connection).collect();
         let halves = self.connections.iter();
         let halves = halves.filter(|(key, connection)| connection.handle.is_some() && !whole.contains(*key));
-        for key in halves.map(|(key, _)| *key).collect::<Vec<_>>() {
-            if let Some(connection) = self.remove_connection(key) {
-                self.contexts.send_reset(connection.server_as_known(key), key.client);
-                self.contexts.send_reset(key.client, key.server);
-            }
-        }
+        let keys: Vec<Key> = halves.map(|(key, _)| *key).collect();
+        keys.into_iter().for_each(|key| self.end(key));
     }
 }

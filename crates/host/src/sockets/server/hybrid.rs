@@ -13,7 +13,7 @@ use vmlane_vsock::{Call, Failed, Key};
 
 use super::turns;
 use super::{CONNECT, Server};
-use crate::sockets::client::{Account, Client, Dialect, Opening, RingUse, State, VmmAnswer, vmm_answer};
+use crate::sockets::client::{Account, Client, Dialect, RingUse, State, VmmAnswer, vmm_answer};
 use crate::sockets::hybrid::{HybridStats, target};
 use crate::sockets::inbox::Token;
 use crate::sockets::socket::{self, Io};
@@ -117,17 +117,7 @@ impl Server {
             pump.hung_up = hung_up;
         }
         self.hybrids.answered(call);
-        self.clients.becomes(
-            token,
-            State::Accepting(Opening { call, ring }, None),
-            Some(Instant::now() + CONNECT),
-        );
-        if let Some(client) = self.clients.get_mut(token) {
-            client.waker = Some(waker.clone());
-        }
-        if !self.router.accept(call, end, waker) {
-            self.close(token);
-        }
+        self.accept_with(token, call, (end, waker, ring), CONNECT);
         true
     }
 

@@ -14,6 +14,7 @@ use vmlane_vsock::{Call, Claim, ConnectError, Failed, HOST, Key};
 use vmlane_wire::host::Reply;
 use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_RING, FLAG_TRUSTED, MOST_TEXT, Op, RECORD, Record, Refusal};
 
+use super::rings::Half;
 use super::route_table::{AskedCall, Known, common};
 use super::{LONGEST_CONNECT, Server};
 use crate::sockets::client::{Account, Dialect, Opening, State};
@@ -200,15 +201,26 @@ impl Server {
             }
         };
         waker.stop_signals();
+        self.accept_with(token, call, (end, waker, ring), ACCEPT);
+        Ok(())
+    }
+
+    /// A server has accepted a call, and has this half of the ring for `timeout` to be joined.
+    pub(super) fn accept_with(
+        &mut self,
+        token: Token,
+        call: Call,
+        (end, waker, ring): Half,
+        timeout: Duration,
+    ) {
         let state = State::Accepting(Opening { call, ring }, None);
-        self.clients.becomes(token, state, Some(Instant::now() + ACCEPT));
+        self.clients.becomes(token, state, Some(Instant::now() + timeout));
         if let Some(client) = self.clients.get_mut(token) {
             client.waker = Some(waker.clone());
         }
         if !self.router.accept(call, end, waker) {
             self.close(token);
         }
-        Ok(())
     }
 
     /// The client takes a place of the peer's from here on, if there is one.

@@ -91,33 +91,31 @@ pub fn attach(options: &TapOptions) -> Result<OwnedFd, TapError> {
 
 /// Bytes of the longest packet (without Ethernet header).
 pub fn mtu(name: &str) -> Result<usize, TapError> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     let failed = |source| TapError::Setting { name: name.to_owned(), what: "to report its MTU", source };
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-        .map_err(|error| failed(error.into()))?;
-    let mut request = request(name)?;
-    // SAFETY: the kernel reads and writes one `ifreq`, which outlives the call.
-    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) })
-        .map_err(failed)?;
+    let (_, request) = ask(name, libc::SIOCGIFMTU, failed)?;
     // SAFETY: the kernel filled in this member.
     Ok(usize::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(0))
 }
 
-fn flags(name: &str, failed: impl Fn(io::Error) -> TapError) -> Result<(OwnedFd, libc::ifreq), TapError> {
+/// What the kernel answers to a call about an interface, and a socket for further ones.
+fn ask(
+    name: &str,
+    call: libc::c_ulong,
+    failed: impl Fn(io::Error) -> TapError,
+) -> Result<(OwnedFd, libc::ifreq), TapError> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|error| failed(error.into()))?;
     let mut request = request(name)?;
     // SAFETY: the kernel reads and writes one `ifreq`, which outlives the call.
-    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) })
-        .map_err(failed)?;
+    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), call as _, &raw mut request) }).map_err(failed)?;
     Ok((socket, request))
 }
 
 /// Has the operator, or someone for him, set the interface up?
 pub fn is_up(name: &str) -> Result<bool, TapError> {
     let failed = |source| TapError::Setting { name: name.to_owned(), what: "to report its flags", source };
-    let (_, request) = flags(name, failed)?;
+    let (_, request) = ask(name, libc::SIOCGIFFLAGS, failed)?;
     // SAFETY: the kernel filled in this member.
     Ok(unsafe { request.ifr_ifru.ifru_flags } & libc::IFF_UP as libc::c_short != 0)
 }
@@ -126,7 +124,7 @@ pub fn is_up(name: &str) -> Result<bool, TapError> {
 /// address there, answers nothing and sends nothing.
 pub fn set_up(name: &str, up: bool) -> Result<(), TapError> {
     let failed = |source| TapError::Setting { name: name.to_owned(), what: "to be set up or down", source };
-    let (socket, mut request) = flags(name, failed)?;
+    let (socket, mut request) = ask(name, libc::SIOCGIFFLAGS, failed)?;
     if up {
         quieten(name)?;
     }
