@@ -31,6 +31,21 @@ impl Inline {
         }
     }
 
+    fn begin(
+        &self,
+        stream: JoinedStream,
+        action: impl FnOnce(&mut JoinedStream) -> Result<(), Broken>,
+    ) -> StreamId {
+        let number = {
+            let mut streams = self.streams.lock();
+            streams.push(Some(stream));
+            streams.len() as u64 - 1
+        };
+        let id = StreamId { worker: 0, number };
+        self.with(id, action);
+        id
+    }
+
     /// Turns every stream until it sleeps, as a worker does when guests move indices unannounced.
     pub fn turn_all(&self) {
         let count = self.streams.lock().len();
@@ -54,26 +69,12 @@ fn run_until_asleep(stream: &mut JoinedStream) -> Result<(), Broken> {
 
 impl Streams for Inline {
     fn join(&self, ends: [StreamEnd; 2]) -> StreamId {
-        let number = {
-            let mut streams = self.streams.lock();
-            streams.push(Some(JoinedStream::new(ends, Instant::now())));
-            streams.len() as u64 - 1
-        };
-        let id = StreamId { worker: 0, number };
-        self.with(id, |_| Ok(()));
-        id
+        self.begin(JoinedStream::new(ends, Instant::now()), |_| Ok(()))
     }
 
-    fn resume(&self, stream: Resumed) -> StreamId {
-        let Resumed { ends, left, marks } = stream;
-        let number = {
-            let mut streams = self.streams.lock();
-            streams.push(Some(JoinedStream::resumed(ends, left, Instant::now())));
-            streams.len() as u64 - 1
-        };
-        let id = StreamId { worker: 0, number };
-        self.with(id, |stream| stream.restore_marks(marks));
-        id
+    fn resume(&self, Resumed { ends, left, marks }: Resumed) -> StreamId {
+        let stream = JoinedStream::resumed(ends, left, Instant::now());
+        self.begin(stream, |stream| stream.restore_marks(marks))
     }
 
     fn kick(&self, stream: StreamId) {

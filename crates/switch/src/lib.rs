@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `switch.rs`, `switch/links.rs` | ports to manage, ends to attach; their links, wires and carriers: for other threads |
+//! | `switch.rs`, `switch/ports.rs`, `switch/links.rs` | ports to manage, ends to attach; as they come and go; their links, wires and carriers: for other threads |
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
 //! | `core.rs`, `table.rs`, `ports.rs`, `port.rs`, `port_state.rs` | what a worker owns: each stage's state; what all stages share; ports, groups, owners; one port, and what others see of it |
 //! | `round.rs`, `flight.rs`, `batch.rs` | the round, which alone knows all stages; a frame on its way; frames that need no stage |
@@ -12,7 +12,7 @@
 //! | `carrier.rs` | whether the other end of a direct port is up |
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
 //! | `fan.rs` | the receivers of a frame to several |
-//! | `coalesce.rs`, `coalesce/history.rs` | in front of stage 3: segments of a burst merged to super-frames; whether that is worth while |
+//! | `coalesce.rs`, `coalesce/flow.rs`, `coalesce/history.rs` | in front of stage 3: segments of a burst merged to super-frames; one of these; whether that is worth while |
 //! | `deliver.rs`, `egress.rs`, `segment.rs` | stage 3: into its receiver's port, whole or in segments, checksums |
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
 //! | `announce.rs`, `announce/` | the network behind uplinks is notified of where addresses are |

@@ -45,7 +45,7 @@ pub fn poll_all(table: &mut Table) {
 /// The ports that are polled announce nothing any more.
 pub fn disarm(table: &mut Table) {
     table.ports.turns.merge();
-    any_polled(table, |port| {
+    any_polled(table, |_, port| {
         if port.watch.take_armed() {
             port.end.iter_mut().for_each(|end| end.disarm());
         }
@@ -54,11 +54,12 @@ pub fn disarm(table: &mut Table) {
 }
 
 /// Calls `action` with every port that is polled; true if any call was.
-fn any_polled(table: &mut Table, action: impl Fn(&mut Port) -> bool) -> bool {
+fn any_polled(table: &mut Table, action: impl Fn(Slot, &mut Port) -> bool) -> bool {
     let mut any = false;
     let mut at = 0;
     while let Some(slot) = table.ports.turns.polled_at(at) {
-        any |= table.attributed(slot, |table| table.ports.get_mut(slot).is_some_and(&action)) == Some(true);
+        let act = |table: &mut Table| table.ports.get_mut(slot).is_some_and(|port| action(slot, port));
+        any |= table.attributed(slot, act) == Some(true);
         at += 1;
     }
     any
@@ -128,7 +129,7 @@ impl Polling {
     /// polled when their time comes.
     pub fn arm(&mut self, table: &mut Table) -> bool {
         table.ports.turns.merge();
-        let mut waits = any_polled(table, |port| {
+        let mut waits = any_polled(table, |_, port| {
             let asked = std::mem::replace(&mut port.watch.armed, true);
             let waits = !asked && port.end.as_mut().is_some_and(|end| end.arm());
             !port.tx.limits.is_paused() && (waits || port.tx.burst.has_frames())
@@ -153,20 +154,11 @@ impl Polling {
     /// needed nothing for a while; they are asked to announce what comes.
     fn stop_polling(&mut self, table: &mut Table, since: Option<Instant>) {
         let Some(doorbells) = &self.doorbells else { return };
-        let mut any = false;
-        let mut at = 0;
-        while let Some(slot) = table.ports.turns.polled_at(at) {
-            at += 1;
-            let busy = |port: &Port| since.is_some_and(|now| !port.watch.is_idle(now, QUIET));
-            if table.ports.get(slot).is_none_or(busy) {
-                continue;
-            }
-            let stopped = table.attributed(slot, |table| {
-                table.ports.get_mut(slot).is_some_and(|port| try_stop_polling(doorbells, slot, port, since))
-            });
-            any |= stopped == Some(true);
-        }
-        if any {
+        let stops = |slot, port: &mut Port| {
+            let busy = since.is_some_and(|now| !port.watch.is_idle(now, QUIET));
+            !busy && try_stop_polling(doorbells, slot, port, since)
+        };
+        if any_polled(table, stops) {
             table.ports.leave_out();
         }
     }
