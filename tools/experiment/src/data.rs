@@ -7,11 +7,11 @@ mod turns;
 
 use crate::figure::{Chart, Point, Series, Shape, Value, reach};
 use crate::foot::{Labs, Marks, foot};
-use crate::plan::{Claim, Figure, FigureKind, Filter};
+use crate::plan::{Answer, Claim, Figure, FigureKind, Filter, Measure, Plan};
 use crate::rows::Row;
 use crate::summary::Spread;
-use crate::units::number;
-use crate::words::{axis_title, in_common, label, quantity, sides, sum, tick};
+use crate::units::{amount, number};
+use crate::words::{axis_title, in_common, is_transactional, label, quantity, sides, sum, tick};
 pub use base::Data;
 use base::{Unit, over};
 use picked::Picked;
@@ -151,6 +151,28 @@ impl<'r> Data<'r> {
                 number(all.median)
             ),
         })
+    }
+
+    /// The sentences that a report begins with, but for those about what was not measured.
+    pub fn answers(&self, plan: &Plan) -> Vec<String> {
+        plan.answers.iter().filter_map(|answer| self.answer(answer)).collect()
+    }
+
+    fn answer(&self, answer: &Answer) -> Option<String> {
+        let rows = self.matching(&answer.of);
+        let value = self.spread(rows.iter().copied(), Measure::Result)?.median;
+        let text = answer.text.replace("{value}", &amount(value, is_transactional(rows.first()?)));
+        if answer.over.is_empty() {
+            return Some(text);
+        }
+        let others = self.matching(&over(&answer.of, &answer.over));
+        let of = |device: &String| {
+            let its = others.iter().copied().filter(|row| row.device == *device);
+            Some((self.spread(its, Measure::Result)?.median, device.clone()))
+        };
+        let devices = Self::values(&others, "device");
+        let (most, best) = devices.iter().filter_map(of).max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (most > 0.0).then(|| text.replace("{ratio}", &number(value / most)).replace("{best}", &best))
     }
 
     /// Whether two rows differ in nothing but the factors of `over`.

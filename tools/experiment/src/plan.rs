@@ -14,6 +14,7 @@ use vmlane_bench::confidence::LEAST_RUNS;
 
 use crate::factors::{Factors, NAMES};
 use crate::steps::Boot;
+use crate::words::MAKER;
 
 /// Seconds that a run takes beyond its length, until some were made: its clients start and report.
 pub(crate) const OVERHEAD: f64 = 1.5;
@@ -50,6 +51,7 @@ pub struct Plan {
     pub named: Vec<&'static str>,
     pub figures: Vec<Figure>,
     pub claims: Vec<Claim>,
+    pub answers: Vec<Answer>,
     pub absent: Vec<Absent>,
     /// The text, and whether its `[quick]` part counted.
     pub source: String,
@@ -157,6 +159,18 @@ pub struct Claim {
     pub remark: String,
 }
 
+/// A sentence that a report begins with. In its text, `{value}` stands for what was measured `of` some rows,
+/// `{best}` for the device that did best among those `over`, and `{ratio}` for how many times as much the
+/// former is.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Answer {
+    pub text: String,
+    pub of: Filter,
+    #[serde(default)]
+    pub over: Filter,
+}
+
 /// What is left out on purpose, and the word that stands in figures in its place.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -194,6 +208,8 @@ struct Raw {
     figure: Vec<Figure>,
     #[serde(default)]
     claim: Vec<Claim>,
+    #[serde(default)]
+    answer: Vec<Answer>,
     #[serde(default)]
     absent: Vec<Absent>,
 }
@@ -245,6 +261,7 @@ impl Plan {
             statistic: raw.statistic,
             figures: raw.figure,
             claims: raw.claim,
+            answers: raw.answer,
             absent: raw.absent,
             source: source.to_owned(),
             quick,
@@ -303,9 +320,10 @@ impl Plan {
             f.x.iter().chain(&f.series).chain(&f.panels).chain(filters)
         });
         let claims = self.claims.iter().flat_map(|c| c.of.keys().chain(c.over.keys()));
+        let answers = self.answers.iter().flat_map(|a| a.of.keys().chain(a.over.keys()));
         let absent = self.absent.iter().flat_map(|absent| absent.of.keys());
-        for name in figures.chain(claims).chain(absent) {
-            if !NAMES.contains(&name.as_str()) {
+        for name in figures.chain(claims).chain(answers).chain(absent) {
+            if !NAMES.contains(&name.as_str()) && name != MAKER {
                 let line =
                     self.source.lines().position(|line| line.contains(name.as_str())).map_or(1, |at| at + 1);
                 bail!("line {line}: {name:?} is no factor; there are {}", NAMES.join(", "));

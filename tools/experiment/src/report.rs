@@ -22,7 +22,7 @@ use crate::plan::{Claim, Figure, FigureKind, Plan, Statistic};
 use crate::report::tables::plain;
 use crate::rows::{self, Row, Setup};
 use crate::summary::Spread;
-use crate::words::{accelerator, title};
+use crate::words::{accelerator, emulated, title};
 
 /// The file of a result directory.
 pub const FILE: &str = "report.html";
@@ -216,6 +216,13 @@ fn missing(rows: &[Row], plan: &Plan) -> Vec<(String, u32, u32)> {
 
 fn lead(rows: &[Row], plan: Option<&Plan>, missing: usize) -> String {
     let mut html = String::new();
+    if let Some(warning) = emulated(rows) {
+        let _ = writeln!(html, "<p class=\"note\">{warning}</p>");
+    }
+    let data = Data::new(rows, plan);
+    for answer in plan.iter().flat_map(|plan| data.answers(plan)) {
+        let _ = writeln!(html, "<p class=\"answer\">{}</p>", escape(&answer));
+    }
     if let Some(paper) = plan.and_then(|plan| plan.paper.as_ref()) {
         let _ = writeln!(html, "<p class=\"lead\">After: {}</p>", escape(paper));
     }
@@ -416,11 +423,6 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
         );
     }
     html += "</ul>\n";
-    if rows.iter().any(|row| row.accelerator == "tcg") {
-        html += "<p class=\"note\">The accelerator was tcg: guests' instructions were emulated. Work inside a \
-                 guest costs many times what it costs on hardware virtualization, so neither the numbers nor the \
-                 ratios predict what KVM would show.</p>\n";
-    }
     let busy: Vec<f64> = rows
         .iter()
         .filter(|row| row.wall_seconds > 0.0)

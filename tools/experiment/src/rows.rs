@@ -14,6 +14,7 @@ use vmlane_bench::report::RoundTrips;
 
 use crate::factors::Factors;
 use crate::units::size;
+use crate::words::{MAKER, maker};
 
 /// Raised when a key changes its meaning or goes away; new keys do not raise it.
 pub const VERSION: u32 = 1;
@@ -157,6 +158,7 @@ impl Row {
             "kernel" => self.kernel.clone(),
             "accelerator" => self.accelerator.clone(),
             "guests" => self.guests.to_string(),
+            MAKER => maker(&self.device).to_owned(),
             "tool" => self.tool.clone(),
             "test" => self.test.clone(),
             "message" => size(self.message_bytes),

@@ -30,6 +30,15 @@ pub fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// A result with its unit: `5.53 Gbit/s`, `984 Mbit/s`; of round trips and connections the number alone.
+pub fn amount(value: f64, is_transactional: bool) -> String {
+    match value {
+        _ if is_transactional => number(value),
+        value if value >= 1e9 => format!("{} Gbit/s", number(value / 1e9)),
+        value => format!("{} Mbit/s", number(value / 1e6)),
+    }
+}
+
 /// A row's value in the unit that people get to see.
 pub fn unit(test: &str) -> (&'static str, f64) {
     match test {

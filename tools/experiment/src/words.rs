@@ -7,6 +7,18 @@ use crate::plan::Measure;
 use crate::rows::Row;
 use crate::units::bytes;
 
+/// What follows from a device's name: whose it is. Figures can show it, plans cannot vary it.
+pub const MAKER: &str = "maker";
+
+/// Whose device this is.
+pub fn maker(device: &str) -> &'static str {
+    match device.split_once('-') {
+        Some(("qemu", _)) => "QEMU",
+        Some(("uml", _)) => "User Mode Linux",
+        _ => "vmlane",
+    }
+}
+
 /// How a factor is called along an axis, in a table's head or in a legend.
 pub fn title(factor: &str) -> &str {
     match factor {
@@ -160,6 +172,7 @@ pub fn label(factor: &str, value: &str) -> String {
         "kernel" if value == UML_PCI_KERNEL => format!("kernel {value}, devices on a PCI bus"),
         "kernel" if UML_KERNELS.contains(&value) => format!("kernel {value}, no PCI bus"),
         "boot" => format!("lab {value}"),
+        MAKER => format!("{value}'s devices"),
         "host" => format!("machine {value}"),
         "ip" => format!("IPv{value}"),
         _ => format!("{factor} {value}"),
@@ -175,6 +188,14 @@ pub fn accelerator(name: &str) -> &str {
         "native" => "none: User Mode Linux runs instructions as they are",
         other => other,
     }
+}
+
+/// What is to be known before any number of these rows is read; none where no guest was emulated.
+pub fn emulated(rows: &[Row]) -> Option<&'static str> {
+    rows.iter().any(|row| row.accelerator == "tcg").then_some(
+        "QEMU emulated its guests (accelerator tcg, no KVM): work inside a guest costs many times what it costs on hardware \
+         virtualization, so neither the numbers nor the ratios predict what KVM would show.",
+    )
 }
 
 pub fn is_transactional(row: &Row) -> bool {

@@ -112,7 +112,7 @@ pub enum Command {
     Doctor(doctor::Args),
     /// Boot real VMs on this host, run commands in them, take them down
     Lab(lab::Args),
-    /// Measure VMCI sockets against TCP between two VMs: a table and a report
+    /// Measure sockets and TCP between two VMs over every card: tables and a report
     Demo(demo::Args),
     /// Print a completion script for bash, zsh or fish
     Completions(completions::Args),

@@ -54,6 +54,15 @@ over = { device = "vmxnet3" }
 [[claim]]
 text = "It is 29 Gbit/s."
 of = { device = "vmci", test = "stream", message = "64k" }
+
+[[answer]]
+text = "VMCI moved {value}, {ratio} times what {best} did."
+of = { device = "vmci", test = "stream", message = "64k" }
+over = { device = ["qemu-e1000", "vmxnet3"] }
+
+[[answer]]
+text = "Nobody asked for {value}."
+of = { device = "virtio-net" }
 "#;
 
 /// The page as the rows alone make it.
@@ -151,7 +160,7 @@ fn a_reader_finds_figures_claims_numbers_and_where_they_come_from() {
         "2025-01-31 17:05 UTC",
         "<dt>Pinned to CPUs</dt><dd>nothing</dd>",
         "results.jsonl",
-        "instructions were emulated",
+        "QEMU emulated its guests",
         "0.50 of the host's 2 CPUs",
         "28 runs were made.",
     ] {
@@ -160,6 +169,21 @@ fn a_reader_finds_figures_claims_numbers_and_where_they_come_from() {
     for part in ["NaN", "Runs that failed", "Rows that are missing", "take several combinations"] {
         assert!(!page.contains(part), "{part}");
     }
+}
+
+#[test]
+fn the_warning_comes_first_then_the_answer() {
+    let page = html(&sweep());
+    let places =
+        ["QEMU emulated", "VMCI moved 393 Gbit/s, 2.00 times what vmxnet3 did.", "A note", "Figure 1"]
+            .map(|part| page.find(part).unwrap_or_else(|| panic!("{part}: {page}")));
+    assert!(places.is_sorted(), "{places:?}");
+    assert!(!page.contains("Nobody asked"), "what was not measured has no sentence");
+    let apart = page_of(&PLAN.replace("panels = \"sessions\"", "panels = \"maker\""));
+    assert!(
+        apart.contains("Throughput: vmlane's devices") && apart.contains("Throughput: QEMU's"),
+        "{apart}"
+    );
 }
 
 #[test]
