@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use libc::c_long;
+use parking_lot::Mutex;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     TargetArch,
@@ -377,7 +378,21 @@ pub fn confine_process() -> Result<(), CallsError> {
 }
 
 /// Filters for the calling thread, beside those of the process.
+///
+/// Each role's are compiled once: many threads have the same, and what is left of a compilation stays in its
+/// thread's own list of free memory.
 pub fn confine_thread(role: Role) -> Result<(), CallsError> {
+    static COMPILED: Mutex<Vec<(Role, [BpfProgram; 2])>> = Mutex::new(Vec::new());
+    let mut compiled = COMPILED.lock();
+    if !compiled.iter().any(|(of, _)| *of == role) {
+        compiled.push((role, filters(role)?));
+    }
+    let mut own = compiled.iter().filter(|(of, _)| *of == role).flat_map(|(_, filters)| filters);
+    Ok(own.try_for_each(|filter| seccompiler::apply_filter(filter))?)
+}
+
+/// What refuses some calls, and what allows some; both are in force.
+fn filters(role: Role) -> Result<[BpfProgram; 2], CallsError> {
     let [own, more, events] = match role {
         Role::Session => [SESSION, &[], EVENTS],
         Role::Acceptor => [ACCEPTOR, &[], &[]],
@@ -389,8 +404,5 @@ pub fn confine_thread(role: Role) -> Result<(), CallsError> {
     let refused = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
     let refuse = program(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?;
     // The calls that the second one refuses must pass the first one.
-    let allow = allow_list(&[own, more, events, REFUSED])?;
-    seccompiler::apply_filter(&refuse)?;
-    seccompiler::apply_filter(&allow)?;
-    Ok(())
+    Ok([refuse, allow_list(&[own, more, events, REFUSED])?])
 }
