@@ -28,7 +28,7 @@ help:
 	@echo 'make coverage  lines that the tests without VMs reach, a crate at a time: out/coverage/'
 	@echo 'make lint    formatting, clippy, docs, licences'
 	@echo 'make docs    the guide as a site: out/docs/index.html'
-	@echo 'make picture  docs/architecture.svg from docs/architecture.toml'
+	@echo 'make picture  docs/architecture.svg and docs/chart.svg from their sources'
 	@echo 'make package  out/package/*.deb, judged by lintian (PACKAGE_VERSION=, DEBEMAIL=)'
 	@echo 'make image    out/image/vmlane.oci.tar, an OCI image of the program alone: docs/guide/network-labs.md'
 	@echo 'make install  what make build made, below PREFIX (default /usr/local); DESTDIR= goes in front of it'
@@ -115,7 +115,7 @@ lint: bootstrap
 docs: build
 	@scripts/docs.sh
 
-# The picture of README.md, from its text source.
+# The pictures of the guide and of README.md, from their sources and from rows of experiments/.
 picture:
 	@VMLANE_DRAW=1 cargo test --quiet --locked --release -p vmlane-tests --test promises the_picture
 

@@ -1,10 +1,13 @@
 //! The documentation agrees with the repository: the picture, the map of the crates, links between pages, and
 //! the tests that pages name.
 
+mod chart;
 mod journeys;
 pub(crate) mod named;
+mod numbers;
 mod picture;
 mod promises;
+mod rows;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,16 +16,20 @@ use std::path::PathBuf;
 use vmlane_tests::tree::{crate_folder, crates, files, read, root};
 
 use journeys::names_of_the_journeys_are_those_of_the_code;
+use numbers::{numbers_are_those_of_rows_and_constants, the_tests_of_the_specification_exist};
 use promises::promises_and_their_tests_name_each_other;
 
 vmlane_tests::tests! {
     plain {
         links_between_pages_lead_somewhere,
         names_of_the_journeys_are_those_of_the_code,
+        numbers_are_those_of_rows_and_constants,
         promises_and_their_tests_name_each_other,
         the_crate_map_lists_every_crate_and_its_dependencies,
         the_picture_is_made_from_its_source,
+        the_picture_of_speed_is_drawn_from_rows,
         the_summary_of_the_site_names_every_page_once,
+        the_tests_of_the_specification_exist,
         the_threads_of_the_architecture_are_those_of_the_code,
         tests_and_sources_that_pages_name_exist,
     }
@@ -41,14 +48,22 @@ fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
 
-fn the_picture_is_made_from_its_source() {
-    let drawn = picture::svg(&read("docs/architecture.toml"));
-    let file = root().join("docs/architecture.svg");
+/// Compares a picture with the one that is kept, or writes it (`make picture`).
+fn is_current(name: &str, drawn: String) {
+    let file = root().join(name);
     if std::env::var_os("VMLANE_DRAW").is_some() {
         fs::write(&file, drawn).expect("the picture is written");
         return;
     }
-    assert!(read(&file) == drawn, "docs/architecture.svg is not current: run `make picture`");
+    assert!(read(&file) == drawn, "{name} is not current: run `make picture`");
+}
+
+fn the_picture_is_made_from_its_source() {
+    is_current("docs/architecture.svg", picture::svg(&read("docs/architecture.toml")));
+}
+
+fn the_picture_of_speed_is_drawn_from_rows() {
+    is_current("docs/chart.svg", chart::svg(&read("docs/chart.toml")));
 }
 
 /// The table of threads in ARCHITECTURE.md has every name that the daemon's crates give to one.
@@ -115,8 +130,15 @@ fn the_crate_map_lists_every_crate_and_its_dependencies() {
 /// Pages that `make docs` makes, which the repository does not have.
 const GENERATED: [&str; 2] = ["docs/guide/commands.md", "docs/guide/metrics.md"];
 /// Pages at the top that have a place in the site.
-const AT_THE_TOP: [&str; 5] =
-    ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "PROMISES.md", "SECURITY.md"];
+const AT_THE_TOP: [&str; 7] = [
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "PROMISES.md",
+    "RELEASING.md",
+    "SECURITY.md",
+    "SPECIFICATION.md",
+];
 
 /// The site has every page below docs/, once, and no other. Decisions are added by `make docs`.
 fn the_summary_of_the_site_names_every_page_once() {

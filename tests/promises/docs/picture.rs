@@ -79,7 +79,7 @@ const TEXT: i32 = 12;
 const LINE: i32 = 16;
 
 /// An upper estimate of a text's width in a common sans-serif font.
-fn width(text: &str, size: i32) -> i32 {
+pub fn width(text: &str, size: i32) -> i32 {
     let tenths: i32 = text
         .chars()
         .map(|c| match c {
@@ -141,7 +141,7 @@ impl Box {
     }
 }
 
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
