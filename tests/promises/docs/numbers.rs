@@ -157,8 +157,8 @@ fn faults(page: &str, sources: &[Number], used: &mut [bool]) -> Vec<String> {
     }
     let is_explained = |of: &Range<usize>| explained.iter().any(|by| by.start <= of.start && of.end <= by.end);
     let around = |at: &Range<usize>| {
-        let from = text.floor_char_boundary(at.start.saturating_sub(40));
-        &text[from..text.ceil_char_boundary((at.end + 30).min(text.len()))]
+        let from = text[..at.start].char_indices().rev().nth(40).map_or(0, |(from, _)| from);
+        text[from..].chars().take(80).collect::<String>()
     };
     let open = numbers(&text).into_iter().filter(|at| !is_explained(at));
     wrong.extend(open.map(|at| format!("{page}: no source for {} in {:?}", &text[at.clone()], around(&at))));
