@@ -34,7 +34,7 @@ pub fn main(extras: Extras) -> ExitCode {
 
 /// The whole command line.
 fn command() -> Command {
-    with_paragraphs(Cli::command())
+    with_paragraphs(Cli::command().mut_subcommand("bench", cmd::bench::with_options))
 }
 
 /// The text after the options has line breaks where the source does; a terminal of another width would show

@@ -1,5 +1,7 @@
 //! `vmlane bench`: a server, and a test per subcommand. Flags and help live here, measuring in vmlane-bench.
 
+mod iperf3;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Subcommand;
+pub use iperf3::with_options;
 use vmlane_bench::IpVersion;
 use vmlane_bench::address::DEFAULT_PORT;
 use vmlane_bench::report::{interval, one_line};
@@ -74,7 +77,7 @@ enum Command {
     Server(ServerArgs),
     /// Measure throughput from here to the server
     #[command(after_help = STREAM_EXAMPLES)]
-    Stream(StreamArgs),
+    Stream(Reversible),
     /// Measure throughput from the server to here
     #[command(after_help = STREAM_EXAMPLES)]
     Maerts(StreamArgs),
@@ -143,13 +146,17 @@ struct ServerChoice {
     /// Socket buffers at the server, in bytes [default: the kernel's]
     #[arg(short = 'S', long = "remote-buffer", value_name = "SIZE", value_parser = parse_size)]
     remote_buffer: Option<u64>,
+    /// Socket buffers at both ends: -s and -S
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["local_buffer", "remote_buffer"])]
+    buffers: Option<u64>,
     #[command(flatten)]
     reach: Reach,
 }
 
 impl ServerChoice {
     fn spec(&self, test: Test) -> Spec {
-        let (local_buffer, remote_buffer) = (self.local_buffer, self.remote_buffer);
+        let [local_buffer, remote_buffer] =
+            [self.local_buffer, self.remote_buffer].map(|own| own.or(self.buffers));
         Spec { warmup: self.warmup, local_buffer, remote_buffer, ..Spec::new(test) }
     }
 }
@@ -179,7 +186,7 @@ struct CommonArgs {
     #[arg(long)]
     barrier: bool,
     /// The server's port for the data connections, if a firewall must allow it [default: any free one]
-    #[arg(short = 'P', long = "data-port", value_name = "PORT")]
+    #[arg(long = "data-port", value_name = "PORT")]
     data_port: Option<u32>,
     /// Print one line of JSON
     #[arg(long)]
@@ -202,6 +209,15 @@ struct StreamArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct Reversible {
+    #[command(flatten)]
+    stream: StreamArgs,
+    /// Measure from the server to here, as maerts does
+    #[arg(short = 'R', long)]
+    reverse: bool,
+}
+
+#[derive(Debug, clap::Args)]
 struct RrArgs {
     #[command(flatten)]
     common: CommonArgs,
@@ -217,7 +233,8 @@ impl BenchArgs {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let done = match self.command {
             Command::Server(args) => serve(&args),
-            Command::Stream(args) => args.measure(Test::Stream),
+            Command::Stream(Reversible { stream, reverse: false }) => stream.measure(Test::Stream),
+            Command::Stream(Reversible { stream, reverse: true }) => stream.measure(Test::Maerts),
             Command::Maerts(args) => args.measure(Test::Maerts),
             Command::Bidir(args) => args.measure(Test::Bidir),
             Command::Rr(args) => args.measure(Test::Rr),

@@ -157,7 +157,7 @@ fn wrong_turns_and_absurd_requests_are_refused() {
         (Spec { sessions: 1_000_000, ..quick(Test::Stream) }, "sessions (-n)"),
         (Spec { sessions: 200, message_bytes: 16 << 20, ..quick(Test::Stream) }, "busy"),
         (Spec { seconds: 1e300, ..quick(Test::Stream) }, "seconds (-l)"),
-        (Spec { data_port: Some(70_000), ..quick(Test::Stream) }, "data port (-P)"),
+        (Spec { data_port: Some(70_000), ..quick(Test::Stream) }, "data port (--data-port)"),
     ] {
         let answer = Hand::to(port).ask(&spec);
         assert!(answer.contains(part), "{answer}");
