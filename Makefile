@@ -29,6 +29,7 @@ help:
 	@echo 'make lint    formatting, clippy, docs, licences'
 	@echo 'make docs    the guide as a site: out/docs/index.html'
 	@echo 'make picture  docs/architecture.svg and docs/chart.svg from their sources'
+	@echo 'make keys      the table of all keys in docs/guide/configuration.md, from crates/config/src/raw.rs'
 	@echo 'make package  out/package/*.deb, judged by lintian (PACKAGE_VERSION=, DEBEMAIL=)'
 	@echo 'make image    out/image/vmlane.oci.tar, an OCI image of the program alone: docs/guide/network-labs.md'
 	@echo 'make install  what make build made, below PREFIX (default /usr/local); DESTDIR= goes in front of it'
@@ -114,6 +115,11 @@ lint: bootstrap
 # Needs no guest. mdBook is built into the cache the first time.
 docs: build
 	@scripts/docs.sh
+
+# The table of keys in the guide, from the keys themselves.
+.PHONY: keys
+keys:
+	@VMLANE_DRAW=1 cargo test --quiet --locked --release -p vmlane-config --lib the_table_in_the_guide
 
 # The pictures of the guide and of README.md, from their sources and from rows of experiments/.
 picture:

@@ -32,9 +32,9 @@ strip --strip-all "$root$prefix/bin/vmlane"
 mkdir "$work/man"
 # Their defaults are those of the service, not of the user who builds.
 env -u XDG_RUNTIME_DIR -u VMLANE_RUNTIME_DIR "$program" man-pages "$work/man"
-for page in "$work"/man/*.1; do
+for page in "$work"/man/*; do
   gzip -9 -n "$page"
-  put 644 "$page.gz" "$prefix/share/man/man1/$(basename "$page").gz"
+  put 644 "$page.gz" "$prefix/share/man/man${page##*.}/$(basename "$page").gz"
 done
 
 for shell in bash zsh fish; do

@@ -10,7 +10,8 @@
 //! | file | what |
 //! | --- | --- |
 //! | `sources.rs`, `added.rs`, `files.rs`, `trusted.rs` | files: of the configuration; of VMs that were added at run time; as they are in force; as helpers with rights read them |
-//! | `merge.rs`, `raw.rs`, `shape.rs` | several files as one document; its keys; messages about keys and kinds of values, and the JSON schema |
+//! | `merge.rs`, `raw.rs`, `values.rs`, `shape.rs` | several files as one document; its keys; sizes and the like; messages about keys and kinds of values, and the JSON schema |
+//! | `reference.rs` | all keys for readers, from `raw.rs` |
 //! | `notes.rs`, `error.rs` | mistakes |
 //! | `config.rs` | the whole, and the order of the checks |
 //! | `daemon.rs`, `cpus.rs` | `[daemon]` |
@@ -55,6 +56,7 @@ pub mod plan;
 mod port_group;
 mod ports;
 mod raw;
+pub mod reference;
 mod role;
 mod route;
 mod rules;
@@ -70,6 +72,7 @@ mod traffic;
 pub mod trusted;
 mod unique;
 mod uplink;
+mod values;
 mod vlan;
 mod vm;
 mod vsock;

@@ -1,5 +1,5 @@
-//! What kind of value each key takes, as data: for messages about keys and values that do not fit, and for
-//! the JSON schema.
+//! What kind of value each key takes, as data, with what is to be known about the key: for messages about
+//! keys and values that do not fit, for the JSON schema, and for the reference of all keys (`reference.rs`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,7 +34,86 @@ pub enum Shape {
     /// Several kinds, which the checks of the key distinguish.
     Any,
     List(Box<Shape>),
-    Table(BTreeMap<&'static str, Shape>),
+    Table(BTreeMap<&'static str, Key>),
+}
+
+/// A key of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    pub shape: Shape,
+    /// Its place among the keys of its table, as they are presented.
+    pub place: usize,
+    pub applied: Applied,
+    /// A value of TOML, or words; empty for tables.
+    pub default: &'static str,
+    /// Values that it may have, if its shape alone does not state them.
+    pub values: &'static str,
+    /// Its lines of documentation, in Markdown.
+    pub lines: &'static [&'static str],
+}
+
+/// When a changed key is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// By a reload.
+    Reload,
+    /// By a reload that finds no VMM attached to the VM.
+    Vm,
+    /// By a restart of the daemon.
+    Daemon,
+    /// By a reload, and one of the helper `vmlane route`.
+    Helper,
+}
+
+impl Applied {
+    /// The answer to "applied by reload?".
+    pub fn answer(self) -> &'static str {
+        match self {
+            Applied::Reload => "yes",
+            Applied::Vm => "restart of the VM",
+            Applied::Daemon => "restart of the daemon",
+            Applied::Helper => "with `systemctl reload vmlane-route`",
+        }
+    }
+}
+
+impl Key {
+    /// What it is, as one line of Markdown.
+    pub fn meaning(&self) -> String {
+        self.lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The default, if it is a value.
+    pub fn default_value(&self) -> Option<toml::Value> {
+        let table: toml::Table = format!("key = {}", self.default).parse().ok()?;
+        table.get("key").cloned()
+    }
+
+    /// The range of its numbers.
+    pub fn range(&self) -> Option<(&'static str, &'static str)> {
+        let (low, rest) = self.values.split_once(" to ")?;
+        let high = rest.split([',', ' ']).next()?;
+        let is_number = |text: &str| text.starts_with(|letter: char| letter.is_ascii_digit());
+        (is_number(low) && is_number(high)).then_some((low, high))
+    }
+
+    /// As JSON Schema, with what it is.
+    fn schema(&self) -> Value {
+        let mut schema = self.shape.schema();
+        let Some(keys) = schema.as_object_mut() else { return schema };
+        keys.insert("description".into(), self.meaning().into());
+        keys.insert("x-applied-by-reload".into(), self.applied.answer().replace('`', "").into());
+        if let Some(Ok(value)) = self.default_value().map(serde_json::to_value) {
+            keys.insert("default".into(), value);
+        }
+        let bounds = self.range().filter(|_| matches!(self.shape, Shape::Number | Shape::Percent));
+        if let Some((Ok(low), Ok(high))) = bounds.map(|(low, high)| (low.parse::<i64>(), high.parse::<i64>()))
+        {
+            keys.insert("minimum".into(), low.into());
+            keys.insert("maximum".into(), high.into());
+        }
+        schema
+    }
 }
 
 /// A type that is read from the configuration.
@@ -84,21 +163,32 @@ impl<T: Shaped> Shaped for Vec<T> {
     }
 }
 
-/// Tables of the configuration: structures whose keys are known to serde and to [`Shaped`] alike.
+/// Tables of the configuration: structures whose keys are known to serde and to [`Shaped`] alike. Each key
+/// has its documentation and `#[key(APPLIED, DEFAULT, VALUES)]`: see [`Key`].
 macro_rules! tables {
-    ($($(#[$attribute:meta])* pub struct $table:ident { $(pub $key:ident: $value:ty,)* })*) => {
+    ($($(#[$attribute:meta])* pub struct $table:ident { $(
+        $(#[doc = $line:literal])*
+        #[key($applied:ident, $default:literal, $values:literal)]
+        pub $key:ident: $value:ty,
+    )* })*) => {
         $(
             $(#[$attribute])*
             #[derive(Debug, Default, Deserialize)]
             #[serde(deny_unknown_fields, default)]
             pub struct $table {
-                $(pub $key: $value,)*
+                $($(#[doc = $line])* pub $key: $value,)*
             }
 
             impl Shaped for $table {
                 fn shape() -> Shape {
-                    let key = |name: &'static str| name.trim_start_matches("r#");
-                    Shape::Table([$((key(stringify!($key)), <$value>::shape())),*].into())
+                    Shape::table([$((stringify!($key), Key {
+                        shape: <$value>::shape(),
+                        place: 0,
+                        applied: Applied::$applied,
+                        default: $default,
+                        values: $values,
+                        lines: &[$($line),*],
+                    })),*])
                 }
             }
         )*
@@ -107,11 +197,21 @@ macro_rules! tables {
 pub(crate) use tables;
 
 impl Shape {
+    /// A table of these keys, in the order in which they are presented.
+    pub fn table<const N: usize>(keys: [(&'static str, Key); N]) -> Shape {
+        let numbered = keys.into_iter().enumerate();
+        Shape::Table(
+            numbered
+                .map(|(place, (name, key))| (name.trim_start_matches("r#"), Key { place, ..key }))
+                .collect(),
+        )
+    }
+
     /// The shape of a key, if this is a table, or a list of tables, that has it.
     fn key(&self, key: &str) -> Option<&Shape> {
         match self {
             Shape::List(element) => element.key(key),
-            Shape::Table(keys) => keys.get(key),
+            Shape::Table(keys) => keys.get(key).map(|key| &key.shape),
             _ => None,
         }
     }
@@ -123,7 +223,7 @@ impl Shape {
     }
 
     /// The header of a table of this shape at the top, else its bare name.
-    fn shown(&self, name: &str) -> String {
+    pub fn shown(&self, name: &str) -> String {
         match self {
             Shape::Table(_) => format!("[{name}]"),
             Shape::List(element) if matches!(**element, Shape::Table(_)) => format!("[[{name}]]"),
@@ -144,8 +244,8 @@ impl Shape {
     fn places_of(&self, wanted: &str) -> Vec<String> {
         let Shape::Table(tables) = self else { return Vec::new() };
         let mut places = Vec::new();
-        for (name, table) in tables {
-            table.find(wanted, &table.shown(name), &mut places);
+        for (name, Key { shape, .. }) in tables {
+            shape.find(wanted, &shape.shown(name), &mut places);
         }
         places
     }
@@ -159,8 +259,8 @@ impl Shape {
         if keys.contains_key(wanted) {
             places.push(place.to_owned());
         }
-        for (name, table) in keys {
-            table.find(wanted, &format!("{name} of {place}"), places);
+        for (name, Key { shape, .. }) in keys {
+            shape.find(wanted, &format!("{name} of {place}"), places);
         }
     }
 
@@ -177,7 +277,7 @@ impl Shape {
             Shape::List(element) => json!({ "type": "array", "items": element.schema() }),
             Shape::Table(keys) => {
                 let keys: BTreeMap<&str, Value> =
-                    keys.iter().map(|(name, shape)| (*name, shape.schema())).collect();
+                    keys.iter().map(|(name, key)| (*name, key.schema())).collect();
                 json!({ "type": "object", "properties": keys, "additionalProperties": false })
             }
         }
@@ -197,11 +297,11 @@ impl Finder<'_> {
     }
 
     /// `name` is the table's, for messages; that of the document is empty.
-    fn table(&mut self, name: &str, keys: &BTreeMap<&'static str, Shape>, table: &DeTable<'_>) {
+    fn table(&mut self, name: &str, keys: &BTreeMap<&'static str, Key>, table: &DeTable<'_>) {
         for (key, value) in table {
             let word: &str = key.get_ref().as_ref();
             match keys.get(word) {
-                Some(shape) => self.value(name, word, shape, value),
+                Some(key) => self.value(name, word, &key.shape, value),
                 None => {
                     let text = self.unknown(name, keys, word, value);
                     self.report(&key.span(), text);
@@ -247,7 +347,7 @@ impl Finder<'_> {
     fn unknown(
         &self,
         table: &str,
-        keys: &BTreeMap<&'static str, Shape>,
+        keys: &BTreeMap<&'static str, Key>,
         key: &str,
         value: &Spanned<DeValue<'_>>,
     ) -> String {
@@ -262,7 +362,7 @@ impl Finder<'_> {
             false => ("there is no such key", format!("{key} = {written}")),
         };
         let known = |name: &&'static str| match keys.get(*name) {
-            Some(shape) if table.is_empty() => shape.shown(name),
+            Some(key) if table.is_empty() => key.shape.shown(name),
             _ => (*name).to_owned(),
         };
         let similar = keys.keys().filter_map(|known| Some((distance(key, known)?, known)));
@@ -371,169 +471,4 @@ pub fn single_brackets(whole: &Shape, line: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use crate::Config;
-
-    fn problems(text: &str) -> Vec<String> {
-        let error = Config::parse(Path::new("t.toml"), text).unwrap_err().to_string();
-        error.lines().map(str::to_owned).collect()
-    }
-
-    fn vm(name: &str, cid: u32, keys: &str) -> String {
-        format!("[[vm]]\nname = \"{name}\"\ncid = {cid}\n{keys}\n")
-    }
-
-    #[test]
-    fn a_value_of_another_kind_is_met_with_what_to_write() {
-        for (text, words) in [
-            ("[[vm]]\nname = 7\n", "t.toml:2: vm number 1: name = 7: write it in quotes: name = \"7\""),
-            ("[[vm]]\nname = web\n", "t.toml:2: "),
-            ("[[vm]]\ncid = 3.5\n", "t.toml:2: vm number 1: cid = 3.5: write a whole number, without quotes"),
-            ("[[vm]]\ncid = 99999999999999999999\n", "cid = 99999999999999999999: the number is too large"),
-            (
-                "[daemon]\ncoalesce = \"yes\"\n",
-                "t.toml:2: daemon: coalesce = \"yes\": write true or false, without quotes",
-            ),
-            (
-                "[limits]\noverflow_bytes = true\n",
-                "limits: overflow_bytes = true: write a number, or a text such as overflow_bytes = \"64M\"",
-            ),
-            (
-                "[[team]]\nname = \"t\"\nuplinks = \"lan\"\n",
-                "team \"t\": uplinks = \"lan\": write a list: uplinks = [\"lan\"]",
-            ),
-            (
-                "[[vm]]\nname = \"a\"\nnic = { model = \"vmxnet3\" }\n",
-                "vm \"a\": nic = { model = \"vmxnet3\" }: write a list of tables",
-            ),
-            ("limits = 3\n", "t.toml:1: limits = 3: write a table: limits = { connections = ... }"),
-        ] {
-            let found = problems(text);
-            assert!(found.len() == 1 && found[0].contains(words), "{text}: {found:?}");
-            for jargon in ["i64", "sequence", "unknown field", "invalid type", "duplicate key"] {
-                assert!(!found[0].contains(jargon), "{found:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn brackets_are_one_pair_for_one_table_and_two_for_several() {
-        let several = "there may be several of these tables, so each has two brackets; write [[";
-        for text in
-            ["[vm]\nname = \"a\"\ncid = 3\n", "[vm]\nname = \"a\"\n[vm]\nname = \"b\"\n", "[vm]\n[[vm]]\n"]
-        {
-            assert_eq!(problems(text), [format!("t.toml:1: [vm]: {several}vm]]")], "{text}");
-        }
-        assert_eq!(
-            problems("[[vm]]\n[vm.nic]\n[vm.nic]\n"),
-            [format!("t.toml:2: [vm.nic]: {several}vm.nic]]")]
-        );
-        assert_eq!(
-            problems("[[daemon]]\n"),
-            ["t.toml:1: [[daemon]]: there is only one such table; write [daemon]"]
-        );
-        let twice = problems("[daemon]\nworkers = 1\nworkers = 2\n");
-        assert!(
-            twice.len() == 1 && twice[0].contains("t.toml:3: this is there twice; remove one"),
-            "{twice:?}"
-        );
-    }
-
-    #[test]
-    fn a_key_that_is_misspelt_or_misplaced_is_recognized() {
-        for (text, words) in [
-            ("[[vm]]\nname = \"a\"\nvsock-role = \"client\"\n", "did you mean vsock_role?"),
-            (
-                "[[vm]]\nname = \"a\"\nmac = \"52:54:00:00:00:03\"\n",
-                "it is a key of nic of [[vm]]; here there are cid,",
-            ),
-            ("[limits]\nworkers = 2\n", "it is a key of [daemon]; here there are connections,"),
-            (
-                "[[uplinks]]\nname = \"a\"\n",
-                "t.toml:1: [[uplinks]]: there is no such table; did you mean [[uplink]]?",
-            ),
-            ("wrokers = 2\n", "t.toml:1: wrokers = 2: there is no such key; "),
-        ] {
-            let found = problems(text);
-            assert!(found.len() == 1 && found[0].contains(words), "{text}: {found:?}");
-        }
-        let all = problems("[daemon]\nworkres = 1\nmode = 3\n[[vm]]\nnmae = \"a\"\n");
-        let lines: Vec<&str> = all.iter().map(|line| line.split(": ").next().unwrap()).collect();
-        assert_eq!(lines, ["t.toml:2", "t.toml:3", "t.toml:5"], "{all:?}");
-    }
-
-    #[test]
-    fn a_mistake_makes_no_second_one() {
-        let nic = "nic = [{ model = \"vmxnet3\", mac = \"52:54\" }]";
-        let route = "[route]\nname = \"alpha\"\ncertificate = \"/c\"\nkey = \"/k\"\nauthority = \"/a\"\n";
-        let uplinks = "[[uplink]]\nname = \"up0\"\n[[team]]\nname = \"t\"\nuplinks = [\"up0\"]\n\
-                       [[mirror]]\nname = \"m\"\nfrom = [\"a/nic0\"]\nto = \"up0\"\n";
-        let mirrored = vm("a", 3, "nic = [{ model = \"virtio-net\" }]");
-        let forward = "forward = [{ port = 1, to = \"b:2\" }]";
-        for (what, text, count) in [
-            ("addresses that are none", vm("a", 3, nic) + &vm("b", 4, nic), 2),
-            ("an address that is none", vm("a", 3, nic), 1),
-            ("a VM without a name", format!("[[vm]]\ncid = 4\n{}", vm("a", 3, forward)), 1),
-            (
-                "VMs without a name",
-                format!("{0}{0}", "[[vm]]\nvsock = \"none\"\nnic = [{ model = \"virtio-net\" }]\n"),
-                2,
-            ),
-            ("a target's vsock", vm("a", 3, forward) + &vm("b", 4, "vsock = \"virtoi\""), 1),
-            ("a target's group", vm("a", 3, forward) + &vm("b", 4, "group = \"x y\""), 1),
-            (
-                "a kind of vsock",
-                vm("a", 3, "vsock = \"virtoi\"\nvsock_role = \"client\"\nparent_cid = 7\nuds_path = \"/v\""),
-                1,
-            ),
-            ("a model", vm("a", 3, "vsock = \"virtio\"\nmovable = true\nnic = [{ model = \"virtoi\" }]"), 1),
-            ("a reserved CID", vm("a", 1, "") + &vm("b", 1, ""), 2),
-            (
-                "a name twice",
-                vm("a", 3, "nic = [{ model = \"vmxnet3\" }]")
-                    + &vm("a", 4, "nic = [{ model = \"vmxnet3\" }]"),
-                1,
-            ),
-            (
-                "a path",
-                vm("a", 3, "vsock = \"hybrid\"\nuds_path = \"v\"\nforward = [{ port = 1, to = \"host\" }]"),
-                1,
-            ),
-            ("an uplink", mirrored + uplinks, 1),
-            (
-                "a port group",
-                format!(
-                    "[[port_group]]\nvlan = 3\n{}",
-                    vm("a", 3, "nic = [{ model = \"vmxnet3\", port_group = \"p\" }]")
-                ),
-                1,
-            ),
-            ("the CIDs of a host", format!("{route}{}{}", vm("a", 3, ""), vm("b", 4, "")), 1),
-            ("three of a name", vm("a", 3, "") + &vm("a", 4, "") + &vm("a", 5, ""), 2),
-            ("both", vm("a", 3, "vsock = \"virtoi\"") + &vm("b", 3, ""), 2),
-        ] {
-            let found = problems(&text);
-            assert_eq!(found.len(), count, "{what}: {found:#?}");
-        }
-    }
-
-    #[test]
-    fn the_schema_has_every_table_and_takes_no_other_key() {
-        let schema = Config::schema();
-        let workers = &schema["properties"]["daemon"]["properties"]["workers"];
-        assert_eq!(workers["anyOf"], serde_json::json!([{ "type": "integer" }, { "const": "auto" }]));
-        let vm = &schema["properties"]["vm"];
-        assert_eq!(
-            (&vm["type"], &vm["items"]["properties"]["cid"]["type"]),
-            (&"array".into(), &"integer".into())
-        );
-        assert_eq!(vm["items"]["properties"]["nic"]["items"]["additionalProperties"], false);
-        assert_eq!(
-            schema["properties"]["port_group"]["items"]["properties"]["shape"]["properties"]["in"]["type"],
-            "object"
-        );
-        assert_eq!(schema["additionalProperties"], false);
-    }
-}
+mod tests;

@@ -18,7 +18,9 @@ const EXAMPLES: &str = "Examples:
   vmlane check --schema > vmlane.schema.json
   vmlane check --json | jq -r '.problems[] | \"\\(.file):\\(.line): \\(.text)\"'
 
-The file, those of conf.d beside it, and the VMs that were added at run time are checked as a daemon checks them; nothing is changed. Exit code 78: a daemon would not start, and a reload would be refused. An owner's name that this host does not know is such an error, because a daemon needs its number. Warnings (an interface that is not there, an owner's number that no account has) are about this host as it is
+The file, those of conf.d beside it, and the VMs that were added at run time are checked as a daemon checks them; nothing is changed.
+
+Exit code 78: a daemon would not start, and a reload would be refused. An owner's name that this host does not know is such an error, because a daemon needs its number. Warnings (an interface that is not there, an owner's number that no account has) are about this host as it is
 now, or about guests that would lack interrupts, and do not change the exit code.
 
 --schema prints what a configuration may contain as JSON Schema, for editors and for programs that write one. It describes keys and types of values; whether values fit together is checked only without --schema.";

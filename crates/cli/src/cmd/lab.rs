@@ -22,6 +22,12 @@ Examples:
   vmlane lab exec demo a -- uname -r          run a command in guest a
   vmlane lab cp demo ./tool b:/usr/bin/       copy a file into guest b
   vmlane lab logs demo a                      the console of guest a
+  vmlane lab status demo                      guests, addresses, process ids, paths
+  vmlane lab reboot demo a
+  vmlane lab kill demo b                      its QEMU, at once
+  vmlane lab start demo b                     it keeps its CID and addresses
+  vmlane lab list
+  vmlane lab setup --kernel 5.10,7.2          fetch kernels beforehand
   vmlane lab down demo                        take everything down
 
 QEMU, kernels and the guests' image are fetched once, from the Debian mirror that apt uses here, \

@@ -17,6 +17,7 @@ const EXAMPLES: &str = "Examples:
   vmlane wire set l1 --to db/nic0 loss=1 loss_burst=3 rate=100M
   vmlane wire set l1 loss=0                       ends that, and leaves the rest
   vmlane wire cut l1
+  vmlane wire join l1
 
 A wire ([[wire]] in the configuration) joins two cards, or a card and an uplink, directly: every frame passes to the other end as it is, and to no one else. CARRIER: frames pass; otherwise, why not, or which end is not up. A>B, B>A: frames that were sent to the end B, to the end A. Below the table: what happens to frames on their way to an end, with counts.
 Keys: delay_us, jitter_us (microseconds), loss, reorder, duplicate, corrupt (percent), loss_burst (frames), rate (bits in a second); as impair in the configuration, 0 ends each. What is set lasts until the next reload or the daemon's end. A wire that is cut has no carrier and drops frames (drop_link_down). If a keeper runs, it stays cut across restarts of the daemon, until it is joined.";

@@ -1,6 +1,6 @@
-//! What users of iperf3 type: options that `vmlane bench` takes under iperf3's names, too, and those for which
-//! it has another word, which the error names. netperf's letters keep their meanings: -l, -s and -n are not
-//! iperf3's.
+//! What users of iperf3 type: options that `vmlane bench` takes under iperf3's names, too, and those for
+//! which it has another word, which the error names. netperf's letters keep their meanings: -l, -s and -n
+//! are not iperf3's.
 
 use clap::builder::UnknownArgumentValueParser;
 use clap::{Arg, ArgAction, Command};
