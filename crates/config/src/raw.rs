@@ -482,7 +482,7 @@ tables! {
         #[key(Vm, "'16M'", "0 to 1024G")]
         pub overflow_bytes: Option<Spanned<Size>>,
         /// Guest memory that each device of the VM may map.
-        #[key(Reload, "as much as the host has", "1M to 65536G")]
+        #[key(Reload, "as much as the host has", "1M to 49152G")]
         pub memory: Option<Spanned<Size>>,
     }
 

@@ -6,6 +6,7 @@ use crate::Config;
 use crate::plan::plan;
 use crate::shape::Applied;
 
+const UPLINK: &str = "[[uplink]]\nname = 'u'\ntap = 't0'\n";
 const VMS: &str = "[[vm]]\nname = 'a'\ncid = 3\nnic = [{ model = 'virtio-net' }]\n";
 
 /// Configurations to which a key of a table can be added; of several for one table, a key fits to one at
@@ -60,15 +61,15 @@ fn parsed(text: &str) -> Option<Config> {
     Config::parse(Path::new("t.toml"), text).ok()
 }
 
-/// A configuration of a table, to which a key is added. The VM and the uplink come after, if there is none.
+/// A configuration of a table, to which a key is added at the end: so all else keeps its lines.
 fn with(base: &str, name: &str, value: Option<&str>) -> Option<Config> {
     let line = value.map(|value| format!("{name} = {value}\n")).unwrap_or_default();
     let kept: String = base
         .split_inclusive('\n')
         .filter(|line| !line.starts_with(&format!("{name} = ")) || line.contains("'a'"))
         .collect();
-    let vm = if base.contains("[[vm]]") || base.contains("[route]") { "" } else { VMS };
-    parsed(&format!("{kept}{line}{vm}[[uplink]]\nname = 'u'\ntap = 't0'\n"))
+    let vm = if base.contains("[[vm]]") { "" } else { VMS };
+    parsed(&format!("{UPLINK}{vm}{kept}{line}"))
 }
 
 /// The keys of all tables that have a configuration here, each with these.
