@@ -21,6 +21,9 @@ struct Cli {
 
 /// Carries out the command line of this process. `extras` is what its daemon has.
 pub fn main(extras: Extras) -> ExitCode {
+    if cmd::completions::complete() {
+        return ExitCode::SUCCESS;
+    }
     let matches = command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command.run(extras) {
@@ -34,7 +37,8 @@ pub fn main(extras: Extras) -> ExitCode {
 
 /// The whole command line.
 fn command() -> Command {
-    with_paragraphs(Cli::command().mut_subcommand("bench", cmd::bench::with_options))
+    let command = Cli::command().mut_subcommand("bench", cmd::bench::with_options);
+    cmd::completions::with_names(with_paragraphs(command), "")
 }
 
 /// The text after the options has line breaks where the source does; a terminal of another width would show

@@ -229,6 +229,18 @@ fn is_alive(dir: &Path) -> bool {
 
 /// The labs of this user: name, and status when it answers.
 pub fn list() -> Result<Vec<(String, Option<Status>)>> {
+    let labs = names()?
+        .into_iter()
+        .map(|name| {
+            let status = Lab::open(&name).and_then(|lab| lab.status()).ok();
+            (name, status)
+        })
+        .collect();
+    Ok(labs)
+}
+
+/// Names of the labs of this user, also of those that do not answer.
+pub fn names() -> Result<Vec<String>> {
     if !dirs::has_runtime()? {
         return Ok(Vec::new());
     }
@@ -239,14 +251,7 @@ pub fn list() -> Result<Vec<(String, Option<Status>)>> {
         .filter(|name| dirs::check_name(name).is_ok())
         .collect();
     names.sort();
-    let labs = names
-        .into_iter()
-        .map(|name| {
-            let status = Lab::open(&name).and_then(|lab| lab.status()).ok();
-            (name, status)
-        })
-        .collect();
-    Ok(labs)
+    Ok(names)
 }
 
 /// Makes the lab's directory; one whose supervisor is gone is stale and makes room.

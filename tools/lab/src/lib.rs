@@ -30,7 +30,7 @@ mod vhost_device_vsock;
 
 pub use client::Output;
 pub use device::Device;
-pub use lab::{Guest, Lab, Running, find_vmlane, list};
+pub use lab::{Guest, Lab, Running, find_vmlane, list, names};
 pub use machine::Machine;
 pub use plan::{GuestStatus, Status};
 pub use proto::Exit;

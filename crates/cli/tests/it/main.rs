@@ -5,6 +5,7 @@
 mod common;
 
 mod attach;
+mod completions;
 mod guide;
 mod import;
 mod proxmox;

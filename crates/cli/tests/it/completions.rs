@@ -1,0 +1,110 @@
+//! Completion in a real shell: the script of `vmlane completions bash` completes names, from a daemon, from a
+//! configuration, and nothing where a daemon does not answer; it never prints errors.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use vmlane_testkit::{Daemon, wait_until};
+
+use crate::common::{self, VMLANE};
+
+const CONFIG: &str = "\
+[[switch]]
+name = \"storage\"
+[[port_group]]
+name = \"prod\"
+[[vm]]
+name = \"web\"
+cid = 3
+nic = [ { model = \"virtio-net\" }, { model = \"vmxnet3\", port_group = \"prod\" } ]
+[[vm]]
+name = \"web2\"
+cid = 4
+nic = [ { model = \"vmxnet3\", switch = \"storage\" } ]
+[[wire]]
+name = \"l1\"
+ends = [\"web/nic0\", \"web2/nic0\"]
+";
+
+/// What bash offers at the end of a line, sorted; the last word may be empty. `asked`: the runtime directory.
+fn offered(line: &str, asked: &Path, configuration: &Path) -> Vec<String> {
+    const ASK: &str = r#"
+        set -f
+        source <(vmlane completions bash)
+        COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
+        read -ra COMP_WORDS <<<"$1"
+        [[ $1 != *' ' ]] || COMP_WORDS+=('')
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        $(complete -p vmlane | sed 's/.*-F \([^ ]*\).*/\1/') vmlane "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let folder = Path::new(VMLANE).parent().unwrap().display().to_string();
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "-c", ASK, "bash", line]).stdin(Stdio::null());
+    bash.env("PATH", format!("{folder}:{}", std::env::var("PATH").unwrap()));
+    bash.env("VMLANE_RUNTIME_DIR", asked).env("HOME", configuration.parent().unwrap());
+    let ran = bash.output().unwrap();
+    let errors = String::from_utf8(ran.stderr).unwrap();
+    // bash itself states that there is no line to edit.
+    let errors: Vec<&str> = errors.lines().filter(|line| !line.contains("compopt")).collect();
+    assert!(errors.is_empty(), "{line}: {errors:?}");
+    let mut words: Vec<String> = String::from_utf8(ran.stdout).unwrap().lines().map(str::to_owned).collect();
+    words.retain(|word| !word.is_empty() && !word.starts_with('-'));
+    words.sort();
+    words
+}
+
+fn offers(place: &Daemon, rows: &[(&str, &[&str])]) {
+    let config = place.config();
+    for (line, names) in rows {
+        let line = line.replace("CONFIG", config.to_str().unwrap());
+        // A host that is busy may need longer than a shell may wait.
+        wait_until(&format!("{line:?} is completed by {names:?}"), || {
+            offered(&line, &place.runtime(), &config) == *names
+        });
+    }
+}
+
+#[test]
+fn names_are_those_of_the_daemon() {
+    let daemon = common::daemon(CONFIG);
+    offers(
+        &daemon,
+        &[
+            ("vmlane sta", &["stats", "status"]),
+            ("vmlane qemu-args w", &["web", "web2"]),
+            ("vmlane stats web2", &["web2"]),
+            ("vmlane release x", &[]),
+            ("vmlane link web/", &["web/nic0", "web/nic1"]),
+            ("vmlane link web/nic0 d", &["down"]),
+            ("vmlane wire cut ", &["l1"]),
+            ("vmlane capture --switch s", &["storage"]),
+            ("vmlane mirror add p", &["prod"]),
+            ("vmlane completions f", &["fish"]),
+        ],
+    );
+}
+
+#[test]
+fn without_a_daemon_names_are_those_of_the_configuration() {
+    let place = common::place(CONFIG);
+    offers(
+        &place,
+        &[
+            ("vmlane qemu-args --config CONFIG w", &["web", "web2"]),
+            ("vmlane qemu-args --config=CONFIG web2", &["web2"]),
+            ("vmlane qemu-args --config /nowhere w", &[]),
+        ],
+    );
+    // A wrong line is no reason for an error either.
+    offers(&place, &[("vmlane nothing w", &[]), ("vmlane completions wrong w", &[])]);
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_not_waited_for() {
+    let place = common::place(CONFIG);
+    std::fs::create_dir_all(place.runtime()).unwrap();
+    let _silent = UnixListener::bind(place.run("control.sock")).unwrap();
+    offers(&place, &[("vmlane qemu-args --config CONFIG w", &["web", "web2"])]);
+}
