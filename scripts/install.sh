@@ -46,8 +46,10 @@ put 644 "$work/fish" "$prefix/share/fish/vendor_completions.d/vmlane.fish"
 
 # In a directory of their own: the library takes the place of C functions in programs that link it.
 "$program" run --write-library "$work"
-put 644 "$work/libvmlane_vsock.so" "$prefix/lib/vmlane/libvmlane_vsock.so"
-strip --strip-unneeded "$root$prefix/lib/vmlane/libvmlane_vsock.so"
+put 644 "$work/libvmlane_vsock.so.0" "$prefix/lib/vmlane/libvmlane_vsock.so.0"
+strip --strip-unneeded "$root$prefix/lib/vmlane/libvmlane_vsock.so.0"
+ln -sf libvmlane_vsock.so.0 "$root$prefix/lib/vmlane/libvmlane_vsock.so"
+put 644 "$work/libvmlane_vsock.a" "$prefix/lib/vmlane/libvmlane_vsock.a"
 put 644 "$work/vmlane_vsock.h" "$prefix/include/vmlane/vmlane_vsock.h"
 version=$("$program" --version | cut -d " " -f 2)
 sed "s#@PREFIX@#$prefix#; s#@VERSION@#$version#" packaging/vmlane-vsock.pc >"$work/vmlane-vsock.pc"

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, bail};
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
 use vmlane_access::Trust;
-use vmlane_preload::{HEADER, HEADER_NAME, LIBRARY, LIBRARY_NAME};
+use vmlane_preload::{ARCHIVE, ARCHIVE_NAME, HEADER, HEADER_NAME, LIBRARY, LIBRARY_NAME, LINK_NAME};
 
 const EXAMPLES: &str = "Examples:
   vmlane run -- socat - VSOCK-CONNECT:3:5000
@@ -33,7 +33,7 @@ pub struct Args {
     /// Use ordinary file descriptors from the start: slower, but every operation works
     #[arg(long)]
     plain: bool,
-    /// Write the shared library and its C header into a directory instead
+    /// Write the library, shared and as an archive, and its C header into a directory instead
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     write_library: Option<PathBuf>,
     /// The program and its arguments
@@ -44,10 +44,7 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(directory) = self.write_library {
-            for (name, bytes) in [(LIBRARY_NAME, LIBRARY), (HEADER_NAME, HEADER)] {
-                let path = directory.join(name);
-                fs::write(&path, bytes).with_context(|| format!("writing {}", path.display()))?;
-            }
+            write_for_linkers(&directory).with_context(|| format!("writing to {}", directory.display()))?;
             return Ok(ExitCode::SUCCESS);
         }
         let Some((program, arguments)) = self.command.split_first() else { bail!("no program given") };
@@ -68,6 +65,17 @@ impl Args {
         let error = command.exec();
         Err(error).with_context(|| format!("running {}", path.display()))
     }
+}
+
+fn write_for_linkers(directory: &Path) -> io::Result<()> {
+    for (name, bytes) in [(LIBRARY_NAME, LIBRARY), (ARCHIVE_NAME, ARCHIVE), (HEADER_NAME, HEADER)] {
+        fs::write(directory.join(name), bytes)?;
+    }
+    let link = directory.join(LINK_NAME);
+    if fs::symlink_metadata(&link).is_ok() {
+        fs::remove_file(&link)?;
+    }
+    symlink(LIBRARY_NAME, link)
 }
 
 /// As a shell finds it.
@@ -199,7 +207,7 @@ mod tests {
     fn the_library_is_beside_the_program_or_in_a_cache_and_in_no_temporary_directory() {
         assert_eq!(
             installed(Path::new("/usr/bin/vmlane")).unwrap(),
-            Path::new("/usr/lib/vmlane/libvmlane_vsock.so")
+            Path::new("/usr/lib/vmlane/libvmlane_vsock.so.0")
         );
         let cache = |xdg: Option<&str>, home: Option<&str>| cache(xdg.map(Into::into), home.map(Into::into));
         let path = |text: &str| Some(PathBuf::from(text));

@@ -75,7 +75,7 @@ fn a_library_is_loaded_from_no_directory_of_another_user() {
     assert_eq!(files(&path("vmlane-0")), 0);
     // Another user's home, or cache.
     plant(&path("home"), &[]);
-    plant(&path("cache"), &[("vmlane/lib/libvmlane_vsock.so", "not a library")]);
+    plant(&path("cache"), &[("vmlane/lib/libvmlane_vsock.so.0", "not a library")]);
     for (variable, name) in [("HOME", "home"), ("XDG_CACHE_HOME", "cache")] {
         let ran = preloaded(Path::new(VMLANE), &[(variable, path(name).as_os_str())]);
         let shown = path(name).display().to_string();
@@ -96,7 +96,7 @@ fn a_library_in_ones_own_cache_is_what_this_program_has_whatever_was_in_its_plac
     let Some(base) = shared() else { return };
     let home = base.path().join("home");
     fs::create_dir(&home).unwrap();
-    let library = home.join(".cache/vmlane/lib/libvmlane_vsock.so");
+    let library = home.join(".cache/vmlane/lib/libvmlane_vsock.so.0");
     let variables = [("HOME", home.as_os_str())];
     let ours =
         || assert_eq!(preloaded(Path::new(VMLANE), &variables).good(), format!("{}\n", library.display()));
@@ -137,7 +137,7 @@ fn the_installed_library_needs_no_home_and_is_roots() {
     for name in ["bin", "lib/vmlane"] {
         fs::create_dir_all(prefix.join(name)).unwrap();
     }
-    let (program, library) = (prefix.join("bin/vmlane"), prefix.join("lib/vmlane/libvmlane_vsock.so"));
+    let (program, library) = (prefix.join("bin/vmlane"), prefix.join("lib/vmlane/libvmlane_vsock.so.0"));
     // By another process: one that a test beside this one forks would have the file open for writing.
     assert!(Command::new("cp").arg(VMLANE).arg(&program).status().unwrap().success());
     let mut write = Command::new(VMLANE);

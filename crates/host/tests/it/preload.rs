@@ -24,26 +24,41 @@ fn echo(far: &Far) {
     let _ = far.recv(&mut chunk);
 }
 
-/// A program of `crates/preload/tests`, compiled into `folder`, that will run with the library preloaded.
-fn program(name: &str, folder: &Path, world: &World) -> Command {
-    let library = folder.join(vmlane_preload::LIBRARY_NAME);
-    std::fs::write(&library, vmlane_preload::LIBRARY).unwrap();
+/// How a program gets the library.
+#[derive(Clone, Copy, PartialEq)]
+enum Library {
+    Preloaded,
+    /// Its archive is linked into the program.
+    Within,
+}
+
+/// A program of `crates/preload/tests`, compiled into `folder`.
+fn program(name: &str, folder: &Path, world: &World, library: Library) -> Command {
     let program = folder.join(name);
     let source = format!("{}/../preload/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let built = Command::new("cc").args(["-O2", &source, "-lpthread", "-o"]).arg(&program).status().unwrap();
-    assert!(built.success());
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", &source]);
     let mut command = Command::new(&program);
-    command.stdin(Stdio::null());
-    command.env("LD_PRELOAD", &library).env("VMLANE_RUNTIME_DIR", world.dir.path());
+    command.stdin(Stdio::null()).env("VMLANE_RUNTIME_DIR", world.dir.path());
+    if library == Library::Preloaded {
+        let file = folder.join(vmlane_preload::LIBRARY_NAME);
+        std::fs::write(&file, vmlane_preload::LIBRARY).unwrap();
+        command.env("LD_PRELOAD", file);
+    } else {
+        let file = folder.join(vmlane_preload::ARCHIVE_NAME);
+        std::fs::write(&file, vmlane_preload::ARCHIVE).unwrap();
+        compiler.arg(file);
+    }
+    assert!(compiler.args(["-ldl", "-lpthread", "-o"]).arg(&program).status().unwrap().success());
     command
 }
 
 /// Runs the cases of `crates/preload/tests/streams.c`.
-fn run(plain: bool) {
+fn run(plain: bool, library: Library) {
     let world = World::new();
     let folder = tempfile::tempdir().unwrap();
     let listener = world.guest.listen(ECHO, Placement::Scattered);
-    let mut command = program("streams", folder.path(), &world);
+    let mut command = program("streams", folder.path(), &world, library);
     command.args(["3", &ECHO.to_string()]);
     if plain {
         command.env("VMLANE_VSOCK_PLAIN", "1");
@@ -77,12 +92,17 @@ fn run(plain: bool) {
 
 #[test]
 fn a_program_finds_what_it_expects_of_its_streams() {
-    run(false);
+    run(false, Library::Preloaded);
 }
 
 #[test]
 fn and_so_it_does_without_rings() {
-    run(true);
+    run(true, Library::Preloaded);
+}
+
+#[test]
+fn and_so_it_does_with_the_library_linked_into_it() {
+    run(false, Library::Within);
 }
 
 /// The cases of `crates/preload/tests/datagrams.c`: the guest sends each datagram back until an empty one
@@ -91,7 +111,7 @@ fn and_so_it_does_without_rings() {
 fn and_of_its_datagrams() {
     let world = World::new();
     let folder = tempfile::tempdir().unwrap();
-    let mut command = program("datagrams", folder.path(), &world);
+    let mut command = program("datagrams", folder.path(), &world, Library::Preloaded);
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| {
             for count in 0.. {

@@ -1,0 +1,3 @@
+//! The library as programs meet it.
+
+mod abi;
