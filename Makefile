@@ -8,7 +8,7 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build dist setup demo test test-quick test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package image clean
+.PHONY: all help bootstrap build dist setup demo test test-quick test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package release image clean
 
 all: build
 
@@ -31,6 +31,7 @@ help:
 	@echo 'make picture  docs/architecture.svg and docs/chart.svg from their sources'
 	@echo 'make keys      the table of all keys in docs/guide/configuration.md, from crates/config/src/raw.rs'
 	@echo 'make package  out/package/*.deb, judged by lintian (PACKAGE_VERSION=, DEBEMAIL=)'
+	@echo 'make release  out/release/: the package, a tarball, an SBOM and checksums, the same bytes from any clone of a commit'
 	@echo 'make image    out/image/vmlane.oci.tar, an OCI image of the program alone: docs/guide/network-labs.md'
 	@echo 'make install  what make build made, below PREFIX (default /usr/local); DESTDIR= goes in front of it'
 
@@ -125,14 +126,23 @@ keys:
 picture:
 	@VMLANE_DRAW=1 cargo test --quiet --locked --release -p vmlane-tests --test promises the_picture
 
+# The same bytes wherever it is built: no path of this machine gets into the program.
+WITHOUT_PATHS := target.$(TRIPLE).rustflags=['--remap-path-prefix=$(CURDIR)=/vmlane', '--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo']
+
 dist: bootstrap
 	@echo '==> building vmlane as it is packaged (static, optimized as a whole)'
 	@VMLANE_COMMIT=$$(git describe --always --dirty '--exclude=*' --abbrev=10 2>/dev/null || true) \
-		cargo build --profile dist --locked -p vmlane-cli
+		cargo build --profile dist --locked -p vmlane-cli --config "$(WITHOUT_PATHS)"
 
 package: dist
 	@scripts/bootstrap.sh apparmor binutils lintian
 	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/package.sh
+
+# Of a commit, and with what is committed alone.
+release: dist
+	@scripts/bootstrap.sh apparmor binutils jq lintian
+	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/docs.sh
+	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/release.sh
 
 image: dist
 	@scripts/bootstrap.sh binutils buildah

@@ -33,7 +33,7 @@ trap finish EXIT
 # command_page WORDS...: --help of a command and of all below it.
 command_page() {
   local text sub
-  text=$("$program" "$@" --help)
+  text=$("$program" "$@" --help </dev/null 2>&1)
   # shellcheck disable=SC2016 # Backticks of Markdown.
   printf '## vmlane%s\n\n```text\n%s\n```\n\n' "${*:+ $*}" "$text"
   for sub in $(sed -n '/^Commands:/,/^$/s/^  \([a-z][a-z0-9-]*\).*/\1/p' <<<"$text"); do
@@ -86,8 +86,8 @@ for page in "$book"/src/decisions/*.md; do
 done >"$work/decisions"
 sed -i "/^- \[Decisions\]()/r $work/decisions" "$book/src/SUMMARY.md"
 
-# Defaults are those of the service, not of the user who builds.
-unset XDG_RUNTIME_DIR VMLANE_RUNTIME_DIR
+# Defaults are those of the service, and lines as long as in no terminal, whoever builds.
+unset XDG_RUNTIME_DIR VMLANE_RUNTIME_DIR COLUMNS
 {
   printf '# Commands\n\nWhat `vmlane COMMAND --help` says. `man vmlane-COMMAND` has the same.\n\n'
   command_page

@@ -49,6 +49,7 @@ modules! {
     placement,
     quickstart,
     refusals,
+    release,
     site,
     soak,
     sockets,

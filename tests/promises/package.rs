@@ -54,7 +54,7 @@ fn replaced(container: &Container, traffic: &Traffic, what: &str) {
 }
 
 /// Files that a package could have left.
-fn files(container: &Container) -> String {
+pub(crate) fn files(container: &Container) -> String {
     container.run(
         "find / -xdev -iname '*vmlane*' ! -name '*.deb' -print; find /run -iname '*vmlane*' -print
          getent passwd | grep vmlane; true",

@@ -7,7 +7,7 @@ mod frames;
 mod hybrid;
 mod previous;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cards::Cards;
@@ -72,7 +72,13 @@ fn install(container: &Container, (file, version): (&str, &str), load: &mut Unde
 fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     let previous = Previous::build();
     let old = package_of(&previous.sources, Some(&previous.program), OLD);
-    let new = package(NEW);
+    let counted = take_turns((&old, OLD), (&package(NEW), NEW));
+    kept("upgrades", &format!("packages of {} and of today took turns, {counted}", previous.name));
+}
+
+/// Two packages, with their versions, take turns under load. What came of it.
+pub(crate) fn take_turns((old, old_version): (&Path, &str), (new, new_version): (&Path, &str)) -> String {
+    let (old, new) = (old.to_owned(), new.to_owned());
     let (_folder, container) = boot_with(Release::Bookworm, &[(&old, "old.deb"), (&new, "new.deb")]);
     container.make_tun();
     container.run("dpkg -i /old.deb");
@@ -87,15 +93,15 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     container.run("vmlane vm add --name late --cid 5");
     let keeper = container.main_pid("vmlane-keeper");
     for round in 0..ROUNDS {
-        install(&container, ("new.deb", NEW), &mut load);
+        install(&container, ("new.deb", new_version), &mut load);
         if round == ROUNDS / 2 {
             assert_eq!(container.main_pid("vmlane-keeper"), keeper, "an upgrade leaves the keeper alone");
             // From here on the keeper is the new version's.
             container.replaces_keeper();
         }
-        install(&container, ("old.deb", OLD), &mut load);
+        install(&container, ("old.deb", old_version), &mut load);
     }
-    install(&container, ("new.deb", NEW), &mut load);
+    install(&container, ("new.deb", new_version), &mut load);
     let Under { traffic, frames, cards } = load;
     let [vmci, virtio] = traffic.finish();
     let sent = frames.finish(2 * ROUNDS + 1);
@@ -104,20 +110,15 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     // time.
     assert!(counted.twice <= u64::from(2 * ROUNDS + 1) * 128, "{} frames came twice", counted.twice);
     assert!(counted.lost <= counted.came / 100, "{} of {} frames got lost", counted.lost, counted.came);
-    kept(
-        "upgrades",
-        &format!(
-            "packages of {} and of today took turns, {} upgrades and {ROUNDS} ways back, under a VMCI stream of {vmci} bytes and \
-             8 of virtio-vsock of {virtio}: none was lost; {sent}; of {} frames between VMXNET3 cards {} came twice, {} were \
-             dropped",
-            previous.name,
-            ROUNDS + 1,
-            counted.came,
-            counted.twice,
-            counted.lost
-        ),
-    );
     container.run("dpkg --purge vmlane");
+    format!(
+        "{} upgrades and {ROUNDS} ways back, under a VMCI stream of {vmci} bytes and 8 of virtio-vsock of {virtio}: none was \
+         lost; {sent}; of {} frames between VMXNET3 cards {} came twice, {} were dropped",
+        ROUNDS + 1,
+        counted.came,
+        counted.twice,
+        counted.lost
+    )
 }
 
 /// Real guests.

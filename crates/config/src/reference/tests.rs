@@ -122,7 +122,7 @@ fn defaults_are_those_of_the_code() {
         }
         let pairs = bases.iter().map(|base| (with(base, name, None), with(base, name, Some(key.default))));
         let same = |(without, given): (Option<Config>, Option<Config>)| without.is_some() && without == given;
-        assert!(pairs.map(same).any(|same| same), "{place}: {name} = {}", key.default);
+        assert!(pairs.any(same), "{place}: {name} = {}", key.default);
         tested += 1;
     }
     assert!(tested > 50, "{tested}");
