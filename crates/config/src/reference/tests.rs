@@ -120,7 +120,7 @@ fn defaults_are_those_of_the_code() {
         if key.default_value().is_none() || bases.is_empty() {
             continue;
         }
-        let pairs = bases.iter().map(|base| (with(base, name, None), with(base, name, Some(key.default))));
+        let mut pairs = bases.iter().map(|base| (with(base, name, None), with(base, name, Some(key.default))));
         let same = |(without, given): (Option<Config>, Option<Config>)| without.is_some() && without == given;
         assert!(pairs.any(same), "{place}: {name} = {}", key.default);
         tested += 1;
