@@ -1,5 +1,5 @@
-//! The file that a journal or another state is in, as memory that outlives the process. In unit tests it is one that can be
-//! killed between any two stores, or that `loom` has: `journal/tests/model.rs`.
+//! The file that a journal or another state is in, as memory that outlives the process. In unit tests it is
+//! one that can be killed between any two stores, or that `loom` has: `journal/tests/model.rs`.
 
 use std::io;
 use std::os::fd::OwnedFd;

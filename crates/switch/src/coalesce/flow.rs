@@ -117,7 +117,7 @@ fn addresses(layers: &Layers) -> std::ops::Range<usize> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Way {
     /// Of the tables alone by which the last frame that went through all stages found it, see
-    /// [`Flight::epoch`].
+    /// [`epoch`](crate::flight::Flight::epoch) of a flight.
     pub epoch: Option<u64>,
     /// The tag that the first frame was sent with, out of band.
     tag: Option<Tci>,
