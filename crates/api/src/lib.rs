@@ -34,7 +34,7 @@ pub use client::{CaptureLink, Client, ClientError};
 pub use counters::CounterList;
 pub use mirror::{Mirror, MirrorRequest};
 pub use ovn::{OvnEntries, OvnEntry, OvnReport, OvnStatus};
-pub use vms::{ListedVm, VmAdded, VmList, VmRemoved};
+pub use vms::{ListedForward, ListedVm, VmAdded, VmList, VmRemoved};
 
 use std::path::{Path, PathBuf};
 

@@ -55,4 +55,14 @@ pub struct ListedVm {
     pub file: String,
     /// Counted from 1.
     pub line: usize,
+    /// Where its connects to CID 2 lead.
+    #[serde(default)]
+    pub forwards: Vec<ListedForward>,
+}
+
+/// A forward in [`ListedVm`], by the names of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedForward {
+    pub port: u32,
+    pub to: String,
 }

@@ -21,6 +21,13 @@ pub struct ForwardConfig {
     pub to_port: u32,
 }
 
+impl ForwardConfig {
+    /// Its key `to`.
+    pub fn to(&self) -> String {
+        self.to_vm.as_ref().map_or_else(|| HOST_PROGRAMS.into(), |vm| format!("{vm}:{}", self.to_port))
+    }
+}
+
 /// `is_hybrid`: the VM's VMM has a hybrid socket.
 pub fn judge(
     vm: &str,

@@ -6,8 +6,10 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use vmlane_access::Owner;
 use vmlane_api::{
-    Connection, CounterList, ListedVm, PeerStatus, Ports, Stats, Status, VmList, VmStats, VmStatus,
+    Connection, CounterList, ListedForward, ListedVm, PeerStatus, Ports, Stats, Status, VmList, VmStats,
+    VmStatus,
 };
+use vmlane_config::ForwardConfig;
 use vmlane_host::sockets::PeerView;
 use vmlane_stats::Counters;
 use vmlane_switch::PortView;
@@ -146,6 +148,7 @@ impl Views<'_> {
     /// All VMs, with where they are described.
     pub fn vms(&self) -> VmList {
         let served = self.served.lock();
+        let forward = |forward: &ForwardConfig| ListedForward { port: forward.port, to: forward.to() };
         let listed = served.config.vms.iter().map(|vm| {
             let place = served.config.places.get(&vm.name).cloned().unwrap_or_default();
             ListedVm {
@@ -159,6 +162,7 @@ impl Views<'_> {
                 added: place.added,
                 file: place.path.display().to_string(),
                 line: place.line,
+                forwards: vm.forwards.iter().map(forward).collect(),
             }
         });
         VmList { vms: listed.collect() }
