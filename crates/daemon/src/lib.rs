@@ -59,3 +59,6 @@ mod vm;
 mod vsock;
 mod watchdog;
 mod wires;
+
+/// Exit code of a confined daemon that made a system call that it may not make.
+pub use vmlane_confine::EXIT_CODE as VIOLATION;

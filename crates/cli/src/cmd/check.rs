@@ -10,6 +10,7 @@ use vmlane_config::{Config, Problem};
 use vmlane_daemon::owners::owners;
 
 use super::control::{json, print};
+use super::exit_codes::CONFIGURATION;
 
 const EXAMPLES: &str = "Examples:
   vmlane check
@@ -94,6 +95,6 @@ impl Args {
                 print(&format!("good: {vms}, {uplinks}, in {}\n", count(findings.files.len(), "file")))?;
             }
         }
-        Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(vmlane_config::EXIT_CODE) })
+        Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(CONFIGURATION) })
     }
 }

@@ -9,6 +9,8 @@ use vmlane_daemon::log::print_error;
 use vmlane_daemon::run::{Options, run};
 use vmlane_keeper::takeover;
 
+use super::exit_codes::CONFIGURATION;
+
 const EXAMPLES: &str = "Examples:
   vmlane daemon
   vmlane daemon --config ./vmlane.toml --runtime-dir ./run --log debug
@@ -25,7 +27,7 @@ A configuration for two VMs that may talk to each other:
   cid = 4
 
 The daemon is ready when `vmlane status` answers; it also notifies systemd (Type=notify). Attach VMs with the arguments
-that `vmlane qemu-args VM` prints.
+that `vmlane attach VM --for qemu` prints.
 
 --can-replace compares the layout of the state that the running daemon keeps with the one that this program knows; if no
 daemon runs, of the state that its keeper holds. If they differ, a daemon of this program could not take over: exit
@@ -116,7 +118,7 @@ impl Args {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_configuration() => {
                 print_error(&error.to_string());
-                Ok(ExitCode::from(vmlane_config::EXIT_CODE))
+                Ok(ExitCode::from(CONFIGURATION))
             }
             Err(error) => Err(error.into()),
         }

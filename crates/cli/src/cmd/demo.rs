@@ -21,7 +21,7 @@ measures them in turn, and takes the VMs down; then two with vmlane's virtio-vso
 with vmlane's virtio devices and User Mode Linux's own card, which needs root. DIR/results.jsonl has a line for every \
 run, DIR/report.html shows them. Ctrl-C ends early and keeps what was measured.
 
-Exit code 1: a run over a device of vmlane failed, or no run of some combination worked over another one.";
+Exit code 1: a run over a device of vmlane failed, or no run of some combination worked over another one. 128 + N: signal N ended it early (130: Ctrl-C).";
 
 /// Measure VMCI and virtio sockets and TCP between two VMs
 #[derive(Debug, clap::Args)]

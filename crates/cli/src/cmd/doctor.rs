@@ -10,6 +10,7 @@ use vmlane_doctor::{Diagnosis, Plan, examine, proof};
 
 use super::bench::Reach;
 use super::control::Where;
+use super::exit_codes::{NOT_EXAMINED, USAGE};
 
 mod captures;
 mod from_host;
@@ -104,7 +105,7 @@ impl Args {
             Ok(done) => done,
             Err(error) => {
                 eprintln!("vmlane: {error}");
-                return Ok(ExitCode::from(if error.is_usage() { 2 } else { 3 }));
+                return Ok(ExitCode::from(if error.is_usage() { USAGE } else { NOT_EXAMINED }));
             }
         };
         let text = match (&proven, self.json) {
@@ -117,7 +118,7 @@ impl Args {
         };
         print(&text);
         let is_well = proven.as_ref().is_none_or(|proven| proven.is_restored() && proven.error.is_none());
-        Ok(ExitCode::from(if is_well { diagnosis.exit_code() } else { 3 }))
+        Ok(ExitCode::from(if is_well { diagnosis.exit_code() } else { NOT_EXAMINED }))
     }
 
     fn to(&self) -> Result<&Target, Error> {

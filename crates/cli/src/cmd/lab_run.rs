@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use vmlane_experiment::side_by_side::{self, Side};
 use vmlane_experiment::{Plan, Writer, report};
 
+use crate::cmd::exit_codes::USAGE;
 use crate::cmd::progress::{minutes, sweep};
 
 const EXAMPLES: &str = "\
@@ -18,7 +19,7 @@ Examples:
 DIR/results.jsonl gets a line for every run as it ends, DIR/report.html shows them. Ctrl-C ends early and keeps \
 what was measured; the same command then continues: runs that have a row are not repeated.
 
-Exit code 1: a run failed. 2: the plan is invalid; the message names line and key.";
+Exit code 1: a run failed. 2: the plan is invalid; the message names line and key. 128 + N: signal N ended it early (130: Ctrl-C).";
 
 /// Run an experiment's plan
 #[derive(Debug, clap::Args)]
@@ -65,7 +66,7 @@ impl Args {
             Ok(plan) => plan,
             Err(error) => {
                 eprintln!("vmlane: {path}: {error:#}");
-                return Ok(ExitCode::from(2));
+                return Ok(ExitCode::from(USAGE));
             }
         };
         self.runs.into_iter().for_each(|runs| plan.set_runs(runs));

@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod demo;
 pub mod doctor;
 mod emulator;
+mod exit_codes;
 pub mod firecracker_config;
 pub mod helper_args;
 pub mod import;
@@ -122,8 +123,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Runs the subcommand. Exit codes: 0 success, 1 the thing failed, 2 usage (clap's own); `daemon` has
-    /// more.
+    /// Runs the subcommand. Its exit codes are in [`exit_codes`].
     pub fn run(self, extras: Extras) -> anyhow::Result<ExitCode> {
         match self {
             Command::Daemon(args) => args.run(extras),

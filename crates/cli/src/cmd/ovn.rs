@@ -14,16 +14,17 @@ use vmlane_daemon::uplink::{interface_is_up, set_interface_up};
 use vmlane_ovn::{Daemon, Entry, Helper, Interfaces, Settings, Signals};
 
 use super::control::{Show, ovn};
+use super::exit_codes::CONFIGURATION;
 use super::helper_args::HelperArgs;
 
 const EXAMPLES: &str = "Examples:
   vmlane ovn run
-  vmlane ovn status
+  vmlane ovn list
 
 The helper is the only process of vmlane that opens Open vSwitch's database. It reads the configuration itself, and only if no other
 user than root (and its own) can have written it. Under systemd it is vmlane-ovn.service. docs/guide/ovn.md shows how to set it up.";
 
-const RUN: &str = "Needs access to the database, and CAP_NET_ADMIN to set interfaces up. It reads the configuration again when that changes and on SIGHUP. SIGTERM stops the helper; ports stay as they are, and VMs continue. While the daemon or the database is absent, the helper waits for it; when a daemon has been absent for 10 s, its ports are removed from OVN.";
+const RUN: &str = "Needs access to the database, and CAP_NET_ADMIN to set interfaces up. It reads the configuration again when that changes and on SIGHUP. SIGTERM stops the helper; ports stay as they are, and VMs continue. While the daemon or the database is absent, the helper waits for it; when a daemon has been absent for 10 s, its ports are removed from OVN. Exit code 78: the configuration is wrong or cannot be read.";
 
 /// Makes NICs ports of OVN's integration bridge, and shows their state
 #[derive(Debug, clap::Args)]
@@ -38,7 +39,8 @@ enum Command {
     /// Keep Open vSwitch's database up to date until stopped
     Run(Run),
     /// Show NICs that are ports of OVN, and their problems
-    Status(Show),
+    #[command(visible_alias = "status")]
+    List(Show),
 }
 
 #[derive(Debug, clap::Args)]
@@ -52,7 +54,7 @@ impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Run(run) => run.run(),
-            Command::Status(show) => show.report(
+            Command::List(show) => show.report(
                 |client| client.call(&call::Status {}),
                 |status| {
                     let shown = ovn(status);
@@ -96,7 +98,7 @@ impl Run {
             Ok(settings) => settings.context("a configuration")?,
             Err(error) => {
                 let _ = writeln!(io::stderr(), "vmlane: {error}");
-                return Ok(ExitCode::from(vmlane_config::EXIT_CODE));
+                return Ok(ExitCode::from(CONFIGURATION));
             }
         };
         let signals = Signals::default();

@@ -10,24 +10,26 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use vmlane_api::call;
+use serde::Serialize;
+use vmlane_api::{PeerStatus, call};
 use vmlane_config::{Config, PeerConfig, RouteConfig};
 use vmlane_daemon::log;
 use vmlane_route::authority::{self, Authority};
 use vmlane_route::{Bounds, Files, Fingerprint, Helper, PeerSettings, Settings};
 
 use super::control::{Show, peers, print};
+use super::exit_codes::CONFIGURATION;
 use super::helper_args::HelperArgs;
 
 const EXAMPLES: &str = "Examples:
   vmlane route run
-  vmlane route status
+  vmlane route list
   vmlane route certificate alpha --directory /root/authority
   vmlane route revoke alpha --directory /root/authority
 
 The helper is an unprivileged process: it reads the configuration and its certificates, connects to the daemon at route.sock, and speaks TLS with the helpers of other hosts. Under systemd it is vmlane-route.service. docs/guide/hosts.md shows how to set it up.";
 
-const RUN: &str = "SIGHUP makes it read the configuration and the certificates again; open streams stay. SIGTERM stops it and resets the streams between hosts, and no others. While no daemon runs, it waits for one.";
+const RUN: &str = "SIGHUP makes it read the configuration and the certificates again; open streams stay. SIGTERM stops it and resets the streams between hosts, and no others. While no daemon runs, it waits for one. Exit code 78: the configuration is wrong or cannot be read.";
 
 const CERTIFICATE: &str = "Writes NAME.pem and NAME.key to the directory, and creates the authority there (authority.pem, authority.key) if there is none. The certificate is also added to issued.pem there, where `vmlane route revoke` finds all certificates of a host. Each host needs its own two files and authority.pem; authority.key stays where certificates are created. Certificates of any other authority work as well, if each has its host's name as a subject alternative name (DNS) and is valid for servers and clients.";
 
@@ -46,7 +48,8 @@ enum Command {
     /// Carry streams between this host and those of the configuration until stopped
     Run(Run),
     /// Show other hosts and their problems
-    Status(Show),
+    #[command(visible_alias = "status")]
+    List(Show),
     /// Create a certificate for a host
     Certificate(Certificate),
     /// Revoke all certificates of a host
@@ -83,13 +86,21 @@ struct Revoke {
     directory: PathBuf,
 }
 
+/// As JSON.
+#[derive(Serialize)]
+struct Listed {
+    peers: Vec<PeerStatus>,
+}
+
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Run(run) => run.run(),
-            Command::Status(show) => show.report(
-                |client| Ok(client.call(&call::Status {})?.peers),
-                |all| Ok(if all.is_empty() { "no other hosts are configured\n".into() } else { peers(all) }),
+            Command::List(show) => show.report(
+                |client| Ok(Listed { peers: client.call(&call::Status {})?.peers }),
+                |Listed { peers: all }| {
+                    Ok(if all.is_empty() { "no other hosts are configured\n".into() } else { peers(all) })
+                },
             ),
             Command::Certificate(certificate) => certificate.make(),
             Command::Revoke(revoke) => revoke.revoke(),
@@ -133,7 +144,7 @@ impl Run {
             Ok(settings) => settings,
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "vmlane: {error:#}");
-                return Ok(ExitCode::from(vmlane_config::EXIT_CODE));
+                return Ok(ExitCode::from(CONFIGURATION));
             }
         };
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);

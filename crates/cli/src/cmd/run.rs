@@ -21,7 +21,7 @@ const EXAMPLES: &str = "Examples:
   vmlane run --write-library /usr/local/lib    for C programs: cc x.c -lvmlane_vsock
 
 A connection to a CID that is no VM of the daemon goes to the kernel's own AF_VSOCK, if it has one. Programs that are statically linked or setuid do not work; neither does SOCK_SEQPACKET. Programs that read and write by io_uring or by direct system calls need --plain, and cannot use these to
-connect or accept.";
+connect or accept. The exit code is the program's; 1 if it cannot be started.";
 
 /// Runs an unmodified program whose AF_VSOCK sockets reach the daemon's VMs
 #[derive(Debug, clap::Args)]

@@ -7,6 +7,7 @@ use vmlane_doctor::evidence::Evidence;
 use vmlane_doctor::{Diagnosis, capture};
 
 use super::{Args, print};
+use crate::cmd::exit_codes::NOT_EXAMINED;
 
 pub fn judge(args: &Args) -> ExitCode {
     let began = Instant::now();
@@ -14,7 +15,7 @@ pub fn judge(args: &Args) -> ExitCode {
         Ok(captures) => captures,
         Err(why) => {
             eprintln!("vmlane: {why}");
-            return ExitCode::from(3);
+            return ExitCode::from(NOT_EXAMINED);
         }
     };
     let evidence = Evidence { captures, ..Evidence::default() };

@@ -11,6 +11,7 @@ use vmlane_keeper::takeover;
 use vmlane_lab::Lab;
 
 use super::{Args, print};
+use crate::cmd::exit_codes::NOT_EXAMINED;
 
 /// For a server in a guest to listen.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,7 +28,7 @@ pub fn examine(args: &Args) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(why) => {
             eprintln!("vmlane: {why}");
-            ExitCode::from(3)
+            ExitCode::from(NOT_EXAMINED)
         }
     }
 }

@@ -8,6 +8,7 @@ use vmlane_doctor::proof::{self, Candidate, guardian, record};
 use vmlane_doctor::{Diagnosis, Proven};
 
 use super::Args;
+use crate::cmd::exit_codes::NOT_EXAMINED;
 
 /// Whether settings may be changed, asked before anything is measured.
 pub fn may_prove(args: &Args) -> Result<(), Error> {
@@ -63,11 +64,11 @@ pub fn undo() -> ExitCode {
     match proof::undo_earlier() {
         Ok((report, is_well)) => {
             println!("{report}");
-            ExitCode::from(if is_well { 0 } else { 3 })
+            ExitCode::from(if is_well { 0 } else { NOT_EXAMINED })
         }
         Err(error) => {
             eprintln!("vmlane: {error}");
-            ExitCode::from(3)
+            ExitCode::from(NOT_EXAMINED)
         }
     }
 }
