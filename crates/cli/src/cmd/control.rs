@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ratatui::crossterm;
 use serde::Serialize;
-use vmlane_api::{Client, ClientError, PeerStatus, Status, TeamStatus, VERSION};
+use vmlane_api::{Client, ClientError, ErrorCode, Failure, PeerStatus, Status, TeamStatus, VERSION};
 use vmlane_keeper::{Sessions, takeover};
 
 use vmlane_bench::row;
-pub use vmlane_bench::table::table;
+use vmlane_bench::table;
 
 /// Which daemon to ask.
 #[derive(Debug, clap::Args)]
@@ -93,6 +94,35 @@ pub fn json(answer: &impl Serialize) -> serde_json::Result<String> {
     Ok(serde_json::to_string(&Versioned { version: VERSION, answer })? + "\n")
 }
 
+/// Leaves those of a name, if one is given; `noun` is the command that lists them.
+pub fn only<T>(
+    all: &mut Vec<T>,
+    name: Option<&str>,
+    noun: &str,
+    name_of: impl Fn(&T) -> &str,
+) -> Result<(), ClientError> {
+    let Some(name) = name else { return Ok(()) };
+    let error = unknown(noun, name, all.iter().map(&name_of));
+    all.retain(|one| name_of(one) == name);
+    if all.is_empty() { Err(error) } else { Ok(()) }
+}
+
+/// How many names an error suggests.
+const MOST_SUGGESTED: usize = 3;
+
+/// There is none of this name, but some of similar ones.
+pub fn unknown<'n>(noun: &str, name: &str, known: impl Iterator<Item = &'n str>) -> ClientError {
+    let letters = |known: &str| strsim::damerau_levenshtein(name, known);
+    let mut near: Vec<(usize, &str)> = known.map(|known| (letters(known), known)).collect();
+    near.retain(|(letters, known)| *letters <= 1.max(known.len() / 3));
+    near.sort_unstable();
+    let near: Vec<&str> = near.into_iter().take(MOST_SUGGESTED).map(|(_, known)| known).collect();
+    let meant = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(", ")) };
+    let message =
+        format!("there is no {noun} {name:?}{meant}; `vmlane {} list` lists all", noun.to_lowercase());
+    Failure { code: ErrorCode::BadRequest, message }.into()
+}
+
 /// Writes to stdout. False if its reader is gone, which ends a listing without an error.
 pub fn print(text: &str) -> io::Result<bool> {
     let mut out = io::stdout().lock();
@@ -121,7 +151,8 @@ pub fn peers(peers: &[PeerStatus]) -> String {
     if peers.is_empty() {
         return String::new();
     }
-    let mut rows = vec![row!["PEER", "STATE", "STREAMS", "SENT", "RECEIVED", "REFUSED", "PROBLEM"]];
+    let mut rows =
+        vec![row!["PEER", "STATE", "STREAMS", "SENT BYTES", "RECEIVED BYTES", "REFUSED", "PROBLEM"]];
     for peer in peers.iter().filter(|peer| !peer.name.is_empty() || !peer.problem.is_empty()) {
         let counters = &peer.counters;
         rows.push(row![
@@ -176,6 +207,62 @@ pub fn teams(teams: &[TeamStatus]) -> String {
     if teams.is_empty() { String::new() } else { format!("\n{}", table(&rows)) }
 }
 
+/// A table. On a terminal that is too narrow for it, names are shortened.
+pub fn table(rows: &[Vec<String>]) -> String {
+    match crossterm::terminal::size() {
+        Ok((columns, _)) if is_terminal() => table::table(&fitted(rows, columns.into())),
+        _ => table::table(rows),
+    }
+}
+
+/// The fewest letters of a name that is shortened.
+const FEWEST: usize = 8;
+
+/// The rows of a table with shorter names, so that it has `width` columns if possible. Numbers, MAC addresses and
+/// texts of several words stay.
+pub fn fitted(rows: &[Vec<String>], width: usize) -> Vec<Vec<String>> {
+    let Some((head, body)) = rows.split_first() else { return Vec::new() };
+    let letters = |cell: &String| cell.chars().count();
+    let is_name = |cell: &String| {
+        !cell.contains(' ') && !cell.starts_with(|first: char| first.is_ascii_digit()) && !cell.is_empty()
+    };
+    let cells = |column: usize| body.iter().filter_map(move |row| row.get(column));
+    let widest = |column: usize| cells(column).chain(head.get(column)).map(letters).max().unwrap_or(0);
+    let mut limits: Vec<usize> = (0..head.len()).map(widest).collect();
+    let least: Vec<Option<usize>> = (0..head.len())
+        .map(|column| {
+            (cells(column).all(is_name) && head[column] != "MAC").then(|| letters(&head[column]).max(FEWEST))
+        })
+        .collect();
+    while limits.iter().sum::<usize>() + 2 * (limits.len() - 1) > width {
+        let can_shrink = |column: &usize| least[*column].is_some_and(|least| limits[*column] > least);
+        let Some(column) = (0..limits.len()).filter(can_shrink).max_by_key(|column| limits[*column]) else {
+            break;
+        };
+        limits[column] -= 1;
+    }
+    let row = |row: &Vec<String>| {
+        let cells = row.iter().zip(limits.iter().zip(&least));
+        cells
+            .map(
+                |(cell, (limit, least))| if least.is_some() { shortened(cell, *limit) } else { cell.clone() },
+            )
+            .collect()
+    };
+    rows.iter().map(row).collect()
+}
+
+/// A name without its middle: both ends of `web-frontend/nic0` and of paths matter.
+fn shortened(name: &str, limit: usize) -> String {
+    let letters: Vec<char> = name.chars().collect();
+    if letters.len() <= limit {
+        return name.to_owned();
+    }
+    let front = (limit - 1) / 2;
+    let back = letters.len() - (limit - 1 - front);
+    letters[..front].iter().chain(&['…']).chain(&letters[back..]).collect()
+}
+
 /// A number of bytes, for people.
 pub fn bytes(count: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -191,6 +278,17 @@ pub fn bytes(count: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_name_is_refused_with_similar_ones() {
+        let ask = |name| unknown("VM", name, ["web", "web2", "db"].into_iter()).to_string();
+        let none = "there is no VM \"mail\"; `vmlane vm list` lists all";
+        assert_eq!((ask("mail").as_str(), ask("wbe").contains("did you mean web?")), (none, true));
+        assert!(ask("web3").contains("did you mean web, web2?"), "{}", ask("web3"));
+        let mut all = vec!["l1", "l2"];
+        assert!(only(&mut all, Some("l2"), "wire", |one| *one).is_ok() && all == ["l2"]);
+        assert!(only(&mut all, Some("x"), "wire", |one| *one).is_err());
+    }
 
     #[test]
     fn intervals_and_bytes() {

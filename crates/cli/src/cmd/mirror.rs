@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
-use vmlane_api::{Mirror, MirrorRequest, call};
+use vmlane_api::{Client, Mirror, MirrorRequest, call};
 
-use super::control::{Show, Where, bytes, table};
+use super::control::{Show, Where, bytes, only, table};
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
@@ -15,6 +15,7 @@ const EXAMPLES: &str = "Examples:
   vmlane mirror add lan web/nic0 --to far --vlan 900    to an uplink, tagged (remote SPAN)
   vmlane mirror add prod --to ids/nic0 --snap 128 --name heads
   vmlane mirror list
+  vmlane mirror show heads
   vmlane mirror remove heads
 
 Copies go to a NIC whose guest is in promiscuous mode, or to an uplink, even across isolation groups. They never wait: if the destination has no room, they are dropped and counted (`vmlane mirror list`). The originals are not affected.
@@ -30,12 +31,14 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// Show all mirrors with their counts
+    List(List),
+    /// Show one mirror
+    Show(One),
     /// Start a mirror; it lasts until it is removed or the daemon ends
     Add(Add),
     /// End a mirror that was added
     Remove(Remove),
-    /// Show all mirrors with their counts
-    List(List),
 }
 
 #[derive(Debug, clap::Args)]
@@ -83,10 +86,28 @@ struct List {
     show: Show,
 }
 
-/// All of them, as JSON.
+#[derive(Debug, clap::Args)]
+struct One {
+    /// Name of the mirror
+    name: String,
+    #[command(flatten)]
+    show: Show,
+}
+
+/// As JSON.
 #[derive(Serialize)]
 struct Listed {
     mirrors: Vec<Mirror>,
+}
+
+/// All mirrors, or the one of a name.
+fn list(show: &Show, name: Option<&str>) -> anyhow::Result<ExitCode> {
+    let ask = |client: &mut Client| {
+        let mut mirrors = client.call(&call::Ports {})?.mirrors;
+        only(&mut mirrors, name, "mirror", |mirror| &mirror.name)?;
+        Ok(Listed { mirrors })
+    };
+    show.report(ask, |listed| Ok(mirrors(&listed.mirrors)))
 }
 
 impl Args {
@@ -99,12 +120,8 @@ impl Args {
             What::Remove(Remove { name, place }) => {
                 place.connect()?.call(&call::MirrorRemove { name })?;
             }
-            What::List(List { show }) => {
-                return show.report(
-                    |client| Ok(Listed { mirrors: client.call(&call::Ports {})?.mirrors }),
-                    |listed| Ok(mirrors(&listed.mirrors)),
-                );
-            }
+            What::List(List { show }) => return list(&show, None),
+            What::Show(One { name, show }) => return list(&show, Some(&name)),
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -37,10 +37,13 @@ pub mod route;
 pub mod run;
 pub mod stats;
 pub mod status;
+#[cfg(test)]
+mod tables;
 pub mod top;
 pub mod uplink_helper;
 pub mod vm;
 mod vm_peer;
+mod vm_show;
 pub mod wire;
 
 use std::process::ExitCode;
@@ -87,7 +90,7 @@ pub enum Command {
     Reload(reload::Args),
     /// Validate a configuration without applying it
     Check(check::Args),
-    /// Add, remove and list VMs while the daemon runs
+    /// List, show, add and remove VMs while the daemon runs
     Vm(vm::VmArgs),
     /// Take a VM out of quarantine
     Release(release::Args),
@@ -95,7 +98,7 @@ pub enum Command {
     Route(route::Args),
     /// Make NICs ports of OVN's integration bridge, and show their state
     Ovn(ovn::Args),
-    /// Set the link of a NIC up or down
+    /// List links, and set one of a NIC or an uplink up or down
     Link(link::Args),
     /// Copy the frames of some ports of the switch to another port
     Mirror(mirror::Args),

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use vmlane_api::{Ports, call};
+use vmlane_api::{Connection, Ports, call};
 
 use super::control::{Show, bytes, table, teams};
 use super::mirror::mirrors;
@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   vmlane ports --json | jq -r '.connections[] | select(.server_port == 5000) | .client_vm'
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
-TX and RX: frames in the guest's view; `vmlane stats` shows why frames were dropped. MACS: addresses learned on this port; --macs lists them. SWITCH, if there are several: the one that the port is on, or wire:NAME (`vmlane wire list`). WORKER, if there are several: the one that serves the port (switch-N in `vmlane top`). Mirrors and teams are listed below the ports. STATE of a team: which uplinks are in use, and why others are not. FAILOVERS: links lost while in use.";
+TX and RX: frames in the guest's view; `vmlane stats` shows why frames were dropped. BYTES are in units of 1024. MACS: addresses learned on this port; --macs lists them. SWITCH, if there are several: the one that the port is on, or wire:NAME (`vmlane wire list`). WORKER, if there are several: the one that serves the port (switch-N in `vmlane top`). Mirrors and teams are listed below the ports. STATE of a team: which uplinks are in use, and why others are not. FAILOVERS: links lost while in use.";
 
 /// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
@@ -35,9 +35,10 @@ impl Args {
     }
 }
 
-fn plain(ports: &Ports) -> String {
+/// A table of stream connections.
+pub fn connections(connections: &[Connection]) -> String {
     let mut rows = vec![row!["CLIENT", "ADDRESS", "SERVER", "ADDRESS", "STATE"]];
-    for connection in &ports.connections {
+    for connection in connections {
         rows.push(row![
             connection.client_vm,
             format!("{}:{}", connection.client_cid, connection.client_port),
@@ -46,46 +47,49 @@ fn plain(ports: &Ports) -> String {
             connection.state,
         ]);
     }
-    let mut text = table(&rows);
+    table(&rows)
+}
+
+pub fn plain(ports: &Ports) -> String {
+    let mut text = connections(&ports.connections);
     if !ports.switch.is_empty() {
-        let mut rows = vec![row![
-            "PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "MACS", "TX", "TX-BYTES", "RX",
-            "RX-BYTES", "DROPPED"
-        ]];
-        // With one of them they are of no use.
-        let several = ports.switch.iter().any(|port| port.worker > 0);
-        let switches = switches(ports);
-        rows.iter_mut().filter(|_| switches).for_each(|header| header.push("SWITCH".into()));
-        rows.iter_mut().filter(|_| several).for_each(|header| header.push("WORKER".into()));
-        for port in &ports.switch {
-            let active = if port.active { "yes" } else { "no" };
-            let mut row = row![
-                port.name,
-                port.kind,
-                port.group,
-                port.vlan,
-                port.mac,
-                active,
-                if port.link_down { "down" } else { "up" },
-                port.learned.len(),
-                port.tx_frames,
-                bytes(port.tx_bytes as f64),
-                port.rx_frames,
-                bytes(port.rx_bytes as f64),
-                port.dropped,
-            ];
-            row.extend(switches.then(|| port.switch.clone()));
-            row.extend(several.then(|| port.worker.to_string()));
-            rows.push(row);
-        }
-        text += "\n";
-        text += &table(&rows);
+        text += &format!("\n{}\n{}", states(ports), traffic(ports));
     }
     if !ports.mirrors.is_empty() {
         text += "\n";
         text += &mirrors(&ports.mirrors);
     }
     text + &teams(&ports.teams)
+}
+
+/// A line for each port: what it is, and whether frames pass.
+fn states(ports: &Ports) -> String {
+    let mut rows = vec![row!["PORT", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "MACS"]];
+    // With one of them it is of no use.
+    let switches = switches(ports);
+    rows.iter_mut().filter(|_| switches).for_each(|header| header.push("SWITCH".into()));
+    for port in &ports.switch {
+        let active = if port.active { "yes" } else { "no" };
+        let link = if port.link_down { "down" } else { "up" };
+        let mut row = row![port.name, port.group, port.vlan, port.mac, active, link, port.learned.len()];
+        row.extend(switches.then(|| port.switch.clone()));
+        rows.push(row);
+    }
+    table(&rows)
+}
+
+/// A line for each port: what passed it.
+fn traffic(ports: &Ports) -> String {
+    let mut rows = vec![row!["PORT", "TX", "TX BYTES", "RX", "RX BYTES", "DROPPED"]];
+    let several = ports.switch.iter().any(|port| port.worker > 0);
+    rows.iter_mut().filter(|_| several).for_each(|header| header.push("WORKER".into()));
+    for port in &ports.switch {
+        let (tx, rx) = (bytes(port.tx_bytes as f64), bytes(port.rx_bytes as f64));
+        let mut row = row![port.name, port.tx_frames, tx, port.rx_frames, rx, port.dropped];
+        row.extend(several.then(|| port.worker.to_string()));
+        rows.push(row);
+    }
+    table(&rows)
 }
 
 /// Are ports on several switches?
@@ -95,7 +99,7 @@ fn switches(ports: &Ports) -> bool {
 }
 
 /// A line for each address.
-fn addresses(ports: &Ports) -> String {
+pub fn addresses(ports: &Ports) -> String {
     let mut rows = vec![row!["PORT", "GROUP", "MAC", "VLAN", "HOW", "SECONDS"]];
     for port in &ports.switch {
         let own = (port.kind == "nic").then_some((&port.mac, "configured"));

@@ -65,7 +65,7 @@ fn known(name: &str, stats: &Stats) -> anyhow::Result<()> {
     bail!("VM {name:?} is not served; known are {}", names.join(", "));
 }
 
-fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> String {
+pub fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> String {
     let seconds = before.map_or(0.0, |before| stats.uptime_seconds - before.uptime_seconds);
     let mut rows = vec![if before.is_some() {
         row!["COUNTER", "VALUE", "PER SECOND"]

@@ -21,7 +21,7 @@ ATTACHED: whether a VMM is connected. VSOCK: the kind of the VM's socket device.
   lost       a virtio-vsock device for which no daemon came in time (`hold` in [daemon]): restart its QEMU
 While no daemon runs, the error names the devices whose sessions the keeper holds for the next one.
 
-CONNECTIONS: those that the VM's programs opened. QUEUE PAIRS: of VMCI. HOW: the way in which an uplink carries frames, or why it is not attached. LOGICAL PORT: of OVN, as in `vmlane ovn status`. PEER: another host, as in `vmlane route status`.";
+CONNS: connections that the VM's programs opened. PAIRS: queue pairs of VMCI, with their memory. `vmlane vm show VM` shows sockets, and all else about a VM. HOW: the way in which an uplink carries frames, or why it is not attached. LOGICAL PORT: of OVN, as in `vmlane ovn status`. PEER: another host, as in `vmlane route status`.";
 
 /// Shows the daemon and its VMs
 #[derive(Debug, clap::Args)]
@@ -44,19 +44,9 @@ impl Args {
     }
 }
 
-fn plain(status: &Status) -> String {
-    let mut rows = vec![row![
-        "VM",
-        "CID",
-        "GROUP",
-        "VSOCK",
-        "ATTACHED",
-        "STATE",
-        "CONNECTIONS",
-        "QUEUE PAIRS",
-        "QUEUES",
-        "SOCKET"
-    ]];
+pub fn plain(status: &Status) -> String {
+    let mut rows =
+        vec![row!["VM", "CID", "GROUP", "VSOCK", "ATTACHED", "STATE", "CONNS", "PAIRS", "PAIR BYTES"]];
     for vm in &status.vms {
         rows.push(row![
             vm.name,
@@ -68,11 +58,10 @@ fn plain(status: &Status) -> String {
             vm.connections,
             vm.queue_pairs,
             bytes(vm.queue_pair_bytes as f64),
-            vm.sockets.join(" "),
         ]);
     }
     let troubles = troubles(status);
-    let mut nics = vec![row!["NIC", "MAC", "SWITCH", "PORT GROUP", "PROFILE", "ATTACHED", "STATE", "SOCKET"]];
+    let mut nics = vec![row!["NIC", "MAC", "SWITCH", "PORT GROUP", "PROFILE", "STATE"]];
     for (vm, nic) in status.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
         nics.push(row![
             format!("{}/{}", vm.name, nic.name),
@@ -80,9 +69,7 @@ fn plain(status: &Status) -> String {
             if nic.ovn.is_some() { "-" } else { &nic.switch },
             if nic.ovn.is_some() { "-" } else { &nic.port_group },
             nic.profile,
-            yes(nic.attached),
             nic.state,
-            nic.socket,
         ]);
     }
     let nics = if nics.len() > 1 { format!("\n{}", table(&nics)) } else { String::new() };

@@ -11,13 +11,15 @@ use vmlane_api::{VmList, call};
 use vmlane_config::added::MOST_BYTES;
 
 use super::control::{Show, Where, json, print, table};
+use super::vm_show;
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
   vmlane vm add app.toml
   vmlane vm add --name app --cid 7 --nic 'model = \"virtio-net\", port_group = \"prod\"'
-  vmlane qemu-args app
+  vmlane attach app --for qemu
   vmlane vm list
+  vmlane vm show app
   vmlane vm remove app
 
 A VM that is added is served at once and by every later daemon, even after kill -9: the daemon keeps it in its state directory (/var/lib/vmlane/vms.d). The configuration's files are neither written nor read again, and a reload of them leaves
@@ -31,7 +33,7 @@ const ADD_EXAMPLES: &str = "Examples:
 
 The file has one table [[vm]] as in a configuration, with all its keys, 16 KiB at most. What it refers to (port groups, VMs of forwards) must exist already. A name, CID or MAC address that another VM has is refused; the error names that VM and the file that describes it.";
 
-/// Adds, removes and lists VMs while the daemon runs
+/// Lists, shows, adds and removes VMs while the daemon runs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct VmArgs {
@@ -41,9 +43,10 @@ pub struct VmArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    List(ListArgs),
+    Show(vm_show::Args),
     Add(AddArgs),
     Remove(RemoveArgs),
-    List(ListArgs),
 }
 
 /// Add a VM; it is kept across restarts
@@ -116,6 +119,7 @@ impl VmArgs {
         match self.what {
             What::Add(args) => args.run(),
             What::Remove(args) => args.run(),
+            What::Show(args) => args.run(),
             What::List(args) => {
                 args.show.report(|client| client.call(&call::VmList {}), |list| Ok(plain(list)))
             }
@@ -201,20 +205,16 @@ fn quoted(value: &str) -> String {
     text + "\""
 }
 
-fn plain(list: &VmList) -> String {
-    let mut rows =
-        vec![row!["VM", "CID", "GROUP", "VSOCK", "NICS", "OWNER", "ATTACHED", "ADDED", "DESCRIBED IN"]];
+pub fn plain(list: &VmList) -> String {
+    let mut rows = vec![row!["VM", "CID", "GROUP", "VSOCK", "NICS", "ATTACHED", "DESCRIBED IN"]];
     for vm in &list.vms {
-        let yes = |yes: bool| if yes { "yes" } else { "no" };
         rows.push(row![
             vm.name,
             vm.cid.map_or_else(|| "-".into(), |cid| cid.to_string()),
             vm.group,
             vm.vsock,
             vm.nics,
-            vm.owner.as_deref().unwrap_or("-"),
-            yes(vm.attached),
-            yes(vm.added),
+            if vm.attached { "yes" } else { "no" },
             format!("{}:{}", vm.file, vm.line),
         ]);
     }

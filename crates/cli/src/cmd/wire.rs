@@ -4,14 +4,15 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use serde::Serialize;
-use vmlane_api::{Wire, WireEnd, WireImpairment, call};
+use vmlane_api::{Client, Wire, WireEnd, WireImpairment, call};
 
-use super::control::{Show, Where, table};
+use super::control::{Show, Where, only, table};
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
   vmlane wire list
   vmlane wire list --watch 1
+  vmlane wire show l1
   vmlane wire list --json | jq -r '.wires[] | select(.carrier | not) | .name'
   vmlane wire set l1 delay_us=10000 jitter_us=1000
   vmlane wire set l1 --to db/nic0 loss=1 loss_burst=3 rate=100M
@@ -34,6 +35,8 @@ pub struct Args {
 enum What {
     /// Show all wires with their ends and counts
     List(List),
+    /// Show one wire
+    Show(One),
     /// Delay, lose, reorder, duplicate or corrupt frames on a wire, or limit its rate, until the next reload
     Set(Set),
     /// Let no frame pass, as if the cable were unplugged
@@ -44,6 +47,14 @@ enum What {
 
 #[derive(Debug, clap::Args)]
 struct List {
+    #[command(flatten)]
+    show: Show,
+}
+
+#[derive(Debug, clap::Args)]
+struct One {
+    /// Name of the wire
+    name: String,
     #[command(flatten)]
     show: Show,
 }
@@ -86,21 +97,27 @@ fn setting(text: &str) -> Result<String, String> {
     })
 }
 
-/// All of them, as JSON.
+/// As JSON.
 #[derive(Serialize)]
 struct Listed {
     wires: Vec<Wire>,
 }
 
+/// All wires, or the one of a name.
+fn list(show: &Show, name: Option<&str>) -> anyhow::Result<ExitCode> {
+    let ask = |client: &mut Client| {
+        let mut wires = client.call(&call::Ports {})?.wires;
+        only(&mut wires, name, "wire", |wire| &wire.name)?;
+        Ok(Listed { wires })
+    };
+    show.report(ask, |listed| Ok(wires(&listed.wires)))
+}
+
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.what {
-            What::List(List { show }) => {
-                return show.report(
-                    |client| Ok(Listed { wires: client.call(&call::Ports {})?.wires }),
-                    |listed| Ok(wires(&listed.wires)),
-                );
-            }
+            What::List(List { show }) => return list(&show, None),
+            What::Show(One { name, show }) => return list(&show, Some(&name)),
             What::Set(Set { name, to, settings, place }) => {
                 let impair = settings.join("\n");
                 place.connect()?.call(&call::WireSet { wire: name, to, impair })?;
@@ -117,7 +134,7 @@ impl Args {
 }
 
 /// A table of wires, and a line for each direction in which something happens to frames.
-fn wires(wires: &[Wire]) -> String {
+pub fn wires(wires: &[Wire]) -> String {
     let mut rows = vec![row!["WIRE", "A", "B", "CARRIER", "A>B", "B>A"]];
     for wire in wires {
         let [a, b] = &wire.ends[..] else { continue };

@@ -30,7 +30,7 @@ fn status_shows_vms_and_whether_they_are_attached_and_ready() {
     let daemon = daemon(TWO);
     contains_all(
         &daemon.must(&["status"]),
-        &["vmlane 0.1.0", "worker", "(adaptive; auto: ", "web", "db", "vmci.sock"],
+        &["vmlane 0.1.0", "worker", "(adaptive; auto: ", "web", "db", "vmci"],
     );
     let socket = daemon.vm("web")["sockets"][0].as_str().unwrap().to_owned();
     assert_eq!(Path::new(&socket), daemon.socket("web", "vmci.sock"));

@@ -263,6 +263,57 @@ fn vms_are_kept_in_the_configured_directory_and_by_one_daemon() {
 }
 
 #[test]
+fn all_about_one_vm_is_on_one_screen() {
+    let config = "\
+[[vm]]
+name = \"web\"
+cid = 3
+group = \"tenant-1\"
+forward = [{ port = 5000, to = \"db:6000\" }]
+nic = [{ model = \"vmxnet3\", port_group = \"prod\", mac = \"52:54:00:00:00:03\" }]
+[[vm]]
+name = \"db\"
+cid = 4
+group = \"tenant-1\"
+[[port_group]]
+name = \"prod\"
+vlan = 10
+";
+    let daemon = daemon(config);
+    let mut attached = vmm(&daemon, "web");
+    attached.read_u32(1, CONTROL).unwrap();
+    let socket = daemon.socket("web", "vmci.sock").display().to_string();
+    let screen = daemon.must(&["vm", "show", "web"]);
+    let process = format!("yes, process {}", std::process::id());
+    contains_all(
+        &screen,
+        &["web: CID 3, group tenant-1", "etc/vmlane.toml:1", &process, &socket, "nic0.sock"],
+    );
+    let nic = "nic0  vmxnet3 full  52:54:00:00:00:03  prod       10  up    absent";
+    contains_all(&screen, &["CID 2, port 5000 to db:6000", "vmlane attach web --for qemu", nic]);
+    let shown = daemon.json(&["vm", "show", "web"]);
+    assert_eq!((&shown["version"], &shown["status"]["attached"]), (&1.into(), &true.into()));
+    assert_eq!(
+        (&shown["listed"]["forwards"][0]["to"], &shown["ports"][0]["vlan"]),
+        (&"db:6000".into(), &"10".into())
+    );
+    daemon.must(&["link", "set", "web/nic0", "down"]);
+    assert!(daemon.must(&["vm", "show", "web"]).contains("down"));
+    assert_eq!(daemon.json(&["link", "list"])["links"][0]["link"], "down");
+    let refused = ["there is no VM \"wbe\"; did you mean web?", "`vmlane vm list`"];
+    daemon.ask(&["vm", "show", "wbe", "--json"]).fails(1, &refused);
+    assert_eq!(daemon.json(&["route", "list"])["peers"], Value::Array(vec![]));
+    for words in
+        [["wire", "list"], ["mirror", "list"], ["ovn", "list"], ["ovn", "status"], ["route", "status"]]
+    {
+        assert_eq!(daemon.json(&words)["version"], 1, "{words:?}");
+    }
+    for noun in ["wire", "mirror"] {
+        daemon.ask(&[noun, "show", "x"]).fails(1, &["there is no", &format!("`vmlane {noun} list`")]);
+    }
+}
+
+#[test]
 fn a_configuration_is_judged_without_an_effect() {
     let daemon = place(WEB);
     daemon.write("etc/conf.d/10.toml", "[[vm]]\nname = \"db\"\ncid = 4\nowner = 54321\nlimits = { memory = \"1G\" }\n[[uplink]]\nname = \"lan\"\ninterface = \"vmlane-none\"\n");
