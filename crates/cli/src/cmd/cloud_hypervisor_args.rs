@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use vmlane_attach::cloud_hypervisor;
 use vmlane_attach::qemu::shell_quoted;
 
-use super::attach::{Arguments, Report, Target};
 use super::control::{json, print};
+use super::target::{Arguments, Report, Target};
 
 const EXAMPLES: &str = r#"Examples:
   vmlane cloud-hypervisor-args web --mem 2048

@@ -10,11 +10,13 @@ use vmlane_attach::qemu::Version;
 /// Where a QEMU is searched for: in PATH, then where Red Hat's distributions have theirs.
 const USUAL: [&str; 2] = ["qemu-system-x86_64", "/usr/libexec/qemu-kvm"];
 
-/// The version of this host's QEMU; none if there is none in the usual places.
-pub fn version_here() -> anyhow::Result<Option<Version>> {
+/// This host's QEMU and its version; none if there is none in the usual places.
+pub fn version_here() -> anyhow::Result<Option<(String, Version)>> {
     for program in USUAL {
         match Command::new(program).arg("--version").output() {
-            Ok(output) => return read(program, &output.stdout).map(Some),
+            Ok(output) => {
+                return read(program, &output.stdout).map(|version| Some((program.to_owned(), version)));
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("{program} --version")),
         }
@@ -22,12 +24,25 @@ pub fn version_here() -> anyhow::Result<Option<Version>> {
     Ok(None)
 }
 
+/// The QEMU that the environment names, and its version.
+pub fn version_named() -> anyhow::Result<Option<(String, Version)>> {
+    let Some(program) = std::env::var_os("VMLANE_QEMU").filter(|program| !program.is_empty()) else {
+        return Ok(None);
+    };
+    let version = version_at("VMLANE_QEMU", Path::new(&program))?;
+    Ok(Some((program.display().to_string(), version)))
+}
+
 /// The version of the QEMU that --emulator names.
 pub fn version_of(program: &Path) -> anyhow::Result<Version> {
+    version_at("--emulator", program)
+}
+
+fn version_at(named_by: &str, program: &Path) -> anyhow::Result<Version> {
     let name = program.display().to_string();
     let output = Command::new(program).arg("--version").output();
-    let output = output.with_context(|| format!("--emulator {name}"))?;
-    read(&name, &output.stdout).with_context(|| format!("--emulator {name}"))
+    let output = output.with_context(|| format!("{named_by} {name}"))?;
+    read(&name, &output.stdout).with_context(|| format!("{named_by} {name}"))
 }
 
 fn read(program: &str, text: &[u8]) -> anyhow::Result<Version> {

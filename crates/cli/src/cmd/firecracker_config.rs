@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use vmlane_attach::firecracker;
 
-use super::attach::{Report, Target};
 use super::control::{json, print};
+use super::target::{Report, Target};
 
 const EXAMPLES: &str = r#"Examples:
   vmlane firecracker-config fn1

@@ -12,7 +12,7 @@ use vmlane_attach::libvirt::hook::{Operation, Start, concerns, judge};
 use vmlane_config::VmConfig;
 use vmlane_config::paths::Paths;
 
-use super::attach::ConfigPlace;
+use super::target::ConfigPlace;
 
 /// libvirt waits for its hooks, and the administrator for libvirt.
 const TIMEOUT: Duration = Duration::from_secs(5);

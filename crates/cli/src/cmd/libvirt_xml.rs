@@ -11,9 +11,9 @@ use vmlane_attach::libvirt::{Attach, MOST_BYTES};
 use vmlane_attach::qemu::{Qemu, check_sockets};
 use vmlane_config::VmConfig;
 
-use super::attach::{Report, Target};
 use super::control::{json, print};
 use super::emulator::version_of;
+use super::target::{Report, Target};
 
 const EXAMPLES: &str = r#"Examples:
   vmlane libvirt-xml web > web.xml && virsh define web.xml

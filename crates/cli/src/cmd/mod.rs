@@ -1,6 +1,6 @@
 //! The subcommands; each file owns its flags, its help and its run.
 
-mod attach;
+pub mod attach;
 pub mod bench;
 pub mod capture;
 pub mod check;
@@ -39,6 +39,7 @@ pub mod stats;
 pub mod status;
 #[cfg(test)]
 mod tables;
+mod target;
 pub mod top;
 pub mod uplink_helper;
 pub mod vm;
@@ -60,6 +61,8 @@ pub enum Command {
     /// Attach interfaces for a daemon that may not (started by the daemon)
     #[command(hide = true)]
     UplinkHelper(uplink_helper::Args),
+    /// Print how QEMU, libvirt or another VMM attaches a VM
+    Attach(attach::Args),
     /// Print QEMU's arguments for a VM of the configuration
     QemuArgs(qemu_args::Args),
     /// Print a libvirt domain for a VM of the configuration
@@ -132,6 +135,7 @@ impl Command {
             Command::Daemon(args) => args.run(extras),
             Command::Keeper(args) => args.run(),
             Command::UplinkHelper(args) => args.run(),
+            Command::Attach(args) => args.run(),
             Command::QemuArgs(args) => args.run(),
             Command::LibvirtXml(args) => args.run(),
             Command::LibvirtHook(args) => args.run(),

@@ -6,8 +6,8 @@ use serde::Serialize;
 use vmlane_attach::proxmox;
 use vmlane_attach::qemu::check_sockets;
 
-use super::attach::{Report, Target};
 use super::control::{json, print};
+use super::target::{Report, Target};
 
 const EXAMPLES: &str = r#"Examples:
   qm set 100 --machine q35 --memory 2048 --numa 0 --args "$(vmlane proxmox-args web --mem 2048)"

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use vmlane_attach::qemu::{self, Accel, Machine, Qemu, Version};
+use vmlane_config::VmConfig;
 
-use super::attach::{Arguments, Report, Target};
 use super::control::json;
-use super::emulator::{version_here, version_of};
+use super::emulator::{version_here, version_named, version_of};
+use super::target::{Arguments, Report, Target};
 
 const EXAMPLES: &str = r#"Examples:
   vmlane qemu-args web
@@ -63,40 +64,69 @@ pub struct Args {
     /// Print plain words separated by spaces, for a bare $(...)
     #[arg(long)]
     words: bool,
+    #[arg(skip)]
+    of_this_host: bool,
 }
 
 impl Args {
-    fn version(&self) -> anyhow::Result<Version> {
+    /// For `vmlane attach`: VMLANE_QEMU is considered, and a line states what was found.
+    pub fn for_this_host(self) -> Args {
+        Args { of_this_host: true, ..self }
+    }
+
+    /// The version, and the program of this host that was asked for it.
+    fn version(&self) -> anyhow::Result<(Version, Option<String>)> {
         match (self.qemu, &self.emulator) {
-            (Some(version), _) => Ok(version),
-            (None, Some(emulator)) => version_of(emulator),
-            (None, None) => Ok(version_here()?.unwrap_or_else(|| {
-                let version = Qemu::default().version;
-                eprintln!(
-                    "vmlane: note: there is no qemu-system-x86_64 in PATH, so this is for QEMU {version} and newer; name the version \
-                     with --qemu, or the program with --emulator"
-                );
-                version
-            })),
+            (Some(version), _) => return Ok((version, None)),
+            (None, Some(emulator)) => return Ok((version_of(emulator)?, None)),
+            (None, None) => {}
+        }
+        let named = if self.of_this_host { version_named()? } else { None };
+        if let Some((program, version)) = named.map_or_else(version_here, |named| Ok(Some(named)))? {
+            return Ok((version, Some(program)));
+        }
+        let version = Qemu::default().version;
+        eprintln!(
+            "vmlane: note: there is no qemu-system-x86_64 in PATH, so this is for QEMU {version} and newer; name the version \
+             with --qemu, or the program with --emulator"
+        );
+        Ok((version, None))
+    }
+
+    /// States on what the arguments depend and was not named.
+    fn announce(&self, vm: &VmConfig, qemu: Qemu, program: Option<&str>) {
+        let version = qemu.version;
+        if self.of_this_host {
+            let program = program
+                .map(|program| format!("QEMU {version} ({program}; --qemu or --emulator names another)"));
+            let accel = match qemu.accel {
+                Accel::Kvm => "-accel kvm (/dev/kvm can be opened; --accel names another)",
+                Accel::Tcg => "-accel tcg (/dev/kvm cannot be opened; --accel names another)",
+            };
+            let accel = self.accel.is_none().then(|| accel.to_owned());
+            let found: Vec<String> = program.into_iter().chain(accel).collect();
+            if !found.is_empty() {
+                eprintln!("vmlane: note: this is for {}", found.join(" and "));
+            }
+        } else if self.accel.is_none() && qemu.accel == Accel::Kvm && qemu.minds_accel(vm) {
+            eprintln!(
+                "vmlane: note: this is for -accel kvm, as /dev/kvm is there; under -accel tcg, QEMU {version} needs the arguments of --accel tcg"
+            );
         }
     }
 
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (vm, paths) = self.target.find()?;
         qemu::check_sockets(&vm)?;
+        let (version, program) = self.version()?;
         let qemu = Qemu {
-            version: self.version()?,
+            version,
             machine: self.machine,
             accel: self.accel.unwrap_or_else(Accel::of_this_host),
             incoming: self.incoming,
         };
         let arguments = qemu::arguments(&paths, &vm, self.target.mem, qemu)?;
-        if self.accel.is_none() && qemu.accel == Accel::Kvm && qemu.minds_accel(&vm) {
-            let version = qemu.version;
-            eprintln!(
-                "vmlane: note: this is for -accel kvm, as /dev/kvm is there; under -accel tcg, QEMU {version} needs the arguments of --accel tcg"
-            );
-        }
+        self.announce(&vm, qemu, program.as_deref());
         let mut out = std::io::stdout().lock();
         if self.json {
             write!(out, "{}", json(&Report::new(&vm, &paths, Arguments { args: &arguments })?)?)?;

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use vmlane_testkit::{Ran, run, write_program};
+use vmlane_testkit::{Ran, contains_all, run, write_program};
 
 use crate::common::{VMLANE, vmlane};
 
@@ -154,4 +154,66 @@ fn help_has_examples_and_unknown_vms_are_named() {
         setup.vmlane(&[command, "wbe"]).fails(1, &["known are classic"]);
         assert_eq!(setup.vmlane(&[command]).code, 2);
     }
+}
+
+#[test]
+fn attach_prints_what_the_older_command_of_a_vmm_does() {
+    let setup = Setup::new();
+    let qemu = ["--qemu", "10.1", "--accel", "kvm"];
+    for (vmm, older, more) in [
+        ("qemu", "qemu-args", &qemu[..]),
+        ("libvirt", "libvirt-xml", &["--mem", "512"]),
+        ("proxmox", "proxmox-args", &[]),
+        ("cloud-hypervisor", "cloud-hypervisor-args", &[]),
+        ("firecracker", "firecracker-config", &[]),
+    ] {
+        for vm in VMS.into_iter().chain(["wbe"]) {
+            for form in [&[][..], &["--json"]] {
+                let new = setup.vmlane(&[&["attach", vm, "--for", vmm], more, form].concat());
+                let old = setup.vmlane(&[&[older, vm], more, form].concat());
+                assert_eq!((new.code, &new.out, &new.err), (old.code, &old.out, &old.err), "{older} {vm}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attach_refuses_options_of_another_vmm_by_name() {
+    let setup = Setup::new();
+    for (vmm, option, phrases) in [
+        ("qemu", &["--into", "-"][..], ["--into is not an option", "but for libvirt"]),
+        ("libvirt", &["--words"], ["--words is not an option", "but for qemu"]),
+        ("proxmox", &["--emulator", "/bin/qemu"], ["--emulator is not an option", "but for qemu, libvirt"]),
+        ("cloud-hypervisor", &["--accel", "kvm"], ["--for cloud-hypervisor`", "but for qemu"]),
+        ("firecracker", &["--mem", "512"], ["--mem", "but for qemu, libvirt, proxmox, cloud-hypervisor"]),
+    ] {
+        setup.vmlane(&[&["attach", "virtio", "--for", vmm], option].concat()).fails(2, &phrases);
+    }
+    setup.vmlane(&["attach", "virtio", "--for", "qemu", "--words", "--json"]).fails(2, &["--words"]);
+    setup.vmlane(&["attach", "virtio"]).fails(2, &["--for <VMM>"]);
+    setup.vmlane(&["attach", "virtio", "--for", "xen"]).fails(2, &["cloud-hypervisor"]);
+}
+
+#[test]
+fn attach_states_the_qemu_and_the_accelerator_that_it_found() {
+    let setup = Setup::new();
+    let program = setup.directory.path().join("my-qemu");
+    let name = program.to_str().unwrap();
+    let ask = |version: &str, vm: &str, more: &[&str]| {
+        write_program(&program, &format!("#!/bin/sh\necho 'QEMU emulator version {version}'\n"));
+        let mut command = Command::new(VMLANE);
+        let config = setup.directory.path().join("vmlane.toml");
+        command.args(["attach", vm, "--for", "qemu"]).args(more).arg("--config").arg(config);
+        command.env("VMLANE_QEMU", name);
+        run(command)
+    };
+    let found = ask("11.0.1", "classic", &[]);
+    let may_use_kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    let accel = if may_use_kvm { "-accel kvm (/dev/kvm can" } else { "-accel tcg (/dev/kvm cannot" };
+    contains_all(&found.err, &["this is for QEMU 11.0 (", name, "--qemu or --emulator", accel]);
+    assert!(found.out.contains("vfio-user-pci"), "{found:?}");
+    assert_eq!(ask("11.0.1", "classic", &["--qemu", "10.1", "--accel", "tcg"]).err, "");
+    ask("7.2.19", "classic", &[]).fails(1, &["needs QEMU >= 10.1, and this is 7.2", "use a newer QEMU"]);
+    assert!(ask("7.2.19", "virtio", &[]).good().contains("reconnect=1"));
+    ask("x", "virtio", &[]).fails(1, &["VMLANE_QEMU", name]);
 }
