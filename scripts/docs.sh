@@ -36,7 +36,9 @@ command_page() {
   text=$("$program" "$@" --help </dev/null 2>&1)
   # shellcheck disable=SC2016 # Backticks of Markdown.
   printf '## vmlane%s\n\n```text\n%s\n```\n\n' "${*:+ $*}" "$text"
-  for sub in $(sed -n '/^Commands:/,/^$/s/^  \([a-z][a-z0-9-]*\).*/\1/p' <<<"$text"); do
+  # Those before the options, under whatever heading; and older names, which are not in a list.
+  for sub in $(sed -n -e '/^Options:/q' -e 's/^  \([a-z][a-z0-9-]*\)  .*/\1/p' \
+    -e '/^  Older names:/,/^$/{s/^  Older names://;s/,//g;p}' <<<"$text"); do
     [ "$sub" = help ] || command_page "$@" "$sub"
   done
 }

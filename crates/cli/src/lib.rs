@@ -38,7 +38,7 @@ pub fn main(extras: Extras) -> ExitCode {
 /// The whole command line.
 fn command() -> Command {
     let command = Cli::command().mut_subcommand("bench", cmd::bench::with_options);
-    cmd::completions::with_names(with_paragraphs(command), "")
+    cmd::headings::with_headings(cmd::completions::with_names(with_paragraphs(command), ""))
 }
 
 /// The text after the options has line breaks where the source does; a terminal of another width would show
