@@ -72,7 +72,7 @@ rm -rf "$book"
 mkdir -p "$book"
 cp -r docs "$book/src"
 mv "$book/src/book.toml" "$book/src/site.css" "$book/"
-rm "$book/src/"{architecture,chart,numbers}.toml
+rm "$book/src/"{architecture,chart,numbers}.toml "$book/src/recording.jsonl"
 at_the_top='ARCHITECTURE|CHANGELOG|CONTRIBUTING|PROMISES|RELEASING|SECURITY|SPECIFICATION'
 for page in ${at_the_top//|/ }; do cp "$page.md" "$book/src/"; done
 # Links of these pages, and links to them from one and from two directories below.

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "target/x86_64-unknown-linux-gnu/release"
 RECORDING, PICTURE = ROOT / "docs/recording.jsonl", ROOT / "docs/recording.svg"
-COLUMNS, PROMPT = 80, "$ "
+COLUMNS, PROMPT = 88, "$ "
 TITLES = ["terminal 1: VM a sends to VM b", "terminal 2: the host"]
 
 
@@ -65,13 +65,13 @@ def record(lab):
         at_prompt = lambda terminal: terminal.text.endswith(PROMPT)
         wait(both, lambda: at_prompt(stream) and at_prompt(host))
         # The host's commands come between the lines of the stream, of which there is one a second.
-        lines = lambda count: lambda: len(re.findall(r"bit/s", stream.text)) >= count
-        stream.type(f"vmlane lab exec {lab} a -- vmlane bench stream --to vsock:4 -i 1 -l 14")
+        lines = lambda count: lambda: len(re.findall(r"bit/s +\d", stream.text)) >= count
+        stream.type(f"vmlane lab exec {lab} a -- vmlane bench stream --to vsock:4 -i 1 -l 14 | grep bit/s")
         wait(both, lines(3))
         for line, then in [
-            ("vmlane top --once", 6),
+            (f"vmlane top --once | cut -c -{COLUMNS}", 6),
             ("kill -9 $(vmlane status --json | jq .pid)", 9),
-            ("vmlane status", 12),
+            (f"vmlane status | cut -c -{COLUMNS}", 12),
         ]:
             host.type(line)
             wait(both, lambda: at_prompt(host))
