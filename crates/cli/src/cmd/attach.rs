@@ -1,5 +1,5 @@
-//! `vmlane attach`: how a VMM attaches a VM of the configuration. The options and the output for a VMM are those of the
-//! older command that this VMM has of its own (`qemu-args` and so on).
+//! `vmlane attach`: how a VMM attaches a VM of the configuration. The options and the output for a VMM are
+//! those of the older command that this VMM has of its own (`qemu-args` and so on).
 
 use std::process::ExitCode;
 
@@ -71,8 +71,8 @@ impl Known {
         Known(Vmm::value_variants().iter().map(|vmm| (*vmm, vmm.arguments())).collect())
     }
 
-    /// The VMMs that take an option. Firecracker's command takes the memory's size as the others do, and has no
-    /// use for it.
+    /// The VMMs that take an option. Firecracker's command takes the memory's size as the others do, and has
+    /// no use for it.
     fn takers(&self, option: &str) -> Vec<Vmm> {
         let has = |(_, arguments): &&(Vmm, Vec<Arg>)| arguments.iter().any(|one| one.get_id() == option);
         let vmms = self.0.iter().filter(has).map(|(vmm, _)| *vmm);

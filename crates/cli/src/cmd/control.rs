@@ -117,9 +117,9 @@ pub fn unknown<'n>(noun: &str, name: &str, known: impl Iterator<Item = &'n str>)
     near.retain(|(letters, known)| *letters <= 1.max(known.len() / 3));
     near.sort_unstable();
     let near: Vec<&str> = near.into_iter().take(MOST_SUGGESTED).map(|(_, known)| known).collect();
-    let meant = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(", ")) };
-    let message =
-        format!("there is no {noun} {name:?}{meant}; `vmlane {} list` lists all", noun.to_lowercase());
+    let meant = if near.is_empty() { String::new() } else { format!("did you mean {}? ", near.join(", ")) };
+    let list = format!("`vmlane {} list` lists all", noun.to_lowercase());
+    let message = format!("there is no {noun} {name:?}; {meant}{list}");
     Failure { code: ErrorCode::BadRequest, message }.into()
 }
 
@@ -218,8 +218,8 @@ pub fn table(rows: &[Vec<String>]) -> String {
 /// The fewest letters of a name that is shortened.
 const FEWEST: usize = 8;
 
-/// The rows of a table with shorter names, so that it has `width` columns if possible. Numbers, MAC addresses and
-/// texts of several words stay.
+/// The rows of a table with shorter names, so that it has `width` columns if possible. Numbers, MAC addresses
+/// and texts of several words stay.
 pub fn fitted(rows: &[Vec<String>], width: usize) -> Vec<Vec<String>> {
     let Some((head, body)) = rows.split_first() else { return Vec::new() };
     let letters = |cell: &String| cell.chars().count();
@@ -282,8 +282,8 @@ mod tests {
     #[test]
     fn an_unknown_name_is_refused_with_similar_ones() {
         let ask = |name| unknown("VM", name, ["web", "web2", "db"].into_iter()).to_string();
-        let none = "there is no VM \"mail\"; `vmlane vm list` lists all";
-        assert_eq!((ask("mail").as_str(), ask("wbe").contains("did you mean web?")), (none, true));
+        let none = "there is no VM \"site\"; `vmlane vm list` lists all";
+        assert_eq!((ask("site").as_str(), ask("wbe").contains("did you mean web?")), (none, true));
         assert!(ask("web3").contains("did you mean web, web2?"), "{}", ask("web3"));
         let mut all = vec!["l1", "l2"];
         assert!(only(&mut all, Some("l2"), "wire", |one| *one).is_ok() && all == ["l2"]);

@@ -1,5 +1,6 @@
-//! The exit codes of the commands: 0 success, 1 the thing failed, 2 usage (clap's own), and those below. The guide
-//! has them in a table (docs/guide/troubleshooting.md), a command's --help those that it has beyond these three.
+//! The exit codes of the commands: 0 success, 1 the thing failed, 2 usage (clap's own), and those below. The
+//! guide has them in a table (docs/guide/troubleshooting.md), a command's --help those that it has beyond
+//! these three.
 
 /// The request is invalid, as is a command line that clap refuses.
 pub const USAGE: u8 = 2;

@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn every_command_that_is_shown_has_one_heading_and_lines_fit_a_terminal() {
-        let mut root = crate::command();
+        let mut root = crate::command().term_width(80);
         let commands = root.get_subcommands().filter(|command| !command.is_hide_set());
         let mut known: Vec<String> = commands.map(|command| command.get_name().to_owned()).collect();
         let headed = HEADINGS.iter().flat_map(|(_, commands)| commands.iter().chain(&[]));

@@ -1,4 +1,5 @@
-//! Tables fit a terminal of 80 columns where names are of usual length, and beyond that if names can be shortened.
+//! Tables fit a terminal of 80 columns where names are of usual length, and beyond that if names can be
+//! shortened.
 
 use serde_json::{Value, json};
 use vmlane_api::{Mirror, Ports, Stats, Status, VmList, Wire};

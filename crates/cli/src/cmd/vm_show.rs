@@ -100,7 +100,10 @@ fn head(Shown { listed, status, stats, .. }: &Shown) -> String {
         let sent = of("stream_bytes_sent", "bytes_sent");
         let received = of("stream_bytes_received", "bytes_received");
         let open = status.connections;
-        lines.push(("streams", format!("sent {sent}, received {received}, {open} open that it opened")));
+        lines.push((
+            "streams",
+            format!("sent {sent}, received {received}, {open} connections (opened by it)"),
+        ));
     }
     lines.extend(status.sockets.iter().map(|socket| ("socket", socket.clone())));
     lines.extend(status.nics.iter().map(|nic| ("socket", nic.socket.clone())));
@@ -115,7 +118,7 @@ fn head(Shown { listed, status, stats, .. }: &Shown) -> String {
     let vmm = if listed.vsock == "hybrid" { "firecracker" } else { "qemu" };
     lines.push(("to attach", format!("vmlane attach {} --for {vmm}", listed.name)));
     lines.iter().fold(String::new(), |mut text, (name, value)| {
-        let _ = writeln!(text, "{:12}{value}", format!("{name}:"));
+        let _ = writeln!(text, "{:13}{value}", format!("{name}:"));
         text
     })
 }
