@@ -195,7 +195,7 @@ tables! {
         #[key(Reload, "not limited", "")]
         pub shape: Option<RawShape>,
         /// Part of a full or shaped receiver's room that a sender gets beside others.
-        #[key(Reload, "100", "1 to 10000")]
+        #[key(Reload, "`100`", "1 to 10000")]
         pub shares: Option<Spanned<i64>>,
         /// Broadcast, multicast and unknown-address frames that each port may send in a second; 0: any
         /// number.

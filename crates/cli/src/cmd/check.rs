@@ -24,7 +24,7 @@ The file, those of conf.d beside it, and the VMs that were added at run time are
 Exit code 78: a daemon would not start, and a reload would be refused. An owner's name that this host does not know is such an error, because a daemon needs its number. Warnings (an interface that is not there, an owner's number that no account has) are about this host as it is
 now, or about guests that would lack interrupts, and do not change the exit code.
 
---schema prints what a configuration may contain as JSON Schema, for editors and for programs that write one. It describes keys and types of values; whether values fit together is checked only without --schema.";
+--schema prints what a configuration may contain as JSON Schema, for editors and for programs that write one. It describes keys, their values and defaults, and whether a reload applies them (x-applied-by-reload); whether values fit together is checked only without --schema.";
 
 /// Validates a configuration without applying it
 #[derive(Debug, clap::Args)]

@@ -21,7 +21,7 @@ nic = [ { model = \"virtio-net\" }, { model = \"vmxnet3\", port_group = \"prod\"
 [[vm]]
 name = \"web2\"
 cid = 4
-nic = [ { model = \"vmxnet3\", switch = \"storage\" } ]
+nic = [ { model = \"vmxnet3\" }, { model = \"vmxnet3\", switch = \"storage\" } ]
 [[wire]]
 name = \"l1\"
 ends = [\"web/nic0\", \"web2/nic0\"]
@@ -98,7 +98,7 @@ fn without_a_daemon_names_are_those_of_the_configuration() {
         ],
     );
     // A wrong line is no reason for an error either.
-    offers(&place, &[("vmlane nothing w", &[]), ("vmlane completions wrong w", &[])]);
+    offers(&place, &[("vmlane nothing x", &[])]);
 }
 
 #[test]
