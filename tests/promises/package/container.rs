@@ -166,7 +166,7 @@ impl Container {
     pub fn command(&self, script: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--all", "--target", &self.init.to_string(), "--", "sh", "-c", script]);
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
+        command.env_clear().env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
         command
     }
 
