@@ -11,7 +11,7 @@ use artifacts::{Artifacts, clone};
 use vmlane_testkit::skipped;
 use vmlane_tests::alone::output;
 use vmlane_tests::kept;
-use vmlane_tests::tree::{files, root};
+use vmlane_tests::tree::root;
 
 use crate::package;
 use crate::package::container::{Container, Release, copy, debian};
