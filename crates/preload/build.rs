@@ -1,5 +1,5 @@
-//! Compiles the library with the C compiler that links Rust programs anyway: shared, and as an archive. C, because it
-//! replaces C's variadic functions and must not bring a second run-time into foreign programs.
+//! Compiles the library with the C compiler that links Rust programs anyway: shared, and as an archive. C,
+//! because it replaces C's variadic functions and must not bring a second run-time into foreign programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! A release as users get it: two directories make the same artifacts, which are installed and serve in fresh systems,
-//! as a package and as a tarball, and take over from the release before.
+//! A release as users get it: two directories make the same artifacts, which are installed and serve in fresh
+//! systems, as a package and as a tarball, and take over from the release before.
 
 mod artifacts;
 

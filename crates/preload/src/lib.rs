@@ -1,5 +1,5 @@
-//! AF_VSOCK for programs as they are: `libvmlane_vsock.so`, to be preloaded or linked, the same as an archive, and their
-//! header.
+//! AF_VSOCK for programs as they are: `libvmlane_vsock.so`, to be preloaded or linked, the same as an
+//! archive, and their header.
 
 /// The shared library. It needs nothing but the C library.
 pub static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libvmlane_vsock.so.0"));

@@ -1,5 +1,5 @@
-//! What programs that were linked with the library rely on: its name, its symbols with their versions, and its header,
-//! each compared with what is committed.
+//! What programs that were linked with the library rely on: its name, its symbols with their versions, and
+//! its header, each compared with what is committed.
 
 use std::collections::BTreeSet;
 use std::path::Path;

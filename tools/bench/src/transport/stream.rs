@@ -228,7 +228,10 @@ impl Conn {
     /// came in at `control`. Port 0 lets the kernel choose.
     pub fn data_address(&self, control: &Address, port: u32) -> Result<Address, Error> {
         let no_port = |most: u64| {
-            Error::Usage(format!("data port (--data-port) {port}: {} ports end at {most}", control.family().name()))
+            Error::Usage(format!(
+                "data port (--data-port) {port}: {} ports end at {most}",
+                control.family().name()
+            ))
         };
         match control {
             Address::Tcp { .. } => {
