@@ -5,7 +5,7 @@ use vmlane_tests::alone::vmlane;
 use vmlane_tests::{Bed, TIMEOUT, wait_until};
 
 /// The report of `vmlane doctor WORDS...` on the host, and its exit code.
-fn doctor(bed: &Bed, words: &[&str]) -> (Value, i32) {
+pub fn doctor(bed: &Bed, words: &[&str]) -> (Value, i32) {
     let dir = bed.lab().daemon_runtime_dir();
     let mut command = vmlane();
     command.arg("doctor").args(words).args(["--json", "--runtime-dir"]).arg(&dir);

@@ -5,7 +5,8 @@ use serde_json::Value;
 use vmlane_tests::Bed;
 
 use super::effect::placed;
-use super::grammar::Fault;
+use super::grammar::{Fault, Layer};
+use crate::doctor::from_host;
 
 /// What stands for "something is wrong, and not what I know": neither right nor wrong.
 const UNEXPLAINED: &str = vmlane_doctor::checks::unexplained::NAME;
@@ -37,15 +38,20 @@ pub struct Verdict {
 /// How many findings a reader sees first.
 const FIRST: usize = 3;
 
-/// Runs the doctor in guest a.
+/// Runs the doctor in guest a; where it finds nothing and a VMM has the fault, also on the host, which alone
+/// can see that.
 pub fn examine(bed: &Bed, to: &str, faults: &[Fault], quick: bool) -> Verdict {
     let quick = if quick { " --quick" } else { "" };
     let line = placed(&format!("timeout -s KILL 90 vmlane doctor --to {to} --json{quick}"));
     let output = bed.guest("a").exec(["sh", "-c", &line]);
     let output = output.unwrap_or_else(|error| panic!("the guest that examines: {error:#}"));
-    let report: Value = serde_json::from_str(&output.stdout()).unwrap_or_default();
+    let mut report: Value = serde_json::from_str(&output.stdout()).unwrap_or_default();
+    let mut code = output.exit.code.unwrap_or(-1);
+    if code == 0 && faults.iter().any(|fault| fault.mechanism.layer == Layer::Vmm) {
+        (report, code) = from_host::doctor(bed, &["a", "b"]);
+    }
     let mut verdict = judge(&report, faults);
-    verdict.code = output.exit.code.unwrap_or(-1);
+    verdict.code = code;
     verdict.is_nothing = verdict.code == 0;
     verdict
 }

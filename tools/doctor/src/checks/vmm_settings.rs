@@ -17,9 +17,7 @@ const BUSY: f64 = 0.95;
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let Some(host) = &evidence.host else { return Vec::new() };
     let with = host.vms.iter().filter_map(|vm| Some((vm, vm.vmm.as_ref()?)));
-    let mut found: Vec<Finding> = with.flat_map(|(vm, vmm)| of(host, vm, vmm)).collect();
-    found.extend(of_host(host));
-    found
+    with.flat_map(|(vm, vmm)| of(host, vm, vmm)).chain(of_host(host)).collect()
 }
 
 fn finding(severity: Severity, what: String, share: f64, cost: &str) -> Finding {
@@ -38,8 +36,7 @@ fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
         found.push(apart.evidence(read.clone()).remedy(arguments(shared)));
     }
     for device in &vmm.devices {
-        let is_vmci = vm.sockets.contains(&device.socket);
-        if is_vmci && !device.no_posted_writes {
+        if vm.sockets.contains(&device.socket) && !device.no_posted_writes {
             let what = format!("The VMCI device of VM {name} was started with posted writes.");
             let cost = "its driver goes on before a command was carried out";
             let posted = finding(Severity::Broken, what, 0.8, cost).evidence(read.clone());
@@ -53,17 +50,16 @@ fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
             found.push(short.evidence(seen).remedy(arguments("give the device x-msg-timeout of 60000")));
         }
     }
-    for (thread, cpus) in &vmm.vcpu_threads {
-        let alone = cpus.parse::<u32>().is_ok();
-        for worker in host.workers.iter().filter(|worker| alone && worker.cpus == *cpus && host.cpus > 1) {
-            let worker = &worker.name;
-            let what = format!(
-                "A virtual CPU of VM {name} and the daemon's {worker} may only run on CPU {cpus}, both."
-            );
-            let seen = format!("Cpus_allowed_list of {thread} and {worker}: {cpus}");
+    for cpus in vmm.pinned().into_iter().filter(|_| host.cpus > 1) {
+        let workers = host.workers.iter().filter(|worker| worker.cpus == *cpus);
+        let workers = workers.map(|worker| format!("the daemon's {}", worker.name));
+        let is_pinned = |other: &&Vm| other.vmm.iter().any(|vmm| vmm.pinned().contains(cpus));
+        let others = host.vms.iter().skip_while(|other| other.name != *name).skip(1).filter(is_pinned);
+        for other in workers.chain(others.map(|other| format!("one of VM {}", other.name))) {
+            let what = format!("A virtual CPU of VM {name} and {other} may only run on CPU {cpus}, both.");
             let remedy = Remedy::new("give them different CPUs").lasting("vmlane", "cpus of [daemon]");
             let same = finding(Severity::Slow, what, 0.5, "one waits while the other runs");
-            found.push(same.evidence(seen).remedy(remedy));
+            found.push(same.evidence(format!("Cpus_allowed_list of their threads: {cpus}")).remedy(remedy));
         }
     }
     found.extend(vmm.quotas.iter().filter_map(|quota| throttled(name, quota)));
@@ -72,8 +68,7 @@ fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
         let emulated = finding(Severity::Machine, what, 0.9, "most of the throughput");
         found.push(emulated.evidence(format!("{read}: no -accel kvm")));
     }
-    let is_small = matches!(host.shared_huge_pages.as_deref(), None | Some("never" | "deny"));
-    if !vmm.huge_pages && is_small {
+    if !vmm.huge_pages && matches!(host.shared_huge_pages.as_deref(), None | Some("never" | "deny")) {
         let what = format!("The memory of VM {name} is in small pages.");
         let seen = "no hugetlb=on, and shmem_enabled of transparent huge pages is never";
         let remedy = Remedy::new("start it with huge pages (hugetlb=on), or have the daemon ask for some")
@@ -101,8 +96,7 @@ fn throttled(vm: &str, quota: &Quota) -> Option<Finding> {
     let remedy = Remedy::new("raise or remove the quota (cpu.max)")
         .lasting("systemd", "CPUQuota= of the unit, or of the slice above it")
         .lasting("libvirt", format!("virsh schedinfo {vm} --live --config vcpu_quota=-1 emulator_quota=-1"));
-    let finding = CHECK.found(severity, what, Cost::measured(share, cost));
-    Some(finding.evidence(seen).remedy(remedy))
+    Some(CHECK.found(severity, what, Cost::measured(share, cost)).evidence(seen).remedy(remedy))
 }
 
 /// The daemon's own thread is the limit.
@@ -173,6 +167,14 @@ mod tests {
         host.vms[0].vmm.as_mut().unwrap()
     }
 
+    /// Another VM with both virtual CPUs on the CPU of the first.
+    fn beside(host: &Host) -> Option<Vm> {
+        let mut vm = Vm { name: "db".to_owned(), ..host.vms.first()?.clone() };
+        let vmm = vm.vmm.as_mut()?;
+        vmm.vcpu_threads.extend(vmm.vcpu_threads.clone());
+        Some(vm)
+    }
+
     fn quota(throttled: u64, lately_throttled: u64) -> Quota {
         let group = "machine.slice".to_owned();
         Quota {
@@ -190,11 +192,16 @@ mod tests {
     fn what_a_vmm_lacks_is_found() {
         assert!(found(|_| ()).is_empty());
         type Change = fn(&mut Host);
-        let cases: [(Change, Severity, &str); 11] = [
+        let cases: [(Change, Severity, &str); 12] = [
             (|host| vmm(host).shared_memory = Some(false), Severity::Broken, "not shared"),
             (|host| vmm(host).devices[0].no_posted_writes = false, Severity::Broken, "posted writes"),
             (|host| vmm(host).devices[0].message_timeout = None, Severity::Advice, "only 5000 ms"),
             (|host| vmm(host).vcpu_threads[0].1 = "2".to_owned(), Severity::Slow, "may only run on CPU 2"),
+            (
+                |host| host.vms.extend(beside(host)),
+                Severity::Slow,
+                "VM web and one of VM db may only run on CPU 3",
+            ),
             (|host| vmm(host).quotas = vec![quota(9, 0), quota(90, 2)], Severity::Slow, "quota of 0.50 CPUs"),
             (|host| vmm(host).quotas = vec![quota(100, 0)], Severity::Advice, "quota of 0.50 CPUs"),
             (|host| host.workers[0].busy = 0.97, Severity::Slow, "worker-0 has work all the time"),

@@ -3,6 +3,7 @@
 //! Which process that is, the daemon knows from the connection that it serves. It is never searched for: any
 //! user may start a process whose command line names any socket.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read as _;
 
@@ -31,6 +32,13 @@ pub struct Vmm {
     pub vcpu_threads: Vec<(String, String)>,
     /// Of CPU time.
     pub quotas: Vec<Quota>,
+}
+
+impl Vmm {
+    /// The CPUs of the host of which a thread of a virtual CPU may only run on that one.
+    pub fn pinned(&self) -> BTreeSet<&String> {
+        self.vcpu_threads.iter().map(|(_, cpus)| cpus).filter(|cpus| cpus.parse::<u32>().is_ok()).collect()
+    }
 }
 
 /// A device of vfio-user.
