@@ -72,7 +72,7 @@ enum Kind {
 }
 
 /// Arguments that name something: the end of the command's words, the argument, and what it may name.
-static NAMED: [(&str, &str, &[Kind]); 11] = [
+static NAMED: [(&str, &str, &[Kind]); 12] = [
     ("", "vm", &[Kind::Vm]),
     ("", "lab", &[Kind::Lab]),
     ("vm remove", "name", &[Kind::Vm]),
@@ -82,6 +82,7 @@ static NAMED: [(&str, &str, &[Kind]); 11] = [
     ("mirror add", "from", &[Kind::Nic, Kind::Uplink, Kind::PortGroup]),
     ("mirror add", "to", &[Kind::Nic, Kind::Uplink]),
     ("mirror remove", "name", &[Kind::Mirror]),
+    ("mirror show", "name", &[Kind::Mirror]),
     ("wire", "name", &[Kind::Wire]),
     ("wire set", "to", &[Kind::Nic, Kind::Uplink]),
 ];

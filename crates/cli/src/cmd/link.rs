@@ -16,6 +16,7 @@ const EXAMPLES: &str = "Examples:
   vmlane link up0 down                            an uplink: its team uses another one
   vmlane link web/nic0 down --json | jq .guest_notified
   vmlane link list
+  vmlane link set web/nic0 down                   the same as the first line
 
 While a link is down, no frame passes the port in either direction; frames are dropped and counted (drop_link_down). The guest of a VMXNET3 card loses its carrier. The guest of a virtio-net card does not, because QEMU does not take the link state from a vhost-user back end: set it in QEMU's monitor as well (set_link NETDEV off). If a keeper runs, the link stays down across restarts of the daemon, until it is set up again or the VM or uplink is removed.";
 
