@@ -95,11 +95,13 @@ pub fn with_names(command: Command, path: &str) -> Command {
     });
     let above = path.rsplit_once(' ').map_or("", |(above, _)| above);
     let is_at = |end: &str| end.is_empty() || path == format!(" {end}") || above == format!(" {end}");
-    NAMED.iter().filter(|(end, ..)| is_at(end)).fold(command, |command, (_, id, kinds)| {
-        if !command.get_arguments().any(|arg| arg.get_id() == *id) {
-            return command;
+    // In their places: `mut_arg` would put each behind the others, and positions count.
+    command.mut_args(|arg| {
+        let named = NAMED.iter().find(|(end, id, _)| is_at(end) && arg.get_id() == *id);
+        match named {
+            Some((.., kinds)) => arg.add(ArgValueCandidates::new(move || candidates(kinds))),
+            None => arg,
         }
-        command.mut_arg(id, |arg| arg.add(ArgValueCandidates::new(move || candidates(kinds))))
     })
 }
 

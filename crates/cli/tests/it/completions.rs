@@ -77,6 +77,7 @@ fn names_are_those_of_the_daemon() {
             ("vmlane stats web2", &["web2"]),
             ("vmlane release x", &[]),
             ("vmlane capture web/", &["web/nic0", "web/nic1"]),
+            ("vmlane link set web/", &["web/nic0", "web/nic1"]),
             ("vmlane wire cut ", &["l1"]),
             ("vmlane capture --switch s", &["storage"]),
             ("vmlane mirror add p", &["prod"]),
