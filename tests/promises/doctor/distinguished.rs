@@ -13,9 +13,9 @@ fn apart(report: &Value) -> Vec<String> {
         .collect()
 }
 
-/// A program that sends for a moment, and is stopped for many: that it is stopped is the cause, that it is the
-/// limit is what is seen of it. (With a share of a CPU it would rest with its socket locked, and what it had
-/// sent before would wait, too.)
+/// A program that sends for a moment, and is stopped for many: that it is stopped is the cause, that it is
+/// the limit is what is seen of it. (With a share of a CPU it would rest with its socket locked, and what it
+/// had sent before would wait, too.)
 pub fn a_sender_that_is_the_limit(bed: &Bed) {
     let start = "echo $$ >/run/slow; exec vmlane bench server --doctor --listen tcp:0.0.0.0:12901";
     let server = bed.guest("b").spawn(["sh", "-c", start]).unwrap();
