@@ -22,7 +22,7 @@ trap 'rm -rf "$work"' EXIT
 rm -rf "$out"
 mkdir -p "$out"
 
-# The crates that are linked into the program: NAME VERSION, and what they say of their licence.
+# The crates that are linked into the program: NAME VERSION, and their licences.
 crates() {
   cargo tree --quiet --locked --package vmlane-cli --edges normal,no-proc-macro --target $triple --prefix none --format '{p}|{l}' |
     sed 's/ (\*)//' | grep -v ' (/' | sort -u

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::net::sockopt::Timeout;
+
 use crate::LONGEST;
 
 /// Listens at its socket.
@@ -33,7 +35,7 @@ impl Vmm {
 
     /// A connection comes; what it asks for.
     pub fn asked(&self) -> (UnixStream, String) {
-        let (mut stream, _) = self.listener.accept().unwrap();
+        let mut stream = self.first().unwrap();
         stream.set_read_timeout(Some(LONGEST)).unwrap();
         let mut line = Vec::new();
         let mut byte = [0];
@@ -48,6 +50,8 @@ impl Vmm {
 
     /// A connection comes, whatever it asks for.
     pub fn first(&self) -> std::io::Result<UnixStream> {
+        // As long as `accept` may wait, too.
+        rustix::net::sockopt::set_socket_timeout(&self.listener, Timeout::Recv, Some(LONGEST))?;
         self.listener.accept().map(|(stream, _)| stream)
     }
 

@@ -105,7 +105,8 @@ impl ClapArgs for Args {
                 all.push(known.shown(argument));
             }
         }
-        command.args(all).mut_arg("json", |json| json.help("Print a JSON object")).after_help(EXAMPLES)
+        let of_all = |arg: Arg| if arg.get_id() == "json" { arg.help("Print a JSON object") } else { arg };
+        command.args(all.into_iter().map(of_all)).after_help(EXAMPLES)
     }
 
     fn augment_args_for_update(command: Command) -> Command {

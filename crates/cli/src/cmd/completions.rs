@@ -95,7 +95,6 @@ pub fn with_names(command: Command, path: &str) -> Command {
     });
     let above = path.rsplit_once(' ').map_or("", |(above, _)| above);
     let is_at = |end: &str| end.is_empty() || path == format!(" {end}") || above == format!(" {end}");
-    // In their places: `mut_arg` would put each behind the others, and positions count.
     command.mut_args(|arg| {
         let named = NAMED.iter().find(|(end, id, _)| is_at(end) && arg.get_id() == *id);
         match named {

@@ -50,15 +50,13 @@ pub fn with_options(bench: Command) -> Command {
 
 /// A test with iperf3's names for the arguments that it has, unless it has them for another one.
 fn taking(test: Command) -> Command {
-    let has = |test: &Command, short: char| test.get_arguments().any(|arg| arg.get_short() == Some(short));
-    TAKEN.iter().fold(test, |test, (names, id)| {
-        if !test.get_arguments().any(|arg| arg.get_id() == *id) {
-            return test;
-        }
-        names.iter().fold(test, |test, name| match short(name) {
-            Some(letter) if has(&test, letter) => test,
-            Some(letter) => test.mut_arg(id, |arg| arg.visible_short_alias(letter)),
-            None => test.mut_arg(id, |arg| arg.alias(name.trim_start_matches('-'))),
+    let letters: Vec<char> = test.get_arguments().filter_map(Arg::get_short).collect();
+    test.mut_args(|arg| {
+        let names = TAKEN.iter().filter(|(_, id)| arg.get_id() == *id).flat_map(|(names, _)| *names);
+        names.collect::<Vec<_>>().into_iter().fold(arg, |arg, name| match short(name) {
+            Some(letter) if letters.contains(&letter) => arg,
+            Some(letter) => arg.visible_short_alias(letter),
+            None => arg.alias(name.trim_start_matches('-')),
         })
     })
 }
