@@ -14,9 +14,10 @@ use crate::job::{self, Job};
 use crate::report::Report;
 use crate::{Result, lanes, names, setting};
 
-/// A hash of all that decides what these tests do: sources, committed or not, and settings.
+/// A hash of all that decides what these tests do: sources and plans, committed or not, and settings. Rows of
+/// experiments, figures and pages are read by [`ALWAYS`] alone.
 const TREE: &str = r"
-built=(crates tools guest packaging scripts tests experiments fuzz .cargo Cargo.toml Cargo.lock Makefile)
+built=(crates tools guest packaging scripts tests fuzz .cargo Cargo.toml Cargo.lock Makefile experiments/*/*.toml)
 {
   { git ls-files -z --cached --others --exclude-standard -- ${built[@]} 2>/dev/null ||
       find ${built[@]} -type f -print0 # Unpacked from an archive.
