@@ -2,10 +2,11 @@
 
 mod base;
 mod picked;
+mod published;
 mod ratios;
 mod turns;
 
-use crate::figure::{Chart, Point, Series, Shape, Value, reach};
+use crate::figure::{Chart, Point, Series, Shape, Value, reach, widened};
 use crate::foot::{Labs, Marks, foot};
 use crate::plan::{Answer, Claim, Figure, FigureKind, Filter, Measure, Plan};
 use crate::rows::Row;
@@ -15,6 +16,7 @@ use crate::words::{axis_title, in_common, is_transactional, label, quantity, sid
 pub use base::Data;
 use base::{Unit, over};
 use picked::Picked;
+use published::Places;
 
 /// The charts of one figure, and the remarks that they need.
 pub struct Drawn {
@@ -42,6 +44,8 @@ impl<'r> Data<'r> {
             charts.push(self.chart(&picked, format!("{id}p{number}"), &fixed, &mut mixed));
         }
         let scale = reach(charts.iter().flat_map(|chart| &chart.series));
+        let log = figure.log || figure.kind == FigureKind::Ratio;
+        let scale = widened(scale, log, charts.iter().flat_map(|chart| &chart.published));
         charts.iter_mut().for_each(|chart| chart.reach = scale);
         let labs = self.labs(&picked.rows_of(&[]), &picked.shown());
         Drawn { charts, mixed, unnamed: picked.unnamed(&self.named), labs }
@@ -89,6 +93,9 @@ impl<'r> Data<'r> {
             FigureKind::Lines => Shape::Lines,
             FigureKind::Ratio => Shape::Ratio,
         };
+        let places = Places { figure, fixed, entries: &entries, groups: &groups };
+        let is_rate = !rows.iter().any(|row| is_transactional(row));
+        let published = places.published(unit, is_rate);
         let labs = self.labs(&rows, &picked.shown());
         let foot = foot(&rows, self.statistic, marks, &labs);
         Chart {
@@ -105,6 +112,7 @@ impl<'r> Data<'r> {
             unit: unit.name.to_owned(),
             groups: groups.iter().map(|group| group_label(&figure.x, group)).collect(),
             series,
+            published,
             log: figure.log,
             reach: (0.0, 0.0),
             foot,

@@ -9,6 +9,7 @@ mod chart;
 mod legend;
 mod letters;
 mod marks;
+mod published;
 mod slots;
 mod style;
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub(crate) use chart::text;
 pub use chart::{Chart, Point, Series, Shape, Value, WIDTH, reach};
 use chart::{LEFT, PLOT, RIGHT};
 use letters::{FAMILY, FOOT, GIVEN, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
+pub use published::{Published, widened};
 use slots::Slots;
 pub use style::{NO_DEVICE, Style, dark, escape, hue};
 
@@ -43,11 +45,13 @@ impl Frame {
     pub fn of(charts: &[Chart]) -> Frame {
         let most = |of: &dyn Fn(&Chart) -> usize| charts.iter().map(of).max().unwrap_or(0);
         let titles = most(&|chart| title(chart).len());
-        let legend = most(&|chart| legend::places(chart).last().map_or(0, |(row, _)| row + 1));
+        let legend = most(&legend::rows);
         let label_rows = most(&|chart| labels(chart).iter().map(Vec::len).max().unwrap_or(1));
         let foot_rows = most(&|chart| foot(chart).len());
         let given = most(&|chart| given(chart).len());
-        let head = 24.0 * titles as f64 + GIVEN_ROW * given as f64 + legend::ROW * legend as f64 + 58.0;
+        let published = charts.iter().map(published::height).fold(0.0, f64::max);
+        let legend = legend::ROW * legend as f64 + published;
+        let head = 24.0 * titles as f64 + GIVEN_ROW * given as f64 + legend + 58.0;
         let below = 17.0 * label_rows as f64 + 30.0 + 14.0 * foot_rows as f64 + 12.0;
         Frame { head, below, label_rows, foot_rows, height: head + PLOT + below }
     }
@@ -107,6 +111,7 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
     let attributes = " text-anchor=\"middle\" class=\"x-title\"";
     text(&mut svg, ((LEFT + end) / 2.0, under), attributes, &chart.x_title);
     marks::draw(&mut svg, chart, &axis, &slots);
+    published::draw(&mut svg, chart, &axis, &slots);
     let first = frame.height - 14.0 * frame.foot_rows as f64;
     for (row, line) in foot(chart).iter().enumerate() {
         let attributes = " font-size=\"10.5\" fill-opacity=\".75\" class=\"foot\"";
@@ -137,6 +142,7 @@ fn head(svg: &mut String, chart: &Chart, bars: bool) {
         under += GIVEN_ROW;
     }
     legend::above(svg, chart, under + 10.0, bars);
+    published::legend(svg, chart, under + 10.0 + legend::ROW * legend::rows(chart) as f64);
 }
 
 /// The lines of the ticks with their labels; of a ratio, the line at 1 is the strongest.

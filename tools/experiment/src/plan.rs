@@ -115,6 +115,27 @@ pub struct Figure {
     /// A logarithmic y axis, with dots in place of bars; ratios always have one.
     #[serde(default)]
     pub log: bool,
+    /// What the paper measured of it.
+    #[serde(default)]
+    pub paper: Vec<PublishedValue>,
+}
+
+/// A value of the paper, drawn in a figure beside what was measured here.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PublishedValue {
+    /// Throughput in Gbit/s, in a ratio times, all else in the figure's own unit.
+    pub value: f64,
+    /// What stands before it.
+    #[serde(default = "the_paper")]
+    pub text: String,
+    /// The panel, series or place along the x axis that it is of; the whole figure if empty.
+    #[serde(default)]
+    pub at: Filter,
+}
+
+fn the_paper() -> String {
+    "the paper:".into()
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -329,6 +350,7 @@ impl Plan {
                 bail!("line {line}: {name:?} is no factor; there are {}", NAMES.join(", "));
             }
         }
+        self.figures.iter().try_for_each(check_published)?;
         if let Some(absent) = self.absent.iter().find(|absent| absent.of.is_empty() || absent.why.is_empty())
         {
             bail!("[[absent]] needs `of`, with a factor, and `why`, in a word or two: {absent:?}");
@@ -356,6 +378,24 @@ impl Plan {
             ),
         }
     }
+}
+
+/// A published value stands at what the figure shows.
+fn check_published(figure: &Figure) -> Result<()> {
+    let is_shown =
+        |name: &String| figure.x.iter().chain(&figure.series).chain(&figure.panels).any(|f| f == name);
+    for of in &figure.paper {
+        if let Some(name) = of.at.keys().find(|name| !is_shown(name)) {
+            bail!(
+                "figure {:?} has a value of the paper at {name:?}, which is not in its x, series or panels",
+                figure.title
+            );
+        }
+        if !(of.value.is_finite() && of.value > 0.0) {
+            bail!("figure {:?} has {} as a value of the paper: more than 0", figure.title, of.value);
+        }
+    }
+    Ok(())
 }
 
 /// `"message"` and `["message", "buffer"]`.

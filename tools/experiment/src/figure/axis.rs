@@ -123,6 +123,11 @@ impl Axis {
         self.bottom - (self.bottom - self.top) * part.clamp(0.0, 1.0)
     }
 
+    /// Whether a value lies between both ends.
+    pub fn shows(&self, value: f64) -> bool {
+        (self.low * (1.0 - 1e-9)..=self.high * (1.0 + 1e-9)).contains(&value)
+    }
+
     pub fn top(&self) -> f64 {
         self.top
     }

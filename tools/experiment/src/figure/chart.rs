@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::axis::Axis;
+use super::published::Published;
 use super::style::{Style, escape};
 use crate::summary::Spread;
 
@@ -70,6 +71,8 @@ pub struct Chart {
     pub unit: String,
     pub groups: Vec<String>,
     pub series: Vec<Series>,
+    /// What a paper measured.
+    pub published: Vec<Published>,
     pub log: bool,
     /// The least and the most that the y axis must show, so that neighbours share a scale.
     pub reach: (f64, f64),

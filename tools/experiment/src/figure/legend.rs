@@ -21,6 +21,11 @@ fn is_needed(series: &[Series]) -> bool {
     series.len() > 1 || series.iter().any(|s| !s.label.is_empty())
 }
 
+/// How many rows it has.
+pub fn rows(chart: &Chart) -> usize {
+    places(chart).last().map_or(0, |(row, _)| row + 1)
+}
+
 /// Row and x of every entry above the picture: as few rows as it takes, with as many entries in each.
 pub fn places(chart: &Chart) -> Vec<(usize, f64)> {
     if !is_needed(&chart.series) {

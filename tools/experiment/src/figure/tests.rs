@@ -73,6 +73,7 @@ fn chart(shape: Shape) -> Chart {
         groups: vec!["512 B".into(), "1 KiB".into()],
         reach: reach(&series),
         series,
+        published: Vec::new(),
         log: false,
         foot: vec!["Machine: a <b>.".into(), "3 runs.".into()],
     }
@@ -204,6 +205,40 @@ fn a_scale_that_is_not_even_is_named_and_a_ratios_never_is_even() {
             && !names_scale(&chart(Shape::Lines))
     );
     assert!(names_scale(&Chart { log: true, ..chart(Shape::Lines) }));
+}
+
+/// Values of a paper: one on the scale of all marks, one of a single mark, one that is far above.
+#[test]
+fn published_values_are_lines_where_the_scale_reaches_them_and_words_everywhere() {
+    let one = |value: f64, text: &str, places: Option<Vec<(usize, usize)>>| Published {
+        text: text.into(),
+        amount: value.to_string(),
+        unit: "Mbit/s",
+        value,
+        places,
+    };
+    for shape in [Shape::Bars, Shape::Lines, Shape::Ratio] {
+        let mut chart = chart(shape);
+        chart.published = vec![
+            one(300.0, "the paper:", None),
+            one(50.0, "the paper:", Some(vec![(1, 0)])),
+            one(9000.0, "the paper: up to", None),
+            one(8000.0, "the paper:", None),
+        ];
+        chart.reach = widened(chart.reach, shape == Shape::Ratio, &chart.published);
+        assert_eq!(chart.reach.1, 300.0, "{shape:?}: the scale ends at the one that is near");
+        let svg = alone(&chart);
+        assert_eq!(svg.matches("class=\"published-line\"").count(), 2, "{shape:?}");
+        assert_eq!(svg.matches("class=\"published-key\"").count(), 1, "{shape:?}");
+        assert!(svg.contains(">the paper: 300, 50, 8000 (above this scale) Mbit/s<"), "{svg}");
+        assert!(svg.contains(">the paper: up to 9000 Mbit/s (above this scale)<"), "{svg}");
+        let wide =
+            |svg: &str| svg.matches(&format!("H{:.1}\" stroke=\"currentColor\"", WIDTH - RIGHT)).count();
+        assert!(wide(&svg) >= 1, "{shape:?}: the one of the whole chart crosses it");
+    }
+    let far_below = [one(0.1, "the paper:", None)];
+    assert_eq!(widened((10.0, 20.0), true, &far_below), (10.0, 20.0));
+    assert_eq!(widened((10.0, 20.0), false, &far_below), (0.1, 20.0), "zero is on every such scale");
 }
 
 #[test]

@@ -124,5 +124,9 @@ fn errors_name_line_and_key() {
     assert!(figure("\"size\"").contains("\"size\" is no factor"));
     assert!(figure("[\"message\", \"size\"]").contains("\"size\" is no factor"));
     assert!(figure("[]").contains("x needs a factor"));
+    let paper = |values: &str| figure(&format!("\"message\"\npaper = [{{ value = 27 }}, {{ {values} }}]"));
+    assert!(paper("value = 27, at = { sessions = 5 }").contains("at \"sessions\", which is not in its x"));
+    assert!(paper("value = -1.5").contains("-1.5 as a value of the paper: more than 0"));
+    assert_eq!(paper("value = 1.5, text = \"the post:\", at = { message = \"4k\" }"), "");
     assert_eq!((figure("\"message\""), figure("[\"message\", \"buffer\"]")), (String::new(), String::new()));
 }
