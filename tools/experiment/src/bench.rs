@@ -1,13 +1,13 @@
 //! A lab in which runs are made: its servers, its clients, and who is still alive.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use vmlane_api::{Client, CounterList, Stats, call};
+use vmlane_api::{Client, CounterList, Stats, VmStats, call};
 
 use crate::factors::{Factors, Moderation, Peer, Tool};
 use crate::host::Cpu;
@@ -193,6 +193,8 @@ impl Bench {
         }
         if let (Some(before), Ok(Some(after))) = (counted, self.counters(&factors.device)) {
             row.counters = moved(&before, &after);
+            let clients = flows.iter().map(|flow| flow.guest.as_str()).collect();
+            row.packets_per_second = packets_per_second(row, clients);
         }
         let ends = ends.or_else(|error| self.check_alive().and(Err(error)))?;
         let mut all = Vec::new();
@@ -308,7 +310,7 @@ impl Bench {
     }
 
     fn counters(&self, device: &Device) -> Result<Option<Stats>> {
-        if *device != Device::Vmci {
+        if *device != Device::Vmci && !device.is_on_switch() {
             return Ok(None);
         }
         Ok(Some(Client::connect(&self.lab.daemon_runtime_dir())?.call(&call::Stats {})?))
@@ -416,13 +418,36 @@ fn moved(before: &Stats, after: &Stats) -> Counters {
     counters.insert("workers".into(), delta(&after.workers, Some(&before.workers)));
     for vm in &after.vms {
         let earlier = before.vms.iter().find(|other| other.name == vm.name);
-        counters.insert(vm.name.clone(), delta(&vm.vmci, earlier.map(|earlier| &earlier.vmci)));
+        let of = counters.entry(vm.name.clone()).or_default();
+        *of = delta(&vm.vmci, earlier.map(|earlier| &earlier.vmci));
+        for name in OF_CARDS {
+            let sum = |vm: &VmStats| vm.nics.iter().map(|nic| nic.port.get(name)).sum::<u64>();
+            let count = sum(vm).saturating_sub(earlier.map_or(0, sum));
+            of.extend((count > 0).then(|| (name.to_owned(), count)));
+        }
     }
     counters
 }
+
+/// What the switch counts of a VM's cards, tx and rx as the VM has them.
+const OF_CARDS: [&str; 4] = ["tx_frames", "tx_bytes", "rx_frames", "rx_bytes"];
+
+/// Frames a second on the cards of the clients' VMs, the way the test's bytes go; none where nothing was
+/// counted.
+fn packets_per_second(row: &Row, clients: BTreeSet<&str>) -> Option<f64> {
+    let names: &[&str] = match row.test.as_str() {
+        "stream" => &["tx_frames"],
+        "maerts" => &["rx_frames"],
+        "bidir" => &["tx_frames", "rx_frames"],
+        _ => return None,
+    };
+    let of = |vm: &&str| names.iter().filter_map(|name| row.counters.get(*vm)?.get(*name)).sum::<u64>();
+    let frames: u64 = clients.iter().map(of).sum();
+    (frames > 0 && row.wall_seconds > 0.0).then(|| (frames as f64 / row.wall_seconds).round())
+}
 #[cfg(test)]
 mod tests {
-    use vmlane_api::VmStats;
+    use vmlane_api::NicStats;
 
     use super::*;
 
@@ -437,13 +462,38 @@ mod tests {
                 vmci: [("wrote_sent", sent), ("resets", resets)].into_iter().collect(),
                 vsock: CounterList::default(),
                 session: CounterList::default(),
-                nics: vec![],
+                nics: vec![NicStats {
+                    name: "a".into(),
+                    device: CounterList::default(),
+                    port: [("tx_frames", sent), ("rx_frames", resets), ("drops", sent)].into_iter().collect(),
+                    session: CounterList::default(),
+                    queues: vec![],
+                }],
                 bounds: vec![],
             }],
             ..Stats::default()
         };
         let counters = moved(&stats(10, 1), &stats(15, 1));
-        assert_eq!(counters["a"].iter().collect::<Vec<_>>(), [(&"wrote_sent".to_owned(), &5)]);
+        let of_a = [("tx_frames".to_owned(), 5), ("wrote_sent".to_owned(), 5)];
+        assert_eq!(counters["a"], of_a.into_iter().collect());
         assert_eq!(counters["workers"]["bytes"], 5);
+    }
+
+    #[test]
+    fn packets_are_those_of_the_clients_the_way_the_bytes_go() {
+        let card = |tx: u64, rx: u64| [("tx_frames".to_owned(), tx), ("rx_frames".to_owned(), rx)].into();
+        let counters = Counters::from([("a".to_owned(), card(4000, 40)), ("b".to_owned(), card(40, 4000))]);
+        for (test, vms, rate) in [
+            ("stream", vec!["a"], Some(2000.0)),
+            ("maerts", vec!["a"], Some(20.0)),
+            ("bidir", vec!["a"], Some(2020.0)),
+            ("stream", vec!["a", "b", "a"], Some(2020.0)),
+            ("rr", vec!["a"], None),
+            ("stream", vec!["c"], None),
+        ] {
+            let row =
+                Row { test: test.into(), counters: counters.clone(), wall_seconds: 2.0, ..Row::default() };
+            assert_eq!(packets_per_second(&row, vms.into_iter().collect()), rate, "{test}");
+        }
     }
 }

@@ -157,6 +157,8 @@ pub enum Measure {
     /// Microseconds in which half of the round trips were back.
     RttP50,
     RttP99,
+    /// Frames a second through the switch.
+    Packets,
     /// CPU seconds of daemon and QEMUs for a gigabyte, or for a thousand transactions.
     Cpu,
 }

@@ -212,6 +212,7 @@ pub fn quantity(rows: &[&Row], measure: Measure) -> String {
             (Measure::Result, true) => "round trips a second",
             (Measure::RttP50, _) => "time of a round trip (median)",
             (Measure::RttP99, _) => "time of a round trip (99 % are shorter)",
+            (Measure::Packets, _) => "packets a second",
             (Measure::Cpu, false) => "host CPU time for a gigabyte",
             (Measure::Cpu, true) => "host CPU time for 1000 transactions",
         };

@@ -34,6 +34,7 @@ pub fn value(row: &Row, measure: Measure) -> Option<f64> {
         Measure::Result => Some(result),
         Measure::RttP50 => row.rtt_us.map(|times| times.p50),
         Measure::RttP99 => row.rtt_us.map(|times| times.p99),
+        Measure::Packets => row.packets_per_second,
         Measure::Cpu => {
             // The processes ran for the warm-up and the start as well, and moved as much there.
             let rate = row.host_cpu_seconds? / row.wall_seconds;
@@ -71,6 +72,7 @@ impl<'r> Data<'r> {
         let (name, scale) = match measure {
             // The unit follows from what is counted: round trips a second.
             Measure::Result if transactional => ("", 1.0),
+            Measure::Packets => ("", 1.0),
             Measure::Result if self.fast => ("Gbit/s", 1e9),
             Measure::Result => ("Mbit/s", 1e6),
             Measure::RttP50 | Measure::RttP99 => ("µs", 1.0),

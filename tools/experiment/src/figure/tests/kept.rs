@@ -211,6 +211,8 @@ fn check_page(dir: &std::path::Path, drawn: &[(String, Chart, String)]) {
     }
     let has_ratios = page.contains("class=\"grid one\"");
     assert_eq!(has_ratios, page.contains("A <b>ratio</b> is taken run by run"), "{name}");
+    // Combinations without rows are listed in the words of the plan.
+    let measured = page.split("<h2>Rows that are missing</h2>").next().unwrap();
     for bad in [
         "maerts",
         ">stream<",
@@ -222,7 +224,7 @@ fn check_page(dir: &std::path::Path, drawn: &[(String, Chart, String)]) {
         "Marks also differ",
         "take several",
     ] {
-        assert!(!page.contains(bad), "{name} has {bad:?}");
+        assert!(!measured.contains(bad), "{name} has {bad:?}");
     }
     assert!(
         !page.contains("What was published") || page.contains("class=\"lead\">After: "),
