@@ -1,6 +1,7 @@
 //! From rows to the values that charts and claims show.
 
 mod base;
+mod boots;
 mod picked;
 mod published;
 mod ratios;

@@ -256,18 +256,24 @@ pub(crate) fn claims_title(plan: &Plan) -> (&'static str, &'static str) {
     }
 }
 
+/// What was measured about a claim, and on how many boots it rests.
+pub(crate) fn measured(data: &Data<'_>, claim: &Claim) -> String {
+    let measured = data.measured(claim).unwrap_or_else(|| "not measured".into());
+    let boots = data.boots(claim).map_or_else(String::new, |boots| format!("<small>{boots}</small>"));
+    escape(&measured) + &boots
+}
+
 /// What was published, or what was expected, beside what was measured.
 fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
     let Some(plan) = plan.filter(|plan| !plan.claims.is_empty()) else { return String::new() };
     let data = Data::new(rows, Some(plan));
     let (title, who) = claims_title(plan);
     let line = |claim: &Claim| {
-        let measured = data.measured(claim).unwrap_or_else(|| "not measured".into());
         let remark = match claim.remark.is_empty() {
             true => String::new(),
             false => format!("<small>{}</small>", escape(&claim.remark)),
         };
-        [escape(&claim.text), escape(&measured) + &remark].map(plain).to_vec()
+        [escape(&claim.text), measured(&data, claim) + &remark].map(plain).to_vec()
     };
     let lines: Vec<_> = plan.claims.iter().map(line).collect();
     format!("<h2>{title}</h2>\n{}", tables::table(" class=\"claims\"", &[who, "here"].map(plain), &lines))

@@ -12,7 +12,7 @@ use crate::figure::escape;
 use crate::plan::{Claim, Plan};
 use crate::report::tables::{Cell, plain, spread_cell, text};
 use crate::report::{
-    FIGURES, FILE, begin, claims_title, named, panels, pictures, plan_of, save, tables, write,
+    FIGURES, FILE, begin, claims_title, measured, named, panels, pictures, plan_of, save, tables, write,
 };
 use crate::rows::{self, Row};
 use crate::summary::Spread;
@@ -179,10 +179,7 @@ fn claims(experiment: &Experiment, machines: usize) -> String {
     let heads = (0..machines).map(|machine| plain(format!("machine {}", letter(machine))));
     let heads: Vec<Cell> = [plain(claims_title(plan).1)].into_iter().chain(heads).collect();
     let line = |claim: &Claim| {
-        let measured = |rows: &Vec<Row>| {
-            let measured = Data::new(rows, Some(plan)).measured(claim);
-            plain(escape(&measured.unwrap_or_else(|| "not measured".into())))
-        };
+        let measured = |rows: &Vec<Row>| plain(measured(&Data::new(rows, Some(plan)), claim));
         [plain(escape(&claim.text))].into_iter().chain(of.iter().map(measured)).collect()
     };
     let lines: Vec<Vec<Cell>> = plan.claims.iter().map(line).collect();
