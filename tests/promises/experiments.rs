@@ -8,11 +8,15 @@ use vmlane_api::{Client, call};
 use vmlane_experiment::{Row, rows};
 use vmlane_lab::Lab;
 use vmlane_tests::alone::{printed, vmlane};
+use vmlane_tests::tree::read;
 use vmlane_tests::{Process, kept, wait_until};
 
 use crate::site::browser::Browser;
 
 vmlane_tests::tests! {
+    plain {
+        every_claim_of_the_papers_has_a_line_with_its_experiment_and_a_verdict,
+    }
     guests {
         a_guest_killed_in_mid_run_costs_only_that_run,
         an_invalid_plan_is_refused_with_its_line_and_boots_nothing,
@@ -64,6 +68,37 @@ fn files() -> (tempfile::TempDir, PathBuf, PathBuf) {
 fn arrived(lab: &Lab) -> u64 {
     let stats = Client::connect(&lab.daemon_runtime_dir()).unwrap().call(&call::Stats {}).unwrap();
     stats.vms.iter().find(|vm| vm.name == "b").unwrap().nics[0].port.get("rx_bytes")
+}
+
+/// How a verdict begins.
+const VERDICTS: [&str; 3] = ["holds", "does not hold", "not measured"];
+
+/// The claims of the papers and the rungs of the post, in the order of the table.
+fn claims() -> Vec<String> {
+    let of = [("V", 1..=8), ("X", 1..=8), ("S", 1..=6), ("B", 0..=7)];
+    of.into_iter()
+        .flat_map(|(letter, numbers)| numbers.map(move |number| format!("{letter}{number}")))
+        .collect()
+}
+
+fn every_claim_of_the_papers_has_a_line_with_its_experiment_and_a_verdict() {
+    let table = read("experiments/README.md");
+    let (_, table) = table.split_once("## Claim by claim").expect("the table's heading");
+    let lines = table.lines().filter(|line| line.starts_with("| ")).skip(2);
+    let lines: Vec<Vec<&str>> = lines.map(|line| line.split('|').map(str::trim).collect()).collect();
+    assert_eq!(lines.iter().map(|cells| cells[1]).collect::<Vec<_>>(), claims());
+    for cells in lines {
+        let [_, id, claim, experiments, verdict, _] = cells[..] else { panic!("{cells:?}") };
+        assert!(!claim.is_empty() && VERDICTS.iter().any(|begin| verdict.starts_with(begin)), "{cells:?}");
+        let folders: Vec<&str> =
+            experiments.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+        assert!(!folders.is_empty(), "{cells:?}");
+        for folder in folders {
+            let mut words = read(format!("experiments/{folder}/README.md"));
+            words.retain(|c| c.is_alphanumeric() || c.is_whitespace());
+            assert!(words.split_whitespace().any(|word| word == id), "{folder} does not mention {id}");
+        }
+    }
 }
 
 fn a_guest_killed_in_mid_run_costs_only_that_run() {
@@ -126,7 +161,8 @@ fn a_set_of_experiments_is_drawn_beside_another() {
         (output.status.code(), printed(&output))
     };
     let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/../experiments/near-native/plan.toml");
-    let short = ["lab", "run", plan, "--out", "set/near-native", "--quick", "--runs", "1", "--seconds", "0.3"];
+    let short =
+        ["lab", "run", plan, "--out", "set/near-native", "--quick", "--runs", "1", "--seconds", "0.3"];
     let (code, printed) = vmlane(&short);
     assert_eq!(code, Some(0), "{printed}");
     let rows = rows_of(&dir.path().join("set/near-native"));
