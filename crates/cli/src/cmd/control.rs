@@ -223,9 +223,8 @@ const FEWEST: usize = 8;
 pub fn fitted(rows: &[Vec<String>], width: usize) -> Vec<Vec<String>> {
     let Some((head, body)) = rows.split_first() else { return Vec::new() };
     let letters = |cell: &String| cell.chars().count();
-    let is_name = |cell: &String| {
-        !cell.contains(' ') && !cell.starts_with(|first: char| first.is_ascii_digit()) && !cell.is_empty()
-    };
+    let is_name =
+        |cell: &String| !cell.contains(' ') && !cell.starts_with(|first: char| first.is_ascii_digit());
     let cells = |column: usize| body.iter().filter_map(move |row| row.get(column));
     let widest = |column: usize| cells(column).chain(head.get(column)).map(letters).max().unwrap_or(0);
     let mut limits: Vec<usize> = (0..head.len()).map(widest).collect();

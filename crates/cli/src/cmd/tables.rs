@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vmlane_api::{Mirror, Ports, Stats, Status, VmList, Wire};
 
 use super::control::{fitted, ovn, peers, table, teams};
-use super::{mirror, ports, stats, status, vm, wire};
+use super::{mirror, ports, stats, status, top, vm, wire};
 use crate::row;
 
 const COLUMNS: usize = 80;
@@ -90,10 +90,12 @@ fn tables_of_usual_names_fit_80_columns() {
                        "connections": ports.connections, "ports": ports.switch});
     // The first lines are a sentence.
     let status_tables = status::plain(&status).lines().skip(2).collect::<Vec<_>>().join("\n");
+    let samples = [top::views::tests::sample(10.0, 0), top::views::tests::sample(12.0, MANY)];
     for (name, text) in [
         ("status", status_tables),
         ("ports", ports::plain(&ports)),
         ("ports --macs", ports::addresses(&ports)),
+        ("top", top::plain(&samples[0], &samples[1], &top::rates::rates(&samples[0], &samples[1]))),
         ("stats", stats::plain(&stats, Some(&stats), true, true)),
         ("vm list", vm::plain(&list)),
         ("vm show", super::vm_show::plain(&of(shown))),

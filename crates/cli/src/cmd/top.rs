@@ -6,10 +6,10 @@
 
 mod app;
 mod draw;
-mod rates;
+pub(super) mod rates;
 mod screen;
 mod table;
-mod views;
+pub(super) mod views;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -17,8 +17,9 @@ use std::time::Duration;
 
 use self::rates::{Rates, Sample, rates};
 use self::screen::sample;
+use self::table::megabits;
 use self::views::{View, table};
-use super::control::{Where, bytes, is_terminal, json, print, seconds};
+use super::control::{Where, is_terminal, json, print, seconds};
 
 const EXAMPLES: &str = "Examples:
   vmlane top
@@ -26,11 +27,11 @@ const EXAMPLES: &str = "Examples:
   vmlane top --once
   vmlane top --json | jq -r '[.seconds, .bytes_per_second] | @tsv'
 
-On a terminal, keys choose what is shown: v VMs, n network (cards and uplinks), w workers. < and > choose the column to sort by, r
+On a terminal, keys choose what is shown: v VMs, s sockets, n network (cards and uplinks), w workers. < and > choose the column to sort by, r
 reverses it, f or / filters rows, h shows all keys, q quits. See `vmlane stats` for the queues of cards, `vmlane ports` for connections, `vmlane route status` for other hosts. Without a terminal, and with --json, one table or object is printed after the other.
 
-SENT and RECEIVED are bytes per second in the guest's sockets (VMCI's streams, virtio-vsock's packets). NOTICES are datagrams that announce bytes or room, in
-either direction. LOAD is the share of time that a worker was busy.";
+Each column has one unit, in the second line of its heading (frames: per second); --json has bytes. SENT and RECEIVED: in the guest's sockets (VMCI's streams, virtio-vsock's packets). FRAMES, ON WIRE: of all cards of the VM, in both directions. NOTICES: datagrams that announce bytes or room, in
+either direction. MOSTLY: why most of the DROPS were dropped. LOAD: the share of time that a worker was busy.";
 
 /// Shows live traffic per VM, card and worker
 #[derive(Debug, clap::Args)]
@@ -83,15 +84,16 @@ impl Args {
 }
 
 /// The first view of the screen.
-fn plain(before: &Sample, now: &Sample, rates: &Rates) -> String {
+pub(super) fn plain(before: &Sample, now: &Sample, rates: &Rates) -> String {
     let view = table(View::Vms, before, now);
-    let head = view.columns.iter().map(|column| column.name.to_owned()).collect();
+    let names = view.columns.iter().map(|column| column.name.to_owned()).collect();
+    let units = view.columns.iter().map(|column| column.unit.to_owned()).collect();
     let rows = view.rows.iter().map(|row| row.iter().map(ToString::to_string).collect());
     format!(
-        "vmlane {}, up {:.0} s: {}/s in all\n{}\n",
+        "vmlane {}, up {:.0} s: {} Mbit/s in sockets\n{}\n",
         now.status.daemon,
         now.status.uptime_seconds,
-        bytes(rates.bytes_per_second),
-        super::control::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+        megabits(rates.bytes_per_second),
+        super::control::table(&[names, units].into_iter().chain(rows).collect::<Vec<_>>())
     )
 }

@@ -1,56 +1,60 @@
-//! Draws the state: a line about the daemon, one about its workers, the view's table, a line of keys.
+//! Draws the state: lines about the daemon, its traffic and its workers, the view's table, a line of keys.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell as Place, Clear, Paragraph, Row, Table as Grid};
 
 use super::app::App;
 use super::rates::{Rates, Sample, rates};
-use super::table::{Cell, Table};
+use super::table::{Cell, Table, megabits};
 use super::views::{View, load};
-use crate::cmd::control::bytes;
 
 const GAP: u16 = 2;
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const BAD: Style = Style::new().fg(Color::Red);
 
-const HELP: [&str; 11] = [
-    " v      VMs: streams, datagrams, frames, drops",
+/// Lines of a table's head: names, and units.
+const HEAD: u16 = 2;
+
+const HELP: [&str; 12] = [
+    " v      VMs: what their sockets send and receive, frames, drops",
+    " s      sockets: datagrams, notices, interrupts",
     " n      network: cards and uplinks, drops and their reason",
     " w      workers and their load",
     " Tab    the next view",
     "",
-    " < >    sort by another column (also Left, Right)    r  the other way round",
-    " f /    filter: rows with these letters              Esc  all rows",
+    " < >    sort by another column (also Left, Right)   r    the other way round",
+    " f /    filter: rows with these letters             Esc  all rows",
     " Up, Down, PgUp, PgDn, Home, End: scroll",
     "",
     " Space  update now",
-    " q      quit                                         h ?  this help; any key ends it",
+    " q      quit                                        h ?  this help",
 ];
 
 /// Draws everything into a frame of any size.
 pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let above = match app.samples() {
         Some((before, now)) if app.view == View::Workers => {
-            vec![summary(before, now), workers(before, now), placement(now)]
+            vec![daemon(now), traffic(before, now), workers(before, now), placement(now)]
         }
-        Some((before, now)) => vec![summary(before, now), workers(before, now)],
+        Some((before, now)) => vec![daemon(now), traffic(before, now), workers(before, now)],
         None => vec![Line::from("vmlane: no answer yet")],
     };
-    let lines = Constraint::Length(above.len().max(2) as u16);
+    let lines = Constraint::Length(above.len() as u16);
     let parts = Layout::vertical([lines, Constraint::Min(0), Constraint::Length(1)]);
     let [top, middle, bottom] = parts.areas(frame.area());
     frame.render_widget(Paragraph::new(above), top);
-    let room = usize::from(middle.height.saturating_sub(1));
+    let room = usize::from(middle.height.saturating_sub(HEAD));
     if let Some((table, all)) = app.visible(room) {
         let (column, reverse) = app.sorting();
         grid(frame, middle, &table, column, reverse);
         if table.rows.is_empty() {
             let empty = empty(app, all);
-            let below = Rect { y: middle.y + 1, height: middle.height.saturating_sub(1).min(1), ..middle };
+            let height = middle.height.saturating_sub(HEAD).min(1);
+            let below = Rect { y: middle.y + HEAD, height, ..middle };
             frame.render_widget(Paragraph::new(Line::styled(empty, DIM)), below);
         }
     }
@@ -65,29 +69,32 @@ pub fn draw(frame: &mut Frame<'_>, app: &mut App) {
 fn empty(app: &App, all: usize) -> &'static str {
     match app.view {
         _ if all > 0 || !app.filter.is_empty() => "no row has these letters",
-        View::Vms => "the daemon serves no VM",
+        View::Vms | View::Sockets => "the daemon serves no VM",
         View::Network => "there are no cards and no uplinks",
         View::Workers => "the workers are not known",
     }
 }
 
-fn summary(before: &Sample, now: &Sample) -> Line<'static> {
-    let Rates { vms, bytes_per_second: streams, .. } = rates(before, now);
-    let frames: f64 = vms.iter().map(|vm| vm.frame_bytes_per_second).sum();
-    let drops: f64 = vms.iter().map(|vm| vm.drops_per_second).sum();
+fn daemon(now: &Sample) -> Line<'static> {
     let connected = now.status.vms.iter().filter(|vm| vm.attached).count();
-    let drops = Span::styled(format!("{drops:.0} drops/s"), if drops > 0.0 { BAD } else { Style::new() });
     Line::from(vec![
         Span::styled(format!("vmlane {}", now.status.daemon), BOLD),
         Span::raw(format!(
-            "  up {}  {connected} of {} VMs connected  streams {}/s  frames {}/s  ",
+            "  up {}  {connected} of {} VMs connected",
             time(now.status.uptime_seconds),
             now.status.vms.len(),
-            bytes(streams),
-            bytes(frames),
         )),
-        drops,
     ])
+}
+
+/// Of all VMs.
+fn traffic(before: &Sample, now: &Sample) -> Line<'static> {
+    let Rates { vms, bytes_per_second: streams, .. } = rates(before, now);
+    let frames: f64 = vms.iter().map(|vm| vm.frame_bytes_per_second).sum();
+    let drops: f64 = vms.iter().map(|vm| vm.drops_per_second).sum();
+    let drops = Span::styled(format!("{drops:.0} drops/s"), if drops > 0.0 { BAD } else { Style::new() });
+    let rates = format!("streams {} Mbit/s  frames {} Mbit/s  ", megabits(streams), megabits(frames));
+    Line::from(vec![Span::raw(rates), drops])
 }
 
 /// Days, hours, minutes, seconds: the two largest of them.
@@ -124,7 +131,7 @@ fn widths(table: &Table, room: u16) -> Vec<u16> {
         let cells =
             table.rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.to_string().chars().count());
         // A mark is beside the heading of the column that is sorted by.
-        let widest = cells.chain([column.name.len() + 1]).max().unwrap_or(0);
+        let widest = cells.chain([column.name.len() + 1, column.unit.len()]).max().unwrap_or(0);
         let width = u16::try_from(widest).unwrap_or(u16::MAX);
         let gap = if at == 0 { 0 } else { GAP };
         match left.checked_sub(width.saturating_add(gap)) {
@@ -143,22 +150,22 @@ fn grid(frame: &mut Frame<'_>, area: Rect, table: &Table, sorted: usize, reverse
         Some(column) if column.numeric => Alignment::Right,
         _ => Alignment::Left,
     };
-    let place =
-        |at: usize, text: String, style: Style| Place::from(Line::styled(text, style).alignment(side(at)));
+    let line = |at: usize, text: String, style: Style| Line::styled(text, style).alignment(side(at));
     let heads = table.columns.iter().enumerate().map(|(at, column)| {
         let mark = match (at == sorted, reverse) {
             (false, _) => "",
             (true, false) => "*",
             (true, true) => "^",
         };
-        place(at, format!("{}{mark}", column.name), BOLD)
+        let name = line(at, format!("{}{mark}", column.name), BOLD);
+        Place::from(Text::from(vec![name, line(at, column.unit.into(), DIM)]))
     });
     let rows = table.rows.iter().map(|row| {
-        let cells =
-            row.iter().enumerate().map(|(at, cell)| place(at, cell.to_string(), style(table, at, cell)));
+        let cells = row.iter().enumerate();
+        let cells = cells.map(|(at, cell)| Place::from(line(at, cell.to_string(), style(table, at, cell))));
         Row::new(cells.take(widths.len()).collect::<Vec<_>>())
     });
-    let head = Row::new(heads.take(widths.len()).collect::<Vec<_>>());
+    let head = Row::new(heads.take(widths.len()).collect::<Vec<_>>()).height(HEAD);
     let constraints: Vec<Constraint> = widths.iter().map(|width| Constraint::Length(*width)).collect();
     frame.render_widget(Grid::new(rows, constraints).header(head).column_spacing(GAP), area);
 }

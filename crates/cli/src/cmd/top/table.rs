@@ -2,23 +2,23 @@
 
 use std::cmp::Ordering;
 
-use crate::cmd::control::bytes;
-
-/// A column: its heading, and whether large values come first.
+/// A column: its heading, the unit of all its cells, and whether large values come first.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     pub name: &'static str,
+    /// Below the heading.
+    pub unit: &'static str,
     pub numeric: bool,
 }
 
 /// A column of names.
 pub const fn text(name: &'static str) -> Column {
-    Column { name, numeric: false }
+    Column { name, unit: "", numeric: false }
 }
 
 /// A column of numbers.
-pub const fn number(name: &'static str) -> Column {
-    Column { name, numeric: true }
+pub const fn number(name: &'static str, unit: &'static str) -> Column {
+    Column { name, unit, numeric: true }
 }
 
 /// What a cell shows, and by what it is sorted.
@@ -70,12 +70,21 @@ impl std::fmt::Display for Cell {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Cell::Text(text) => formatter.write_str(text),
-            Cell::Count(value) => write!(formatter, "{value:.0}"),
-            Cell::PerSecond(value) => write!(formatter, "{value:.0}/s"),
-            Cell::BytesPerSecond(value) => write!(formatter, "{}/s", bytes(*value)),
-            Cell::Share(value) => write!(formatter, "{:.0} %", value * 100.0),
+            Cell::Count(value) | Cell::PerSecond(value) => write!(formatter, "{value:.0}"),
+            Cell::BytesPerSecond(value) => formatter.write_str(&megabits(*value)),
+            Cell::Share(value) => write!(formatter, "{:.0}", value * 100.0),
             Cell::Nothing => formatter.write_str("-"),
         }
+    }
+}
+
+/// Mbit/s, of bytes per second: one unit for all, so that numbers below each other compare.
+pub fn megabits(bytes_per_second: f64) -> String {
+    match bytes_per_second * 8e-6 {
+        0.0 => "0".into(),
+        rate if rate < 0.01 => "<0.01".into(),
+        rate if rate < 100.0 => format!("{rate:.2}"),
+        rate => format!("{rate:.0}"),
     }
 }
 
@@ -124,7 +133,7 @@ mod tests {
             row("db", Cell::Nothing),
             row("Mail", Cell::PerSecond(70.0)),
         ];
-        Table { columns: const { &[text("VM"), number("RATE")] }, rows }
+        Table { columns: const { &[text("VM"), number("RATE", "/s")] }, rows }
     }
 
     fn names(table: &Table) -> Vec<String> {
@@ -167,10 +176,16 @@ mod tests {
         let shown = [
             Cell::Count(3.0),
             Cell::PerSecond(12.4),
-            Cell::BytesPerSecond(2048.0),
+            Cell::BytesPerSecond(0.0),
+            Cell::BytesPerSecond(500.0),
+            Cell::BytesPerSecond(2e6),
+            Cell::BytesPerSecond(5.5e9),
             Cell::Share(0.456),
             Cell::Nothing,
         ];
-        assert_eq!(shown.map(|cell| cell.to_string()), ["3", "12/s", "2.0 KiB/s", "46 %", "-"]);
+        assert_eq!(
+            shown.map(|cell| cell.to_string()),
+            ["3", "12", "0", "<0.01", "16.00", "44000", "46", "-"]
+        );
     }
 }

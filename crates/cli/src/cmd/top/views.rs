@@ -9,16 +9,18 @@ use super::table::{Cell, Column, Table, number, text};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
     Vms,
+    Sockets,
     Network,
     Workers,
 }
 
 impl View {
-    pub const ALL: [View; 3] = [View::Vms, View::Network, View::Workers];
+    pub const ALL: [View; 4] = [View::Vms, View::Sockets, View::Network, View::Workers];
 
     pub fn key(self) -> char {
         match self {
             View::Vms => 'v',
+            View::Sockets => 's',
             View::Network => 'n',
             View::Workers => 'w',
         }
@@ -27,6 +29,7 @@ impl View {
     pub fn name(self) -> &'static str {
         match self {
             View::Vms => "VMs",
+            View::Sockets => "sockets",
             View::Network => "network",
             View::Workers => "workers",
         }
@@ -36,7 +39,7 @@ impl View {
     pub fn sorted_by(self) -> usize {
         match self {
             View::Vms => 4,
-            View::Network => 4,
+            View::Sockets | View::Network => 3,
             View::Workers => 0,
         }
     }
@@ -44,47 +47,52 @@ impl View {
     pub fn columns(self) -> &'static [Column] {
         match self {
             View::Vms => &VMS,
+            View::Sockets => &SOCKETS,
             View::Network => &NETWORK,
             View::Workers => &WORKERS,
         }
     }
 }
 
-const VMS: [Column; 13] = [
+const VMS: [Column; 9] = [
     text("VM"),
     text("CID"),
     text("STATE"),
-    number("CONNS"),
-    number("SENT"),
-    number("RECEIVED"),
-    number("DATAGRAMS"),
-    number("NOTICES"),
-    number("INTERRUPTS"),
-    number("FRAMES OUT"),
-    number("FRAMES IN"),
-    number("ON WIRE"),
-    number("DROPS"),
+    number("CONNS", ""),
+    number("SENT", "Mbit/s"),
+    number("RECEIVED", "Mbit/s"),
+    number("FRAMES", "/s"),
+    number("ON WIRE", "Mbit/s"),
+    number("DROPS", "/s"),
 ];
-const NETWORK: [Column; 11] = [
+const SOCKETS: [Column; 8] = [
+    text("VM"),
+    text("CID"),
+    number("CONNS", ""),
+    number("SENT", "Mbit/s"),
+    number("RECEIVED", "Mbit/s"),
+    number("DATAGRAMS", "/s"),
+    number("NOTICES", "/s"),
+    number("INTERRUPTS", "/s"),
+];
+const NETWORK: [Column; 9] = [
     text("PORT"),
     text("SWITCH"),
-    text("KIND"),
     text("LINK"),
-    number("TX BYTES"),
-    number("TX FRAMES"),
-    number("RX BYTES"),
-    number("RX FRAMES"),
-    number("WAITED"),
-    number("DROPS"),
+    number("TX", "Mbit/s"),
+    number("TX", "frames"),
+    number("RX", "Mbit/s"),
+    number("RX", "frames"),
+    number("DROPS", "/s"),
     text("MOSTLY"),
 ];
 const WORKERS: [Column; 8] = [
     text("WORKER"),
-    number("LOAD"),
-    number("SPIN"),
-    number("YIELD"),
-    number("NAP"),
-    number("SLEEP"),
+    number("LOAD", "%"),
+    number("SPIN", "%"),
+    number("YIELD", "%"),
+    number("NAP", "%"),
+    number("SLEEP", "%"),
     text("STATE"),
     text("SERVING"),
 ];
@@ -93,6 +101,7 @@ const WORKERS: [Column; 8] = [
 pub fn table(view: View, before: &Sample, now: &Sample) -> Table {
     let rows = match view {
         View::Vms => vms(before, now),
+        View::Sockets => sockets(before, now),
         View::Network => network(before, now),
         View::Workers => workers(before, now),
     };
@@ -117,16 +126,12 @@ fn vms(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
         };
         vec![
             word(&vm.name),
-            vm.cid.map_or(Cell::Nothing, |cid| word(&cid.to_string())),
+            cid(vm),
             word(state),
             Cell::Count(vm.connections as f64),
             Cell::BytesPerSecond(vm.sent_per_second),
             Cell::BytesPerSecond(vm.received_per_second),
-            Cell::PerSecond(vm.datagrams_per_second),
-            Cell::PerSecond(vm.notices_per_second),
-            Cell::PerSecond(vm.interrupts_per_second),
-            Cell::PerSecond(vm.frames_sent_per_second),
-            Cell::PerSecond(vm.frames_received_per_second),
+            Cell::PerSecond(vm.frames_sent_per_second + vm.frames_received_per_second),
             Cell::BytesPerSecond(vm.frame_bytes_per_second),
             Cell::PerSecond(vm.drops_per_second),
         ]
@@ -134,7 +139,27 @@ fn vms(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
     rates.vms.iter().map(row).collect()
 }
 
-/// A port's columns behind its name, kind and state.
+fn cid(vm: &VmRates) -> Cell {
+    vm.cid.map_or(Cell::Nothing, |cid| word(&cid.to_string()))
+}
+
+fn sockets(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
+    let row = |vm: &VmRates| {
+        vec![
+            word(&vm.name),
+            cid(vm),
+            Cell::Count(vm.connections as f64),
+            Cell::BytesPerSecond(vm.sent_per_second),
+            Cell::BytesPerSecond(vm.received_per_second),
+            Cell::PerSecond(vm.datagrams_per_second),
+            Cell::PerSecond(vm.notices_per_second),
+            Cell::PerSecond(vm.interrupts_per_second),
+        ]
+    };
+    rates(before, now).vms.iter().map(row).collect()
+}
+
+/// A port's columns behind its name, switch and link.
 fn port(elapsed: Elapsed, then: Option<&CounterList>, now: &CounterList) -> Vec<Cell> {
     let rate = |name| elapsed.of(then, now, &[name]);
     let drops = now.iter().filter(|(name, _)| name.starts_with("drop_"));
@@ -146,7 +171,6 @@ fn port(elapsed: Elapsed, then: Option<&CounterList>, now: &CounterList) -> Vec<
         Cell::PerSecond(rate("tx_frames")),
         Cell::BytesPerSecond(rate("rx_bytes")),
         Cell::PerSecond(rate("rx_frames")),
-        Cell::PerSecond(rate("pending")),
         Cell::PerSecond(elapsed.of_all(then, now, "drop_")),
         most.map_or(Cell::Nothing, |(_, name)| word(name.trim_start_matches("drop_"))),
     ]
@@ -165,10 +189,9 @@ fn network(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
                 Some(nic) if nic.active => "up",
                 _ => "-",
             };
-            let kind = status.map_or("nic", |nic| nic.profile.as_str());
             let switch = word(status.map_or("-", |nic| nic.switch.as_str()));
             let then = then.and_then(|vm| vm.nics.iter().find(|then| then.name == nic.name));
-            let mut row = vec![word(&format!("{}/{}", vm.name, nic.name)), switch, word(kind), word(link)];
+            let mut row = vec![word(&format!("{}/{}", vm.name, nic.name)), switch, word(link)];
             row.extend(port(elapsed, then.map(|then| &then.port), &nic.port));
             rows.push(row);
         }
@@ -182,7 +205,7 @@ fn network(before: &Sample, now: &Sample) -> Vec<Vec<Cell>> {
         };
         let then = before.stats.uplinks.iter().find(|then| then.name == uplink.name);
         let switch = word(status.map_or("-", |uplink| uplink.switch.as_str()));
-        let mut row = vec![word(&uplink.name), switch, word("uplink"), word(link)];
+        let mut row = vec![word(&uplink.name), switch, word(link)];
         row.extend(port(elapsed, then.map(|then| &then.port), &uplink.port));
         rows.push(row);
     }

@@ -51,7 +51,7 @@ pub fn sample(uptime_seconds: f64, bytes: u64) -> Sample {
 }
 
 fn shown(view: View) -> Vec<String> {
-    let table = table(view, &sample(10.0, 0), &sample(12.0, 1000));
+    let table = table(view, &sample(10.0, 0), &sample(12.0, 1_000_000));
     assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{view:?}");
     let row = |row: &Vec<Cell>| row.iter().map(ToString::to_string).collect::<Vec<_>>().join("|");
     table.rows.iter().map(row).collect()
@@ -62,22 +62,23 @@ fn each_view_shows_rates_and_states() {
     assert_eq!(
         shown(View::Vms),
         [
-            "web|3|ready|3|500 B/s|0 B/s|0/s|0/s|0/s|50/s|0/s|500 B/s|55/s",
-            "db|4|connected|4|250 B/s|0 B/s|0/s|0/s|0/s|50/s|0/s|500 B/s|55/s",
-            "mail|5|quarantine|5|0 B/s|0 B/s|0/s|0/s|0/s|0/s|0/s|0 B/s|0/s",
+            "web|3|ready|3|4.00|0|50000|4.00|55000",
+            "db|4|connected|4|2.00|0|50000|4.00|55000",
+            "mail|5|quarantine|5|0|0|0|0|0",
         ]
     );
+    assert_eq!(shown(View::Sockets), ["web|3|3|4.00|0|0|0|0", "db|4|4|2.00|0|0|0|0", "mail|5|5|0|0|0|0|0"]);
     assert_eq!(
         shown(View::Network),
         [
-            "web/nic0|san|vmxnet3|up|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
-            "db/nic0|san|vmxnet3|down|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
-            "lan|default|uplink|up|500 B/s|100/s|0 B/s|0/s|0/s|55/s|no_buffers",
+            "web/nic0|san|up|4.00|50000|0|0|55000|no_buffers",
+            "db/nic0|san|down|4.00|50000|0|0|55000|no_buffers",
+            "lan|default|up|4.00|100000|0|0|55000|no_buffers",
         ]
     );
     assert_eq!(
         shown(View::Workers),
-        ["worker-0|25 %|10 %|0 %|20 %|45 %|well|-", "switch|0 %|0 %|0 %|0 %|100 %|stuck for 3 s|port 7"]
+        ["worker-0|25|10|0|20|45|well|-", "switch|0|0|0|0|100|stuck for 3 s|port 7"]
     );
 }
 
