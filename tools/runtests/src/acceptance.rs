@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::built::Built;
 use crate::job::{self, Job};
 use crate::report::Report;
-use crate::{Result, lanes, names, setting};
+use crate::{Result, lanes, longest, names, setting};
 
 /// A hash of all that decides what these tests do: sources and plans, committed or not, and settings. Rows of
 /// experiments, figures and pages are read by [`ALWAYS`] alone.
@@ -27,6 +27,9 @@ built=(crates tools guest packaging scripts tests fuzz .cargo Cargo.toml Cargo.l
 
 /// These read all pages, which are not part of the hash, and take little time.
 const ALWAYS: [&str; 2] = ["docs", "site"];
+
+/// How long a module may run in its long form.
+const MINUTES: u64 = 240;
 
 /// Modules that passed: the tree with which they did, and their tests.
 type Passed = BTreeMap<String, Value>;
@@ -67,11 +70,11 @@ pub fn run() -> Result<bool> {
         done.len()
     );
     // In slices, so that what passed is kept when the run is interrupted.
-    let lanes = lanes(1)?;
+    let (lanes, limit) = (lanes(1)?, longest(MINUTES)?);
     report.jobs("guests", |report| {
         for slice in jobs.chunks(lanes) {
             let began = Instant::now();
-            job::run_all(report, slice.to_vec(), lanes)?;
+            job::run_all(report, slice.to_vec(), lanes, limit)?;
             for job in slice {
                 passed.remove(&job.name);
                 // What passed while its sources changed proves nothing about either state of them.

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::Result;
 use crate::built::{Binary, WITH_EXAMPLES};
 use crate::report::{Counts, Ended, Report};
+use crate::{Result, limit};
 
 /// Of the tests in `tests/promises`: `VMLANE_TESTS`, and what the harness prints of a test that has this
 /// form.
@@ -99,14 +100,14 @@ impl Job {
         }
     }
 
-    /// Runs it to its end; with `only`, just this test.
-    pub fn run(&self, only: Option<&str>) -> Result<Ended> {
+    /// Runs it to its end; with `only`, just this test. What has not ended after `longest` has failed.
+    pub fn run(&self, only: Option<&str>, longest: Duration) -> Result<Ended> {
         let began = Instant::now();
         let because = |error: std::io::Error| format!("{}: {error}", self.log.display());
         let absolute = std::path::absolute(&self.log).map_err(because)?;
         let skipped = absolute.with_extension("skipped");
         let _ = fs::remove_file(&skipped);
-        let log = File::create(&self.log).map_err(because)?;
+        let mut log = File::create(&self.log).map_err(because)?;
         let mut command = Command::new(&self.program);
         command.args(&self.words);
         command.args(only.into_iter().flat_map(|test| ["--exact", test]));
@@ -118,15 +119,24 @@ impl Job {
         if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
             command.env("PROPTEST_RNG_SEED", "1");
         }
-        command.stdin(Stdio::null()).stdout(log.try_clone().map_err(because)?).stderr(log);
-        let status = command.status().map_err(|error| format!("{}: {error}", self.program.display()))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone().map_err(because)?);
+        command.stderr(log.try_clone().map_err(because)?);
+        let status = limit::run(&mut command, longest);
+        let status = status.map_err(|error| format!("{}: {error}", self.program.display()))?;
+        if status.is_none() {
+            let _ = writeln!(log, "\nruntests: killed after {} minutes", longest.as_secs() / 60);
+        }
         let text = String::from_utf8_lossy(&fs::read(&self.log).map_err(because)?).into_owned();
         let missing = fs::read_to_string(&skipped).unwrap_or_default();
         let (counts, mut failures) = read(&text, &missing);
-        if !status.success() && failures.is_empty() {
-            failures.push(format!("{} ({status})", self.name));
+        match status {
+            None => failures.push(format!("{} (ran for too long)", self.name)),
+            Some(status) if !status.success() && failures.is_empty() => {
+                failures.push(format!("{} ({status})", self.name));
+            }
+            Some(_) => {}
         }
-        Ok(Ended { counts, seconds: began.elapsed().as_secs_f64(), failures })
+        Ok(Ended { counts, seconds: began.elapsed().as_secs_f64(), failures, killed: status.is_none() })
     }
 }
 
@@ -206,8 +216,9 @@ fn is_name(text: &str) -> bool {
 }
 
 /// Runs jobs, `lanes` at a time, and repeats failed tests once, alone: on a busy machine, emulated guests may
-/// miss their kernels' time limits. Both outcomes are reported, and the log of the first is kept.
-pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize) -> Result<()> {
+/// miss their kernels' time limits. Both outcomes are reported, and the log of the first is kept. A job that
+/// ran for `longest` is not repeated.
+pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize, longest: Duration) -> Result<()> {
     jobs.sort_by_key(|job| report.times.rank(&job.name, job.tests));
     println!("==> {} jobs, {lanes} at a time", jobs.len());
     let queue = Mutex::new(jobs.into_iter());
@@ -219,7 +230,7 @@ pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize) -> Result<
                     // The lock is not held while the job runs.
                     let next = queue.lock().expect("no job panics").next();
                     let Some(job) = next else { break };
-                    let outcome = job.run(None);
+                    let outcome = job.run(None, longest);
                     if let Ok(outcome) = &outcome {
                         Report::line(&job.name, outcome);
                     }
@@ -233,16 +244,16 @@ pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize) -> Result<
         let outcome = outcome?;
         report.add(&job.name, &outcome);
         if !outcome.failures.is_empty() {
-            failed.push((job, outcome.failures));
+            failed.push((job, outcome));
         }
     }
     let many = failed.len() > MOST_REPEATED;
-    for (job, failures) in failed {
+    for (job, Ended { failures, killed, .. }) in failed {
         let kept = job.log.with_extension("failed");
         fs::rename(&job.log, &kept).map_err(|error| format!("{}: {error}", kept.display()))?;
-        report.explain(&job.name, &kept);
+        report.explain(&job.name, &kept, killed);
         for test in failures {
-            let repeated = if many { None } else { Some(repeat(&job, &test)?) };
+            let repeated = if many || killed { None } else { Some(repeat(&job, &test, longest)?) };
             report.failure(&job.name, &job.log, &test, repeated.as_ref());
         }
     }
@@ -250,9 +261,9 @@ pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize) -> Result<
 }
 
 /// Runs a failed test alone, or all tests of a job that ended without a result.
-fn repeat(job: &Job, test: &str) -> Result<Ended> {
+fn repeat(job: &Job, test: &str, longest: Duration) -> Result<Ended> {
     println!("==> {test} once more, alone");
-    let ended = job.run(is_name(test).then_some(test))?;
+    let ended = job.run(is_name(test).then_some(test), longest)?;
     Report::line(&job.name, &ended);
     Ok(ended)
 }
@@ -277,6 +288,42 @@ mod tests {
         assert_eq!((counts.passed, counts.failed), (1, 0));
         assert_eq!(counts.skipped, ["streams::two: long: make acceptance"]);
         assert!(failures.is_empty());
+    }
+
+    /// Of a process, also one that waits for its parent.
+    fn runs(pid: &str) -> bool {
+        let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        state.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+    }
+
+    #[test]
+    fn a_program_that_hangs_has_failed_and_what_it_started_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("hangs.log");
+        let script = "sleep 100000 & echo $! > pid; echo 'test a::one ... ok'; wait";
+        let job = Job {
+            name: "hangs".into(),
+            program: "sh".into(),
+            words: vec!["-c", script],
+            directory: folder.path().into(),
+            environment: Vec::new(),
+            log: log.clone(),
+            tests: 1,
+        };
+        let mut longest = Duration::from_millis(200);
+        // On a busy machine, the shell may need longer to begin.
+        let (ended, pid) = loop {
+            let ended = job.run(None, longest).unwrap();
+            match fs::read_to_string(folder.path().join("pid")) {
+                Ok(pid) if pid.ends_with('\n') => break (ended, pid),
+                _ => longest *= 2,
+            }
+        };
+        assert_eq!((ended.killed, &ended.failures[..]), (true, &["hangs (ran for too long)".to_owned()][..]));
+        assert!(fs::read_to_string(log).unwrap().ends_with("\nruntests: killed after 0 minutes\n"));
+        while runs(pid.trim()) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]

@@ -8,12 +8,14 @@ mod acceptance;
 mod built;
 mod changed;
 mod job;
+mod limit;
 mod report;
 mod times;
 mod words;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use crate::built::Built;
 use crate::job::{Job, run_all};
@@ -35,12 +37,20 @@ Environment:
   ONLY=a,b    guests: these beds or modules; acceptance: these modules
   SINCE=REV   quick: what changed since this commit
   AGAIN=1     acceptance: what has passed as well
+  JOB_MINUTES=30
+              a job that runs for longer has failed, and its processes are killed (acceptance: 240)
 ";
+
+/// How long a job may run, of those that take minutes.
+const MINUTES: u64 = 30;
 
 /// What a run needs to know, and why it cannot go on.
 pub type Result<T> = std::result::Result<T, String>;
 
 fn main() -> ExitCode {
+    if let Err(error) = limit::pass_on_signals() {
+        eprintln!("runtests: signals: {error}");
+    }
     let command = std::env::args().nth(1).unwrap_or_default();
     let outcome = match command.as_str() {
         "all" => all(),
@@ -80,6 +90,15 @@ fn lanes(default: usize) -> Result<usize> {
         None => Ok(default),
         Some(text) => text.parse().map_err(|_| format!("LANES={text}: not a number of jobs")),
     }
+}
+
+/// How long a job may run.
+fn longest(minutes: u64) -> Result<Duration> {
+    let minutes = match setting("JOB_MINUTES") {
+        None => minutes,
+        Some(text) => text.parse().map_err(|_| format!("JOB_MINUTES={text}: not a number of minutes"))?,
+    };
+    Ok(Duration::from_secs(minutes.saturating_mul(60)))
 }
 
 /// Runs a command of the tree, whose output is ours.
@@ -142,8 +161,8 @@ fn units(report: &mut Report, built: &Built) -> Result<()> {
         jobs.push(Job::documented(&report.directory));
     }
     // Most of them wait for processes and for time limits.
-    let lanes = lanes(6)?;
-    report.jobs("units", |report| run_all(report, jobs, lanes))
+    let (lanes, limit) = (lanes(6)?, longest(MINUTES)?);
+    report.jobs("units", |report| run_all(report, jobs, lanes, limit))
 }
 
 fn guests(report: &mut Report, built: &Built) -> Result<()> {
@@ -152,8 +171,8 @@ fn guests(report: &mut Report, built: &Built) -> Result<()> {
     if let Some(only) = setting("ONLY") {
         jobs = job::chosen(jobs, &names(&only))?;
     }
-    let lanes = lanes(2)?;
-    report.jobs("guests", |report| run_all(report, jobs, lanes))
+    let (lanes, limit) = (lanes(2)?, longest(MINUTES)?);
+    report.jobs("guests", |report| run_all(report, jobs, lanes, limit))
 }
 
 /// The root of the repository, in which this runs.

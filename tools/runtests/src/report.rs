@@ -10,6 +10,8 @@ use crate::times::{Seconds, Times};
 
 /// Slowest jobs that are listed.
 const SLOWEST: usize = 10;
+/// Last lines of a log that are printed of a job which was killed.
+const END: usize = 40;
 /// Lines of a log that are printed where a test failed twice, for a reader who has no access to this
 /// machine's files.
 const TAIL: usize = 400;
@@ -30,6 +32,8 @@ pub struct Ended {
     pub seconds: f64,
     /// Names of failed tests, or the job's own if it ended without a result.
     pub failures: Vec<String>,
+    /// It ran for too long, and was killed.
+    pub killed: bool,
 }
 
 /// The counts and times of a run so far.
@@ -106,11 +110,16 @@ impl Report {
         self.jobs.contains_key(name) && !self.failed_jobs.iter().any(|failed| failed == name)
     }
 
-    /// Why a job failed.
-    pub fn explain(&self, name: &str, log: &Path) {
+    /// Why a job failed; of one that was `killed`, the end of its log.
+    pub fn explain(&self, name: &str, log: &Path, killed: bool) {
         println!("==> why {name} failed (all of it: {})", log.display());
         let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
         let lines: Vec<&str> = text.lines().collect();
+        if killed {
+            return lines[lines.len().saturating_sub(END)..]
+                .iter()
+                .for_each(|line| println!("{}", clipped(line)));
+        }
         let mut printed = false;
         for (at, _) in lines.iter().enumerate().filter(|(_, line)| is_reason(line)) {
             printed = true;
