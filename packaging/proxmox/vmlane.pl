@@ -42,7 +42,7 @@ my $wanted = vmlane('proxmox-args', $vm, '--mem', $memory);
 chomp($wanted);
 if ($args ne $wanted) {
     die "args of VM $vmid are not those of vmlane's VM $vm with $memory MiB; run:\n"
-        . "  qm set $vmid --args \"\$(vmlane proxmox-args $vm --mem $memory)\"\n";
+        . "  qm set $vmid --args \"\$(vmlane attach $vm --for proxmox --mem $memory)\"\n";
 }
 # It fails if no daemon answers.
 vmlane('status');

@@ -375,7 +375,7 @@ tables! {
         /// The most queues per direction.
         #[key(Vm, "8; 2 from the eleventh card on; 1 for virtio-net", "1 to 32")]
         pub queues: Option<Spanned<i64>>,
-        /// Number of its PCI Express slot, in the output of `vmlane qemu-args` and `libvirt-xml`.
+        /// Number of its PCI Express slot, in the output of `vmlane attach` for QEMU and libvirt.
         #[key(Reload, "placed by QEMU", "1 to 8191")]
         pub slot: Option<Spanned<i64>>,
         /// With `model = "vmxnet3"`: each doorbell and interrupt-mask write is sent as a message.

@@ -19,7 +19,7 @@ fn file(name: &str) -> String {
 /// SATA ports of q35, and of each controller that is added.
 const PORTS: usize = 6;
 
-/// QEMU's words for a machine that is called `name` in vmlane's configuration; `vmlane qemu-args`
+/// QEMU's words for a machine that is called `name` in vmlane's configuration; `vmlane attach`
 /// has the others. Each is one argument, not quoted for any shell.
 pub fn words(name: &str, machine: &Machine) -> Vec<String> {
     let mut words: Vec<String> = vec!["-machine".into(), "q35".into()];

@@ -51,19 +51,19 @@ pub enum Denied {
     #[error("it is VM {vm}, and uses {socket}, which belongs to VM {other}: remove the device")]
     OtherVm { vm: String, socket: String, other: String },
     #[error(
-        "it is VM {vm}, and lacks the device of {sockets}: put it in with `vmlane libvirt-xml {vm} --into DOMAIN.xml`"
+        "it is VM {vm}, and lacks the device of {sockets}: put it in with `vmlane attach {vm} --for libvirt --into DOMAIN.xml`"
     )]
     Lacks { vm: String, sockets: String },
     #[error(
-        "its interface at {socket} has the MAC address {has}, and VM {vm} has {wanted} there: put the VM in again with `vmlane libvirt-xml {vm} --into DOMAIN.xml`"
+        "its interface at {socket} has the MAC address {has}, and VM {vm} has {wanted} there: put the VM in again with `vmlane attach {vm} --for libvirt --into DOMAIN.xml`"
     )]
     Mac { vm: String, socket: String, has: String, wanted: String },
     #[error(
-        "its memory is not shared, and the daemon has to map it: put VM {vm} in with `vmlane libvirt-xml {vm} --into DOMAIN.xml`"
+        "its memory is not shared, and the daemon has to map it: put VM {vm} in with `vmlane attach {vm} --for libvirt --into DOMAIN.xml`"
     )]
     Memory { vm: String },
     #[error(
-        "it runs as {has}, and the owner of VM {vm} is {wanted}: put the VM in again with `vmlane libvirt-xml {vm} --into DOMAIN.xml`"
+        "it runs as {has}, and the owner of VM {vm} is {wanted}: put the VM in again with `vmlane attach {vm} --for libvirt --into DOMAIN.xml`"
     )]
     Label { vm: String, has: String, wanted: String },
     #[error(

@@ -227,7 +227,7 @@ impl Attach<'_> {
         Ok(())
     }
 
-    /// Those of QEMU's arguments that were put in for this VM, also by hand from `vmlane qemu-args`.
+    /// Those of QEMU's arguments that were put in for this VM, also by hand from `vmlane attach`.
     fn ours<'r>(&self, arguments: &[&'r Element]) -> Vec<&'r Element> {
         let mut ours = Vec::new();
         let mut rest = arguments;

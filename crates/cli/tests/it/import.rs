@@ -140,7 +140,7 @@ fn the_daemon_takes_what_descriptions_become() {
         // A shell makes of the words for QEMU what they were, whatever is in the names.
         let line = import_file(&["--qemu"], file).out;
         for (line, vm) in line.lines().zip(json["vms"].as_array().unwrap()) {
-            let (words, _) = line.split_once(" $(vmlane qemu-args ").unwrap();
+            let (words, _) = line.split_once(" $(vmlane attach ").unwrap();
             let script = format!("printf '%s\\n' {words}");
             let output = Command::new("sh").args(["-c", &script]).output().unwrap();
             let output = String::from_utf8(output.stdout).unwrap();

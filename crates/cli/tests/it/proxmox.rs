@@ -92,7 +92,7 @@ fn a_vm_starts_with_the_args_of_the_configuration_and_a_daemon() {
     for (config, word) in [
         (
             format!("args: {args}\nmemory: 2048\n"),
-            "qm set 100 --args \"$(vmlane proxmox-args web --mem 2048)\"",
+            "qm set 100 --args \"$(vmlane attach web --for proxmox --mem 2048)\"",
         ),
         (format!("args: {args} -S\nmemory: 512\n"), "are not those of vmlane's VM web"),
         (format!("args: {args}\nmemory: 512\nnuma: 1\n"), "numa"),

@@ -55,7 +55,8 @@ fn of_vm(vm: &Vm) -> Vec<Finding> {
 }
 
 fn start(name: &str) -> Remedy {
-    Remedy::new("start the VM with the arguments that vmlane prints").run(&["vmlane", "qemu-args", name])
+    let remedy = Remedy::new("start the VM with the arguments that vmlane prints");
+    remedy.run(&["vmlane", "attach", name, "--for", "qemu"])
 }
 
 fn resume(name: &str) -> Remedy {

@@ -27,7 +27,7 @@ fn finding(severity: Severity, what: String, share: f64, cost: &str) -> Finding 
 fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
     let name = &vm.name;
     let read = format!("/proc/{}/cmdline", vmm.pid);
-    let arguments = |what: &str| Remedy::new(what).run(&["vmlane", "qemu-args", name]);
+    let arguments = |what: &str| Remedy::new(what).run(&["vmlane", "attach", name, "--for", "qemu"]);
     let mut found = Vec::new();
     if vmm.shared_memory != Some(true) {
         let what = format!("The memory of VM {name} is not shared with the daemon.");

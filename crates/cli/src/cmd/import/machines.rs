@@ -21,7 +21,7 @@ with a comment. Nothing leads out of a switch until you add an [[uplink]] to it.
 A VM's description does not contain the VLANs of its port groups: the hosts' listings do, which --listing reads (a file for each host).
 `vmlane import esxi --help` names the commands that print them.
 
-With --qemu the output is QEMU's arguments for processors, firmware and disks, a line for each VM, and the comments go to standard error; `vmlane qemu-args VM` prints those for its memory and vmlane's devices. Convert a disk first if it shall be qcow2: qemu-img convert -O qcow2 web.vmdk
+With --qemu the output is QEMU's arguments for processors, firmware and disks, a line for each VM, and the comments go to standard error; `vmlane attach VM --for qemu` prints those for its memory and vmlane's devices. Convert a disk first if it shall be qcow2: qemu-img convert -O qcow2 web.vmdk
 web.qcow2. Disks in the folder of their description are examined: a note names files outside of it that they refer to, which QEMU would open.
 
 Examples:
@@ -189,7 +189,7 @@ fn line(name: &str, machine: &Machine) -> String {
         1024
     });
     format!(
-        "qemu-system-x86_64 -accel kvm -cpu host {} $(vmlane qemu-args {name} --words --mem {memory})\n",
+        "qemu-system-x86_64 -accel kvm -cpu host {} $(vmlane attach {name} --for qemu --words --mem {memory})\n",
         words.join(" ")
     )
 }
