@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use vmlane_api::{Client, CounterList, Stats, call};
+use vmlane_api::{Bound, Client, CounterList, Stats, VmStats, call};
 
 use super::control::{Show, table};
 use crate::row;
@@ -99,35 +99,41 @@ pub fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) ->
     }
     for vm in &stats.vms {
         let then = before.and_then(|before| before.vms.iter().find(|other| other.name == vm.name));
-        list(&format!("{}.vmci", vm.name), &vm.vmci, then.map(|then| &then.vmci));
-        list(&format!("{}.vsock", vm.name), &vm.vsock, then.map(|then| &then.vsock));
-        list(&format!("{}.session", vm.name), &vm.session, then.map(|then| &then.session));
-        for nic in &vm.nics {
-            let then = then.and_then(|then| then.nics.iter().find(|other| other.name == nic.name));
-            let name = format!("{}.{}", vm.name, nic.name);
-            list(&format!("{name}.port"), &nic.port, then.map(|then| &then.port));
-            list(&format!("{name}.device"), &nic.device, then.map(|then| &then.device));
-            list(&format!("{name}.session"), &nic.session, then.map(|then| &then.session));
+        for (name, counters) in lists(vm) {
+            let then = then.and_then(|then| lists(then).find(|(other, _)| *other == name));
+            list(&name, counters, then.map(|(_, counters)| counters));
         }
     }
-    format!("{}{}", table(&rows), bounds(stats, all))
+    let bounds = bounds(&stats.vms, |bound| all || bound.used > 0 || bound.refused > 0);
+    let gap = if bounds.is_empty() { "" } else { "\n" };
+    format!("{}{gap}{bounds}", table(&rows))
 }
 
-/// What VMs may use: bounds that are used or were met, or all of them.
-fn bounds(stats: &Stats, all: bool) -> String {
+/// The counters of a VM, with what stands before their names.
+pub fn lists(vm: &VmStats) -> impl Iterator<Item = (String, &CounterList)> {
+    let nics = vm.nics.iter().flat_map(|nic| {
+        let name = |part: &str| format!("{}.{}.{part}", vm.name, nic.name);
+        [(name("port"), &nic.port), (name("device"), &nic.device), (name("session"), &nic.session)]
+    });
+    let name = |part: &str| format!("{}.{part}", vm.name);
+    [(name("vmci"), &vm.vmci), (name("vsock"), &vm.vsock), (name("session"), &vm.session)]
+        .into_iter()
+        .chain(nics)
+}
+
+/// A table of what VMs may use.
+pub fn bounds<'v>(vms: impl IntoIterator<Item = &'v VmStats>, is_shown: impl Fn(&Bound) -> bool) -> String {
     let mut rows = vec![row!["BOUND", "USED", "LIMIT", "REFUSED"]];
-    for vm in &stats.vms {
-        for bound in vm.bounds.iter().filter(|bound| all || bound.used > 0 || bound.refused > 0) {
+    for vm in vms {
+        for bound in vm.bounds.iter().filter(|bound| is_shown(bound)) {
             rows.push(row![format!("{}.{}", vm.name, bound.name), bound.used, bound.limit, bound.refused]);
         }
     }
-    if rows.len() > 1 { format!("\n{}", table(&rows)) } else { String::new() }
+    if rows.len() > 1 { table(&rows) } else { String::new() }
 }
 
 #[cfg(test)]
 mod tests {
-    use vmlane_api::VmStats;
-
     use super::*;
 
     fn stats(uptime_seconds: f64, bytes: u64) -> Stats {

@@ -8,6 +8,7 @@ use vmlane_api::{Client, ClientError, Connection, ListedVm, NicStatus, SwitchPor
 
 use super::control::{Show, bytes, table, unknown};
 use super::ports::connections;
+use super::stats;
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
@@ -15,7 +16,7 @@ const EXAMPLES: &str = "Examples:
   vmlane vm show web --watch 2
   vmlane vm show web --json | jq '.ports[].drops'
 
-TX and RX: frames in the guest's view. LOST OR REFUSED: counters of `vmlane stats web` that are not 0 and count something that did not succeed, and the VM's bounds that were met. The states are those of `vmlane status --help`. NETWORK: the port group (with its switch, if it is not the default one), the wire, or OVN's logical port.";
+TX and RX: frames in the guest's view. LOST OR REFUSED: counters of `vmlane stats web` that are not 0 and count something that did not succeed. BOUND: what the VM may use, as in `vmlane stats web`, where something was refused. The states are those of `vmlane status --help`. NETWORK: the port group (with its switch, if it is not the default one), the wire, or OVN's logical port.";
 
 /// Show all about one VM: configuration, devices, connections, losses, how to attach it
 #[derive(Debug, clap::Args)]
@@ -66,7 +67,8 @@ fn ask(client: &mut Client, name: &str) -> Result<Shown, ClientError> {
 }
 
 pub fn plain(shown: &Shown) -> String {
-    let parts = [head(shown), nics(shown), frames(shown), links(shown), losses(shown)];
+    let bounds = stats::bounds([&shown.stats], |bound| bound.refused > 0);
+    let parts = [head(shown), nics(shown), frames(shown), links(shown), losses(shown), bounds];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
@@ -190,19 +192,51 @@ const LOSSES: [&str; 17] = [
 ];
 
 fn losses(Shown { stats, .. }: &Shown) -> String {
-    let own = [("vmci", &stats.vmci), ("vsock", &stats.vsock), ("session", &stats.session)];
-    let own = own.map(|(part, list)| (part.to_owned(), list));
-    let nics = stats.nics.iter().flat_map(|nic| {
-        let part = |name: &str| format!("{}.{name}", nic.name);
-        [(part("port"), &nic.port), (part("device"), &nic.device), (part("session"), &nic.session)]
-    });
-    let mut rows = vec![row!["LOST OR REFUSED", "TIMES"]];
-    for (part, list) in own.into_iter().chain(nics) {
+    let mut rows = vec![row!["LOST OR REFUSED", "VALUE"]];
+    for (part, list) in stats::lists(stats) {
         let of_loss = |name: &str| LOSSES.iter().any(|start| name.starts_with(start));
         let met = list.iter().filter(|(name, value)| *value > 0 && of_loss(name));
         rows.extend(met.map(|(name, value)| row![format!("{part}.{name}"), value]));
     }
-    let met = stats.bounds.iter().filter(|bound| bound.refused > 0);
-    rows.extend(met.map(|bound| row![format!("bound {} of {}", bound.name, bound.limit), bound.refused]));
     if rows.len() > 1 { table(&rows) } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn losses_and_bounds_have_the_names_that_stats_has() {
+        let listed = json!({"name": "web", "group": "default", "vsock": "vmci", "nics": 1, "attached": false,
+                            "added": false, "file": "vmlane.toml", "line": 1, "forwards": []});
+        let status = json!({"name": "web", "cid": 3, "group": "default", "vsock": "vmci", "attached": false,
+                            "ready": false, "sockets": [], "queue_pairs": 0, "queue_pair_bytes": 0,
+                            "connections": 0, "doorbells": 0, "inbox_bytes": 0, "nics": []});
+        let stats = json!({
+            "name": "web", "cid": 3, "vmci": {"refused_full": 3, "datagrams_sent": 9}, "session": {},
+            "nics": [{"name": "nic0", "device": {}, "session": {}, "port": {"drop_no_buffers": 7}}],
+            "bounds": [{"name": "queue_pairs", "used": 4, "limit": 4, "refused": 2},
+                       {"name": "connections", "used": 1, "limit": 9, "refused": 0}]
+        });
+        let shown =
+            json!({"listed": listed, "status": status, "stats": stats, "connections": [], "ports": []});
+        let shown: Shown = from_value(shown).unwrap();
+        let text = losses(&shown);
+        let names: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(names, ["web.vmci.refused_full", "web.nic0.port.drop_no_buffers"]);
+        let whole = stats::plain(
+            &vmlane_api::Stats { vms: vec![shown.stats.clone()], ..Default::default() },
+            None,
+            false,
+            false,
+        );
+        assert!(names.iter().all(|name| whole.contains(name)), "{whole}");
+        let text = plain(&shown);
+        assert!(
+            text.ends_with("BOUND            USED  LIMIT  REFUSED\nweb.queue_pairs     4      4        2\n"),
+            "{text}"
+        );
+    }
 }
