@@ -11,9 +11,21 @@ use std::process::ExitCode;
 use clap::{Command, CommandFactory, FromArgMatches, Parser};
 use vmlane_daemon::extras::Extras;
 
+/// On the man page; `vmlane --help` is a list of commands.
+const EXAMPLES: &str = "Examples:
+  vmlane demo                                                 what it does: two VMs, measured
+  vmlane check --config ./vmlane.toml
+  vmlane daemon --config ./vmlane.toml --runtime-dir ./run
+  eval \"qemu-system-x86_64 -machine q35 $(vmlane attach web --for qemu) web.qcow2\"
+  vmlane status
+  vmlane vm show web
+  vmlane top
+  echo hello | vmlane connect web 5000
+  vmlane doctor web db                                        why is the network between two VMs slow?";
+
 /// Two VMs on one Linux host talk at memory speed, with the drivers they already have.
 #[derive(Debug, Parser)]
-#[command(name = "vmlane", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "vmlane", version, propagate_version = true, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: cmd::Command,

@@ -260,8 +260,7 @@ mod tests {
         let pages = pages();
         let mut wrong = Vec::new();
         for (name, text) in pages.iter().filter(|(name, _)| name.ends_with(".1")) {
-            let examples = if name == "vmlane.1" { "SUBCOMMANDS" } else { "EXAMPLES" };
-            let wanted = ["SYNOPSIS", examples, "\"EXIT STATUS\"", "\"SEE ALSO\""];
+            let wanted = ["SYNOPSIS", "EXAMPLES", "\"EXIT STATUS\"", "\"SEE ALSO\""];
             let missing = wanted.iter().filter(|section| !text.contains(&format!("\n.SH {section}\n")));
             wrong.extend(missing.map(|section| format!("{name} has no {section}")));
             let others = text.rsplit_once("ALSO\"\n").unwrap().1.trim().replace("\\-", "-");
