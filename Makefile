@@ -50,7 +50,7 @@ demo: setup
 	@$(BIN) demo --out out/demo $(if $(filter 1,$(FULL)),--full)
 
 # What tests use of the host, beside what building needs.
-FOR_UNITS  := libvirt-clients libxml2-utils systemd tshark
+FOR_UNITS  := fish libvirt-clients libxml2-utils systemd tshark zsh
 FOR_GUESTS := ethtool socat ncat python3 openssh-client chromium tshark
 # Built beside the program, so that what both use is compiled once.
 RUNTESTS   := cargo build --quiet --locked --release -p vmlane-cli -p vmlane-runtests && target/$(TRIPLE)/release/vmlane-runtests

@@ -27,6 +27,8 @@ The scripts complete names of VMs, cards, uplinks, port groups, switches, wires,
 
 /// By this variable of the environment, a script asks for completions.
 const VARIABLE: &str = "VMLANE_COMPLETE";
+/// zsh loads the script at the first press of the tab key, as a function that is to complete, too.
+const ZSH_AT_ONCE: &str = "if [[ $funcstack[1] == _vmlane ]]; then _clap_dynamic_completer_vmlane; fi\n";
 /// How long names may take. A shell that completes nothing is better than one that waits.
 const LONGEST: Duration = Duration::from_secs(2);
 /// How long the daemon may take for an answer, before the configuration is read instead.
@@ -46,6 +48,9 @@ impl Args {
         let shell = shells.completer(&self.shell.to_string()).context("this shell is not supported")?;
         let mut script = Vec::new();
         shell.write_registration(VARIABLE, "vmlane", "vmlane", "vmlane", &mut script)?;
+        if self.shell == Shell::Zsh {
+            script.extend_from_slice(ZSH_AT_ONCE.as_bytes());
+        }
         io::Write::write_all(&mut io::stdout(), &script).context("writing the script")?;
         Ok(ExitCode::SUCCESS)
     }
