@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use vmlane_experiment::{Writer, summary};
-use vmlane_lab::Device;
 
 use super::progress::sweep;
 
@@ -43,10 +42,10 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
-        let mut plan = vmlane_experiment::demo(self.full);
+        let is_root = rustix::process::geteuid().is_root();
+        let mut plan = vmlane_experiment::demo(self.full, is_root);
         self.runs.into_iter().for_each(|runs| plan.set_runs(runs));
-        if !rustix::process::geteuid().is_root() {
-            plan.combinations.retain(|factors| factors.device != Device::UmlVector);
+        if !is_root {
             eprintln!(
                 "demo: User Mode Linux's own card is left out: it needs root, to open an interface of the host"
             );

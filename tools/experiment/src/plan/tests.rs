@@ -130,3 +130,19 @@ fn errors_name_line_and_key() {
     assert_eq!(paper("value = 1.5, text = \"the post:\", at = { message = \"4k\" }"), "");
     assert_eq!((figure("\"message\""), figure("[\"message\", \"buffer\"]")), (String::new(), String::new()));
 }
+
+/// The rows carry the plan's text, from which a report concludes what is missing.
+#[test]
+fn a_demo_without_root_leaves_the_card_that_needs_it_out_of_its_plan() {
+    for full in [false, true] {
+        let [root, user] = [true, false].map(|is_root| crate::demo(full, is_root));
+        let is_left_out = |factors: &&Factors| factors.device == vmlane_lab::Device::UmlVector;
+        let count = root.combinations.iter().filter(is_left_out).count();
+        assert!(count > 0, "full: {full}");
+        assert_eq!(user.combinations.len() + count, root.combinations.len());
+        assert!(!user.combinations.iter().any(|factors| is_left_out(&factors)));
+        let carried = Plan::parse(&user.source, false).unwrap();
+        assert_eq!(carried.combinations.len(), user.combinations.len());
+        assert!(user.notes.iter().any(|note| note.contains("needs root")), "{:?}", user.notes);
+    }
+}
