@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use artifacts::{Artifacts, clone};
-use vmlane_testkit::skipped;
+use vmlane_testkit::{TWO_VMCI, skipped};
 use vmlane_tests::alone::output;
 use vmlane_tests::kept;
 use vmlane_tests::tree::root;
@@ -32,14 +32,6 @@ vmlane_tests::tests! {
 }
 
 const RELEASES: [Release; 2] = [Release::Bookworm, Release::Trixie];
-const CONFIG: &str = "\
-[[vm]]
-name = \"a\"
-cid = 3
-[[vm]]
-name = \"b\"
-cid = 4
-";
 
 fn a_release_is_made_of_the_optimized_program_and_the_guide() {
     let mut make = Command::new("make");
@@ -103,7 +95,7 @@ fn files_of(folder: &Path) -> Vec<String> {
 /// VMs get their devices, bytes pass between them, and programs of the host get the library.
 fn serves(container: &Container, program: &str) {
     container.run("systemctl is-active vmlane vmlane-keeper && systemctl is-enabled vmlane vmlane-keeper");
-    fs::write(container.path("/etc/vmlane/vmlane.toml"), [SOCKETS, CONFIG].concat()).expect("the configuration");
+    fs::write(container.path("/etc/vmlane/vmlane.toml"), [SOCKETS, TWO_VMCI].concat()).expect("the configuration");
     container.run("systemctl reload vmlane");
     let traffic = Traffic::start(|vm, name| container.path(&format!("/run/vmlane/vm/{vm}/{name}.sock")));
     traffic.goes_on();

@@ -6,6 +6,7 @@
 //! another user as a [`Visitor`], and has a process of its own by [`ran_alone`]. It returns with [`skipped`]
 //! what the machine at hand cannot do.
 
+mod configurations;
 mod daemon;
 pub mod hybrid_vmm;
 mod own_process;
@@ -14,6 +15,7 @@ mod skipped;
 mod visitor;
 mod waiting;
 
+pub use configurations::{TWO_VMCI, TWO_VSOCK};
 pub use daemon::Daemon;
 pub use own_process::{again, ran_alone, role};
 pub use process::{Process, Ran, contains_all, run, write_program};

@@ -9,12 +9,11 @@ use vmlane_guestsim::Ram;
 use vmlane_guestsim::cloud_hypervisor::CloudHypervisor;
 use vmlane_guestsim::virtio::{DriverRing, into};
 use vmlane_guestsim::vsock_vm::{Name, VsockVm};
-use vmlane_testkit::{Daemon, LONGEST, wait_until};
+use vmlane_testkit::{Daemon, LONGEST, TWO_VSOCK, wait_until};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::EVENT_TRANSPORT_RESET;
 
 use crate::common::daemon;
-use crate::vsock_kill::CONFIG;
 
 const A: Name = (1000, 4, 2000);
 const B: Name = (2000, 3, 1000);
@@ -122,7 +121,7 @@ fn kill(daemon: &Daemon) {
 
 #[test]
 fn its_streams_go_on_and_its_requests_wait() {
-    let (daemon, mut a, mut b) = start(CONFIG);
+    let (daemon, mut a, mut b) = start(TWO_VSOCK);
     connects(&mut a, &mut b);
     for kills in 0..10 {
         passes(&mut a, &mut b, 100_000 + 977 * kills);
@@ -150,7 +149,7 @@ fn its_streams_go_on_and_its_requests_wait() {
 /// The driver of a is loaded anew: the device is reset while there is no daemon.
 #[test]
 fn its_guest_may_reset_the_device_without_a_daemon() {
-    let (daemon, mut a, mut b) = start(CONFIG);
+    let (daemon, mut a, mut b) = start(TWO_VSOCK);
     for _ in 0..3 {
         connects(&mut a, &mut b);
         passes(&mut a, &mut b, 100_000);
@@ -172,7 +171,7 @@ fn its_guest_may_reset_the_device_without_a_daemon() {
 /// anew.
 #[test]
 fn it_connects_again_after_its_session_was_closed() {
-    let (daemon, mut a, mut b) = start(&format!("[daemon]\nhold = 1\n{CONFIG}"));
+    let (daemon, mut a, mut b) = start(&format!("[daemon]\nhold = 1\n{TWO_VSOCK}"));
     for _ in 0..2 {
         connects(&mut a, &mut b);
         passes(&mut a, &mut b, 100_000);

@@ -4,20 +4,10 @@
 use std::time::{Duration, Instant};
 
 use vmlane_guestsim::vsock_vm::VsockVm;
-use vmlane_testkit::{Daemon, LONGEST, wait_until};
+use vmlane_testkit::{Daemon, LONGEST, TWO_VSOCK, wait_until};
 
 use crate::common::daemon;
 
-pub const CONFIG: &str = "\
-[[vm]]
-name = \"a\"
-cid = 3
-vsock = \"virtio\"
-[[vm]]
-name = \"b\"
-cid = 4
-vsock = \"virtio\"
-";
 const STREAMS: u32 = 8;
 
 /// The ends of a and of b.
@@ -37,7 +27,7 @@ struct World {
 impl World {
     /// `idle`: connections in which nothing happens meanwhile.
     fn new(packed: bool, idle: u32) -> World {
-        let daemon = daemon(CONFIG);
+        let daemon = daemon(TWO_VSOCK);
         let attach = |cid, vm| VsockVm::attach(cid, &daemon.socket(vm, "vsock.sock"), packed);
         let (a, b) = (attach(3, "a"), attach(4, "b"));
         let mut world = World { daemon, a, b, count: 0 };

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 use vmlane_guestsim::vsock_vm::{BOTH, CREDIT, End, Name, VsockVm};
-use vmlane_testkit::{Daemon, LONGEST, wait_until};
+use vmlane_testkit::{Daemon, LONGEST, TWO_VSOCK, wait_until};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
 use crate::common::daemon;
 use crate::common::vsock::Guest;
-use crate::vsock_kill::{CONFIG, name};
+use crate::vsock_kill::name;
 
 /// The ends of a connection.
 const A: Name = (1000, 4, 2000);
@@ -123,7 +123,7 @@ struct Stages {
 
 impl Stages {
     fn new(buffers: bool) -> Stages {
-        let daemon = daemon(CONFIG);
+        let daemon = daemon(TWO_VSOCK);
         let posted = if buffers { 32 } else { 0 };
         let attach = |vm, cid| Guest::attach_with(&daemon.socket(vm, "vsock.sock"), cid, posted);
         let guests = [attach("a", 3), attach("b", 4)];
@@ -203,7 +203,7 @@ fn half_closed_streams_go_on() {
         (0, SHUTDOWN_RECEIVE, true),
         (1, SHUTDOWN_RECEIVE, false),
     ] {
-        let mut pair = Pair::new(CONFIG);
+        let mut pair = Pair::new(TWO_VSOCK);
         pair.passes(100_000);
         if dead {
             pair.daemon.kill();
@@ -247,7 +247,7 @@ fn half_closed_streams_go_on() {
 /// byte more.
 #[test]
 fn streams_without_credit_wait_and_go_on() {
-    let mut pair = Pair::new(CONFIG);
+    let mut pair = Pair::new(TWO_VSOCK);
     for round in 1..=3 {
         let [a, b] = pair.ends();
         (a.keeps, b.keeps) = (true, true);
@@ -280,7 +280,7 @@ fn streams_without_credit_wait_and_go_on() {
 #[test]
 fn streams_outlast_a_killed_keeper() {
     const RENEWED: &str = "the new keeper has everything";
-    let mut pair = Pair::new(CONFIG);
+    let mut pair = Pair::new(TWO_VSOCK);
     for kills in 1..=3 {
         pair.passes(100_000);
         kill_process(pair.daemon.beside("keeper").expect("a keeper"), Signal::KILL).unwrap();
@@ -295,7 +295,7 @@ fn streams_outlast_a_killed_keeper() {
 #[test]
 fn a_keeper_and_a_daemon_that_are_killed_end_sessions() {
     for daemon_first in [true, false] {
-        let mut pair = Pair::new(CONFIG);
+        let mut pair = Pair::new(TWO_VSOCK);
         pair.passes(1000);
         let keeper = pair.daemon.beside("keeper").expect("a keeper");
         if daemon_first {
@@ -314,7 +314,7 @@ fn a_keeper_and_a_daemon_that_are_killed_end_sessions() {
 /// Of one VM alone: its peer is notified.
 #[test]
 fn sessions_that_the_keeper_closed_are_over_and_the_next_vmms_are_served() {
-    let mut pair = Pair::new(&format!("[daemon]\nhold = 1\n{CONFIG}"));
+    let mut pair = Pair::new(&format!("[daemon]\nhold = 1\n{TWO_VSOCK}"));
     pair.passes(1000);
     pair.daemon.kill();
     wait_until("both connections are closed", || pair.a.is_closed() && pair.b.is_closed());

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use vmlane_lab::setup::{self, Progress, Qemu};
+use vmlane_testkit::TWO_VMCI;
 use vmlane_wire::vmci::Reg;
 
 use crate::report::{Only, Registry, Sample};
@@ -23,14 +24,6 @@ use qtest::Machine;
 
 const MICROSECONDS: &str = "us";
 const ROWS: [&str; 3] = ["vfio.ram", "vfio.access", "vfio.notice"];
-const CONFIG: &str = "\
-[[vm]]
-name = \"a\"
-cid = 3
-[[vm]]
-name = \"b\"
-cid = 4
-";
 
 /// Adds the rows that begin with `only`, if their programs are available; else prints the reason.
 pub fn register(registry: &mut Registry, only: &Only) {
@@ -98,7 +91,7 @@ impl Pair {
     fn start(vmlane: &Path, qemu: &Qemu) -> anyhow::Result<Pair> {
         let dir = crate::folders::temporary().context("a folder for sockets")?;
         let sockets = ["a", "b"].map(|name| dir.join("run/vm").join(name).join("vmci.sock"));
-        let mut daemon = Backend::of(vmlane, &dir, CONFIG, sockets.clone())?;
+        let mut daemon = Backend::of(vmlane, &dir, TWO_VMCI, sockets.clone())?;
         let mut guest = |index: usize, cid| {
             let socket = &sockets[index];
             daemon.await_socket(socket)?;

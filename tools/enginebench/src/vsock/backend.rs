@@ -5,20 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use vmlane_testkit::TWO_VSOCK;
 
 use super::guest::Guest;
 use super::traffic::{self, CIDS};
-
-const CONFIG: &str = "\
-[[vm]]
-name = \"a\"
-cid = 3
-vsock = \"virtio\"
-[[vm]]
-name = \"b\"
-cid = 4
-vsock = \"virtio\"
-";
 
 /// A running back end, in a folder of its own. Ends when dropped.
 pub struct Backend {
@@ -43,7 +33,7 @@ impl Backend {
     /// Our daemon, with its defaults.
     pub fn ours(program: &Path, dir: &Path) -> anyhow::Result<Backend> {
         let sockets = ["a", "b"].map(|name| dir.join("run/vm").join(name).join("vsock.sock"));
-        Backend::of(program, dir, CONFIG, sockets)
+        Backend::of(program, dir, TWO_VSOCK, sockets)
     }
 
     /// Our daemon with a configuration; `sockets` are those of two of its VMs.
