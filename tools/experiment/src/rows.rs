@@ -50,8 +50,8 @@ pub struct Row {
     pub transactions_per_second: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<RoundTrips>,
-    /// Frames that the clients' cards sent (of a test that receives: received), by the switch's counters, over
-    /// the whole run; a super-frame counts once.
+    /// Frames that the clients' cards sent (of a test that receives: received), by the switch's counters,
+    /// over the whole run; a super-frame counts once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets_per_second: Option<f64>,
     /// What the daemon and the QEMUs used during the whole run: start of the client, warm-up and all.

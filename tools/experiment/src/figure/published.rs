@@ -15,7 +15,8 @@ const ROW: f64 = 19.0;
 const SAMPLE: f64 = 34.0;
 /// The least width of a line over one mark.
 const SHORTEST: f64 = 18.0;
-/// A linear axis grows by no more than this for a published value, as a factor: its own marks must stay readable.
+/// A linear axis grows by no more than this for a published value, as a factor: its own marks must stay
+/// readable.
 const GROWTH: f64 = 2.5;
 
 const INK: &str = "stroke=\"currentColor\" stroke-width=\"1.7\" stroke-dasharray=\"7 3\" fill=\"none\"";
