@@ -116,7 +116,8 @@ STYLE = """text{font-family:"DejaVu Sans Mono","Liberation Mono",Menlo,Consolas,
 
 def draw():
     events = [json.loads(line) for line in RECORDING.read_text().splitlines()]
-    length = events[-1][0] + 8  # the last picture stays for a while
+    # The last picture stays for a while, and comes first: what shows no motion shows all that was printed.
+    length, first = events[-1][0] + 8, 5
     down, body, moments = EDGE, [], {}
     for number, title in enumerate(TITLES):
         shown, rows = pieces(events, number)
@@ -134,7 +135,7 @@ def draw():
     style, frames = STYLE, []
     for index, (at, texts) in enumerate(sorted(moments.items())):
         style += f"@keyframes k{index}{{0%{{visibility:hidden}}{100 * at / length:.2f}%{{visibility:visible}}}}\n"
-        frames.append(f'<g style="animation:k{index} {length:.0f}s step-end infinite">{"".join(texts)}</g>')
+        frames.append(f'<g style="animation:k{index} {length:.0f}s step-end {first - length:.0f}s infinite">{"".join(texts)}</g>')
     width, height = COLUMNS * CELL + 2 * EDGE, down
     PICTURE.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
