@@ -27,12 +27,12 @@ const KERNEL: &str = "6.12";
 const USER: &str = "alice";
 const WORD: &str = "first byte";
 
-/// The blocks of README's section.
-const INSTALL: usize = 0;
-const START: usize = 1;
-const WHILE_IT_RUNS: usize = 2;
-const IN_GUESTS: usize = 3;
-const LAB: usize = 4;
+/// The blocks of README's sections, after that of a release.
+const INSTALL: usize = 1;
+const START: usize = 2;
+const WHILE_IT_RUNS: usize = 3;
+const IN_GUESTS: usize = 4;
+const LAB: usize = 5;
 
 /// A Debian 12 with QEMU, a user, two disks and the package where `make package` puts it.
 fn host(assets: &Assets) -> (Container, tempfile::TempDir) {

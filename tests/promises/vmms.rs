@@ -161,7 +161,7 @@ fn the_quick_start_attaches_two_vms() {
     let log = |name: &str| std::fs::File::create(dir.path().join(name)).unwrap();
     let mut running = Vec::new();
     let mut asked = 0;
-    for line in readme::quick_start("sh")[1].lines() {
+    for line in readme::quick_start("sh")[2].lines() {
         let line = line.split('#').next().unwrap().trim();
         if let Some(daemon) = line.strip_suffix('&') {
             let child = shell(&format!("exec {daemon}")).stderr(log("daemon.log")).spawn().unwrap();
