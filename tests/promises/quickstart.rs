@@ -30,8 +30,8 @@ const WORD: &str = "first byte";
 /// The blocks of README's sections, after that of a release.
 const INSTALL: usize = 1;
 const START: usize = 2;
-const WHILE_IT_RUNS: usize = 3;
-const IN_GUESTS: usize = 4;
+const IN_GUESTS: usize = 3;
+const WHILE_IT_RUNS: usize = 4;
 const LAB: usize = 5;
 
 /// A Debian 12 with QEMU, a user, two disks and the package where `make package` puts it.
