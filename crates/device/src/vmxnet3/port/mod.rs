@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `ring.rs`, `place.rs` | rings by generation, positions in them |
 //! | `checkpoint.rs` | positions that outlive the daemon |
-//! | `tx.rs`, `offload.rs`, `order.rs` | frames gathered, checked, described, completed in order |
+//! | `tx.rs` | frames gathered, checked, described, completed in order |
 //! | `rx.rs`, `layout.rs` | frames laid into posted buffers, completed |
 //! | `rss.rs` | the receive queue of a frame |
 //! | `moderation.rs` | when an interrupt is due |
@@ -18,8 +18,6 @@ mod checkpoint;
 pub(super) mod counters;
 mod layout;
 mod moderation;
-mod offload;
-mod order;
 mod place;
 mod ring;
 mod rss;
@@ -41,10 +39,10 @@ use vmlane_wire::vmxnet3::regs::event;
 use vmlane_wire::vmxnet3::shared::at;
 
 use self::moderation::Moderator;
-#[doc(hidden)]
-pub use self::offload::TxRules;
 use self::rss::{Hash, Toeplitz};
 use self::rx::{RxQueue, RxRules, Scratch};
+#[doc(hidden)]
+pub use self::tx::TxRules;
 use self::tx::{Stopped, TxQueue};
 use super::doorbell::Doorbell;
 use super::setup::{Live, RxSetup, Setup, Shared, TxSetup};
