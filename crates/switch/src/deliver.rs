@@ -1,54 +1,13 @@
-//! The last stage: a frame, or segments that were merged, into the port of a receiver.
+//! Into the port of a receiver: a flow that is closed, whole or as the segments that came.
 
 use vmlane_port::{DropReason, FramePort, Token};
-use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
 use crate::coalesce::Flow;
-use crate::egress::{Egress, Receiver};
-use crate::ingress::{Checked, Frame};
+use crate::egress::{Egress, To};
+use crate::ingress::Frame;
 use crate::pending::PendingFrame;
 use crate::table::Table;
-
-/// Which port gets a frame, and as what.
-#[derive(Clone, Copy)]
-pub struct To {
-    pub slot: Slot,
-    /// The tag that it sees.
-    pub tag: Option<Tci>,
-    /// It is not the one addressed, and gets only complete frames.
-    pub mirror: bool,
-}
-
-/// Runs a delivery into a port. `from`: whose frame it is.
-#[inline]
-fn into_port(
-    table: &mut Table,
-    from: Slot,
-    to: To,
-    deliver: impl FnOnce(Receiver<'_>) -> Result<(), DropReason>,
-) -> Result<(), DropReason> {
-    let claim = table.held.claim(from);
-    let port = table.ports.get_mut(to.slot).ok_or(DropReason::Gone)?;
-    port.comes_from(claim);
-    let receiver = port.receiver(to.tag, to.mirror).ok_or(DropReason::Gone)?;
-    let outcome = table.serving.attribute(to.slot, || deliver(receiver));
-    table.delivered(to.slot);
-    outcome
-}
-
-/// Delivers a frame. `next`: segments delivered before, and how many when this returns.
-#[inline]
-pub fn deliver(
-    egress: &mut Egress,
-    table: &mut Table,
-    from: Slot,
-    sent: &Checked<'_>,
-    next: &mut u16,
-    to: To,
-) -> Result<(), DropReason> {
-    into_port(table, from, to, |receiver| egress.deliver(sent, next, receiver))
-}
 
 /// Delivers a flow that is closed: whole, or where that cannot be each of its segments as it came. `waits`
 /// gets those that wait for their receiver's buffers.
@@ -65,7 +24,7 @@ pub fn deliver_flow(
         return flow.tokens().iter().for_each(|_| port.lose(DropReason::Gone));
     }
     let whole = flow.is_merged() && ready(table, to.slot, false);
-    if whole && into_port(table, from, to, |receiver| egress.merged(flow, receiver)).is_ok() {
+    if whole && table.deliver(from, to, |receiver| egress.merged(flow, receiver)).is_ok() {
         return;
     }
     for &token in flow.tokens() {
@@ -75,7 +34,7 @@ pub fn deliver_flow(
             let outcome = Frame::new(&tx, &mut scratch).and_then(|frame| {
                 // It succeeded when the frame came in, from the same private bytes.
                 let sent = flow.first(token, &frame).map_or_else(|| frame.check(), Ok)?;
-                deliver(egress, table, from, &sent, &mut 0, to)
+                table.deliver(from, to, |receiver| egress.deliver(&sent, &mut 0, receiver))
             });
             egress.put_scratch(scratch);
             outcome

@@ -9,6 +9,7 @@ use vmlane_port::{
 };
 use vmlane_wire::ethernet::Tci;
 
+use crate::Slot;
 use crate::coalesce::Flow;
 use crate::ingress::{Checked, Frame, Job, Segmentation};
 use crate::parse::{self, IPV4, IPV6};
@@ -24,6 +25,16 @@ pub struct RxCounts {
     pub checksums: u64,
     pub coalesced: u64,
     pub coalesced_segments: u64,
+}
+
+/// Which port gets a frame, and as what.
+#[derive(Clone, Copy)]
+pub struct To {
+    pub slot: Slot,
+    /// The tag that it sees.
+    pub tag: Option<Tci>,
+    /// It is not the one addressed, and gets only complete frames.
+    pub mirror: bool,
 }
 
 /// Who gets a frame.

@@ -121,28 +121,6 @@ impl TxBurst {
     }
 }
 
-/// The VLAN of a frame that came with `tag` from a port, and whether its source address is to be learned.
-#[inline]
-pub fn admit(
-    config: &Config,
-    access: &Access,
-    source: Mac,
-    tag: Option<Tci>,
-) -> Result<(u16, bool), DropReason> {
-    let vlan = config.vlan.ingress(tag).ok_or(DropReason::BadVlan)?;
-    if config.direct {
-        return Ok((vlan, false));
-    }
-    if !source.is_unicast() {
-        return Err(DropReason::ForgedSource);
-    }
-    let foreign = config.uplink || source != access.effective;
-    if foreign && !config.uplink && !config.policy.forged_transmits {
-        return Err(if access.blocked { DropReason::MacChanged } else { DropReason::ForgedSource });
-    }
-    Ok((vlan, foreign))
-}
-
 /// A frame without its outer tag.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
@@ -185,12 +163,26 @@ impl<'a> Frame<'a> {
         address(self.head, 6)
     }
 
+    /// The frame, checked, if a port may send it; its VLAN, and whether its source address is to be learned.
+    #[inline]
+    pub fn admit(&self, config: &Config, access: &Access) -> Result<(Checked<'_>, u16, bool), DropReason> {
+        let vlan = config.vlan.ingress(self.tag).ok_or(DropReason::BadVlan)?;
+        let source = self.source();
+        let foreign = !config.direct && (config.uplink || source != access.effective);
+        if !config.direct && !source.is_unicast() {
+            return Err(DropReason::ForgedSource);
+        }
+        if foreign && !config.uplink && !config.policy.forged_transmits {
+            return Err(if access.blocked { DropReason::MacChanged } else { DropReason::ForgedSource });
+        }
+        Ok((self.check()?, vlan, foreign))
+    }
+
     /// Finds the layers, and checks the offload that the sender asks for.
     #[inline]
     pub fn check(&self) -> Result<Checked<'_>, DropReason> {
         let layers = parse::layers(self.head);
-        let job = if self.offload == Offload::None { Job::Nothing } else { job(self, &layers)? };
-        Ok(Checked { frame: self, layers, job })
+        Ok(Checked { frame: self, layers, job: job(self, &layers)? })
     }
 
     /// Bytes, without the tag; never less than a header has.

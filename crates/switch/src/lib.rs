@@ -13,7 +13,7 @@
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
 //! | `fan.rs` | the receivers of a frame to several |
 //! | `coalesce.rs`, `coalesce/flow.rs`, `coalesce/history.rs` | in front of stage 3: segments of a burst merged to super-frames; one of these; whether that is worth while |
-//! | `deliver.rs`, `egress.rs`, `segment.rs` | stage 3: into its receiver's port, whole or in segments, checksums |
+//! | `egress.rs`, `segment.rs`, `deliver.rs` | stage 3: into its receiver's port, whole or in segments, checksums; what was merged |
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
 //! | `announce.rs`, `announce/` | the network behind uplinks is notified of where addresses are |
 //! | `pending.rs`, `pending/queue.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them, served by their owners' shares |

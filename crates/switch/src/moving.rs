@@ -29,7 +29,7 @@ use crate::Slot;
 use crate::core::Core;
 use crate::fdb::Route;
 use crate::handover::{PLACES, attach_remote, remote_end};
-use crate::ingress::{Frame, admit};
+use crate::ingress::Frame;
 use crate::pending::{PendingFrame, PendingQueue};
 use crate::port::{Numbered, Port};
 use crate::queue::Step;
@@ -181,7 +181,7 @@ fn tag_of(table: &Table, slot: Slot, frame: &PendingFrame) -> Option<Option<Tci>
     let in_flight = sender.end.as_ref()?.frame(frame.token);
     let mut scratch = [0; MAX_HEAD];
     let head = Frame::new(&in_flight, &mut scratch).ok()?;
-    let (vlan, _) = admit(&sender.config, &sender.access, head.source(), head.tag).ok()?;
+    let (_, vlan, _) = head.admit(&sender.config, &sender.access).ok()?;
     let filter = port.end.as_ref()?.filter();
     port.access.receive(&port.config, filter, head.destination(), vlan, head.tag).ok()
 }

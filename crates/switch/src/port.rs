@@ -459,6 +459,13 @@ impl Port {
         self.extras.taps.iter().for_each(|tap| tap.settle(Some(reason)));
     }
 
+    /// Drops a frame that was on its way to it, and shows it.
+    #[cold]
+    pub fn refuse(&self, frame: &TxFrame<'_>, reason: DropReason) {
+        self.lose(reason);
+        self.show_lost(frame, reason);
+    }
+
     /// Shows a frame that was on its way to it and was dropped, as it was fetched.
     #[cold]
     pub fn show_lost(&self, frame: &TxFrame<'_>, reason: DropReason) {

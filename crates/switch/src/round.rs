@@ -4,7 +4,7 @@
 //! A stage returns what is next and calls no other one. What waits for a receiver's buffers has its own loop,
 //! in `retry.rs`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -16,12 +16,13 @@ use crate::allowances::Allowance;
 use crate::batch::{Batch, Joined};
 use crate::coalesce::{Join, Segment};
 use crate::core::Core;
-use crate::deliver::{To, deliver, deliver_flow};
+use crate::deliver::deliver_flow;
+use crate::egress::To;
 use crate::fan::{Fan, Want};
 use crate::fdb::{Destination, PortInVlan, Sender};
 use crate::flight::{Fetched, Flight};
 use crate::handover::{Handed, Workers, has_frames};
-use crate::ingress::{Checked, Frame, Job, admit};
+use crate::ingress::{Checked, Frame, Job};
 use crate::mirror::send_copies;
 use crate::multicast::{ANY, classify};
 use crate::pending::PendingFrame;
@@ -71,7 +72,8 @@ impl Core {
         if !remote_first {
             moved |= self.serve_remote();
         }
-        self.flush();
+        self.table.flush();
+        self.end_failed();
         self.table.send_handed();
         moved
     }
@@ -124,7 +126,16 @@ impl Core {
         let Some(mut sender) = self.table.ports.take(slot) else { return false };
         self.table.serving.begin(slot);
         self.heartbeat.serve(sender.id.0);
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.send(slot, &mut sender)));
+        let sends = !sender.tx.limits.still_paused(self.table.now) && !sender.attached.retired;
+        let mut outcome = Ok(false);
+        if sends && let Some(mut end) = sender.end.take() {
+            outcome = catch_unwind(AssertUnwindSafe(|| self.send(slot, &mut sender, &mut *end)));
+            if outcome.is_err() {
+                self.settle(slot, &mut sender, &mut *end);
+            }
+            // The end goes back to its port whatever happens.
+            sender.end = Some(end);
+        }
         let paused = sender.tx.limits.is_paused();
         self.table.ports.put(slot, sender);
         let moved = outcome.unwrap_or_else(|_| {
@@ -135,31 +146,23 @@ impl Core {
             self.table.mark(slot);
             self.polling.disarm_one(&mut self.table, slot);
         }
-        self.flush();
+        self.table.flush();
+        self.end_failed();
         moved && !paused
     }
 
-    fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {
-        if sender.tx.limits.still_paused(self.table.now) || sender.attached.retired {
-            return false;
-        }
-        let Some(mut end) = sender.end.take() else { return false };
-        // The end goes back to its port whatever happens.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.send_bursts(slot, sender, &mut *end)));
-        if outcome.is_err() && self.table.serving.slot() != slot {
-            // A receiver's code failed: the frame it failed with is done with too.
+    /// A panic ended a turn. If a receiver's code failed, the frame it failed with is done with, too.
+    #[cold]
+    fn settle(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) {
+        if self.table.serving.slot() != slot {
             sender.tx.burst.keep(&self.coalescer.take_waiting());
             let _ = catch_unwind(AssertUnwindSafe(|| end.finish(sender.tx.burst.take_done())));
         }
-        if outcome.is_err() {
-            self.coalescer.reset();
-        }
-        sender.end = Some(end);
-        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+        self.coalescer.reset();
     }
 
     /// Fetches and forwards until nothing waits or the owner's share is used up.
-    fn send_bursts(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) -> bool {
+    fn send(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) -> bool {
         if let Some(copies) = sender.copies() {
             return send_copies(&mut self.table, &mut self.egress, slot, sender, end, copies);
         }
@@ -327,7 +330,7 @@ impl Core {
         let now = self.table.now;
         let rate = sender.config.floods.unwrap_or(self.table.settings.floods);
         let fate = Frame::new(fetched.tx, scratch).and_then(|frame| {
-            let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
+            let (checked, vlan, learn) = frame.admit(&sender.config, &sender.access)?;
             let to = self.find(slot, sender, &frame, vlan, learn)?;
             let one = matches!(to, Destination::One(_));
             // What another worker handed over was examined there.
@@ -335,7 +338,6 @@ impl Core {
             if !one && !sender.config.uplink && !remote && !sender.tx.limits.may_flood(rate, now) {
                 return Err(DropReason::Flood);
             }
-            let checked = frame.check()?;
             if let Job::Segment(segmentation) = &checked.job {
                 sender.tx.counts.tso += u64::from(segmentation.segments > 1);
             }
@@ -495,9 +497,7 @@ impl Core {
         let tag = match port.access.receive(&port.config, end.filter(), to, flight.vlan, frame.tag) {
             Ok(tag) if !port.rx.pending.stalled => tag,
             refused => {
-                let reason = refused.err().unwrap_or(DropReason::NoBuffers);
-                port.lose(reason);
-                port.show_lost(frame.tx, reason);
+                port.refuse(frame.tx, refused.err().unwrap_or(DropReason::NoBuffers));
                 return Fate::Finished;
             }
         };
@@ -506,7 +506,18 @@ impl Core {
         if table.settings.coalesce && port.aggregates() && self.merge(flight, (receiver, tag), may_merge) {
             return Fate::Finished;
         }
-        self.hand(flight, To { slot: receiver, tag, mirror: !own }, may_wait)
+        let Core { table, egress, .. } = self;
+        let Some(port) = table.ports.get(receiver) else { return Fate::Finished };
+        if !port.rx.pending.is_empty() || table.ports.allowances.is_over(port.owner) {
+            return self.pend(flight, receiver, (tag, 0), may_wait);
+        }
+        let (mut next, to) = (0, To { slot: receiver, tag, mirror: !own });
+        match table.deliver(flight.slot, to, |end| egress.deliver(&flight.sent, &mut next, end)) {
+            Ok(()) => {}
+            Err(DropReason::NoBuffers) => return self.pend(flight, receiver, (tag, next), may_wait),
+            Err(reason) => table.ports.get(receiver).iter().for_each(|port| port.lose(reason)),
+        }
+        Fate::Finished
     }
 
     /// Gives a frame to a receiver that another worker owns.
@@ -527,23 +538,6 @@ impl Core {
             Handed::Copied => Fate::Finished,
             Handed::No => self.pend(flight, receiver, (None, 0), may_wait),
         }
-    }
-
-    /// Delivers a frame to a port, or has it wait.
-    #[inline]
-    fn hand(&mut self, flight: &Flight<'_>, to: To, may_wait: bool) -> Fate {
-        let Core { table, egress, .. } = self;
-        let Some(port) = table.ports.get(to.slot) else { return Fate::Finished };
-        if !port.rx.pending.is_empty() || table.ports.allowances.is_over(port.owner) {
-            return self.pend(flight, to.slot, (to.tag, 0), may_wait);
-        }
-        let mut next = 0;
-        match deliver(egress, table, flight.slot, &flight.sent, &mut next, to) {
-            Ok(()) => {}
-            Err(DropReason::NoBuffers) => return self.pend(flight, to.slot, (to.tag, next), may_wait),
-            Err(reason) => table.ports.get(to.slot).iter().for_each(|port| port.lose(reason)),
-        }
-        Fate::Finished
     }
 
     /// Lets a frame wait, of which the segments before `next` were delivered. One that may not is shown to

@@ -13,6 +13,7 @@ use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::{DropReason, FramePort, PortId, Token};
 
 use crate::Slot;
+use crate::egress::{Receiver, To};
 use crate::handover::Links;
 use crate::pending::{Claim, Held, OTHERS, PendingFrame};
 use crate::port::Port;
@@ -195,18 +196,28 @@ impl Table {
         self.ports.all().for_each(|slot| self.mark(slot));
     }
 
-    /// A port was given frames: their receiver's owner pays for what its rings cost, and the port wants a
-    /// flush.
+    /// Runs a delivery of a frame of `from` into the port of `to`. A panic of it is that port's; its owner pays
+    /// for what its rings cost, and it wants a flush.
     #[inline]
-    pub fn delivered(&mut self, slot: Slot) {
-        let Some(port) = self.ports.get_mut(slot) else { return };
+    pub fn deliver(
+        &mut self,
+        from: Slot,
+        to: To,
+        deliver: impl FnOnce(Receiver<'_>) -> Result<(), DropReason>,
+    ) -> Result<(), DropReason> {
+        let claim = self.held.claim(from);
+        let port = self.ports.get_mut(to.slot).ok_or(DropReason::Gone)?;
+        port.comes_from(claim);
+        let receiver = port.receiver(to.tag, to.mirror).ok_or(DropReason::Gone)?;
+        let outcome = self.serving.attribute(to.slot, || deliver(receiver));
         let (owner, overhead) = (port.owner, port.attached.info.overhead.take());
         let marked = std::mem::replace(&mut port.dirty, true);
         self.ports.allowances.charge(owner, overhead * PIECE_COST);
         if !marked {
-            self.dirty.push(slot);
-            self.note(slot);
+            self.dirty.push(to.slot);
+            self.note(to.slot);
         }
+        outcome
     }
 
     /// One of those who had a frame is done with it; the last one completes it.
@@ -380,3 +391,5 @@ impl Table {
 
 #[cfg(test)]
 pub mod testing;
+#[cfg(test)]
+mod tests;

@@ -4,8 +4,7 @@ use vmlane_port::{BURST, DropReason, FramePort, TxFrame};
 
 use super::spec::Copies;
 use crate::Slot;
-use crate::deliver::{To, deliver};
-use crate::egress::Egress;
+use crate::egress::{Egress, To};
 use crate::ingress::Frame;
 use crate::port::Port;
 use crate::price::{DELIVERY_COST, PIECE_COST};
@@ -71,7 +70,8 @@ fn deliver_copy(
         let sent = frame.check()?;
         let own = sent.frame.tag;
         let tag = vlan.map(|vlan| own.unwrap_or_default().with_vlan(vlan)).or(own);
-        deliver(egress, table, slot, &sent, &mut 0, To { slot: receiver, tag, mirror })
+        let to = To { slot: receiver, tag, mirror };
+        table.deliver(slot, to, |end| egress.deliver(&sent, &mut 0, end))
     });
     egress.put_scratch(scratch);
     outcome
