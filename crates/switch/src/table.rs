@@ -196,8 +196,8 @@ impl Table {
         self.ports.all().for_each(|slot| self.mark(slot));
     }
 
-    /// Runs a delivery of a frame of `from` into the port of `to`. A panic of it is that port's; its owner pays
-    /// for what its rings cost, and it wants a flush.
+    /// Runs a delivery of a frame of `from` into the port of `to`. A panic of it is that port's; its owner
+    /// pays for what its rings cost, and it wants a flush.
     #[inline]
     pub fn deliver(
         &mut self,

@@ -100,8 +100,8 @@ impl Mirrors {
             .args(["--variant=extract", "--architectures=amd64", "--quiet"])
             .args(["--aptopt=Apt::Install-Recommends \"false\"", "--aptopt=Acquire::Retries \"3\""]);
         if !rustix::process::geteuid().is_root() {
-            // The other modes run as users of a range that may enter no home directory. Nothing is configured here,
-            // so no root directory has to be changed.
+            // The other modes run as users of a range that may enter no home directory. Nothing is configured
+            // here, so no root directory has to be changed.
             command.arg("--mode=chrootless");
         }
         for option in proxy_options() {
