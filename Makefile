@@ -3,6 +3,8 @@
 
 TRIPLE  := x86_64-unknown-linux-gnu
 BIN     := target/$(TRIPLE)/release/vmlane
+# As it is packaged.
+DIST    := $(CURDIR)/target/$(TRIPLE)/dist/vmlane
 FULL    ?= 0
 ONLY    ?=
 FUZZ_SECONDS ?= 60
@@ -136,17 +138,17 @@ dist: bootstrap
 
 package: dist
 	@scripts/bootstrap.sh apparmor binutils lintian
-	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/package.sh
+	@VMLANE_BIN="$(DIST)" scripts/package.sh
 
 # Of a commit, and with what is committed alone.
 release: dist
 	@scripts/bootstrap.sh apparmor binutils jq lintian
-	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/docs.sh
-	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/release.sh
+	@VMLANE_BIN="$(DIST)" scripts/docs.sh
+	@VMLANE_BIN="$(DIST)" scripts/release.sh
 
 image: dist
 	@scripts/bootstrap.sh binutils buildah
-	@VMLANE_BIN=$(CURDIR)/target/$(TRIPLE)/dist/vmlane scripts/image.sh
+	@VMLANE_BIN="$(DIST)" scripts/image.sh
 
 # Without a build before it, so that root need not build.
 install:

@@ -35,11 +35,14 @@ const RELEASES: [Release; 2] = [Release::Bookworm, Release::Trixie];
 
 fn a_release_is_made_of_the_optimized_program_and_the_guide() {
     let mut make = Command::new("make");
-    make.args(["--dry-run", "release"]).current_dir(root()).env_remove("MAKEFLAGS");
+    make.args(["--dry-run", "release", "image", "CURDIR=/with a space"]);
+    make.current_dir(root()).env_remove("MAKEFLAGS");
     let printed = output(make.env("VMLANE_BIN", "/some/other/program"));
     let at = |words: &str| printed.find(words).unwrap_or_else(|| panic!("{words}: {printed}"));
-    assert!(at("cargo build --profile dist") < at("/dist/vmlane scripts/docs.sh"), "{printed}");
-    assert!(at("/dist/vmlane scripts/docs.sh") < at("/dist/vmlane scripts/release.sh"), "{printed}");
+    assert!(at("cargo build --profile dist") < at("/dist/vmlane\" scripts/docs.sh"), "{printed}");
+    assert!(at("/dist/vmlane\" scripts/docs.sh") < at("/dist/vmlane\" scripts/release.sh"), "{printed}");
+    let uses = |words: &str| printed.matches(words).count();
+    assert_eq!(uses("\"/with a space/target/"), uses("/with a space/target/"), "one word for the shell: {printed}");
     for named in ["=/vmlane'", "=/cargo'"] {
         assert!(at("--remap-path-prefix=") < at(named), "{printed}");
     }
