@@ -25,7 +25,7 @@ fn a_package_is_made_of_the_optimized_program() {
     make.args(["--dry-run", "package"]).current_dir(root()).env_remove("MAKEFLAGS");
     let printed = output(make.env("VMLANE_BIN", "/some/other/program"));
     let packaging = printed.lines().find(|line| line.ends_with("scripts/package.sh")).expect("a package is made");
-    assert!(packaging.contains("/dist/vmlane "), "{packaging}");
+    assert!(packaging.contains("/dist/vmlane\" "), "{packaging}");
     let built = printed.find("cargo build --profile dist").expect("the program is built");
     assert!(built < printed.find(packaging).expect("it is there"), "{printed}");
 }
