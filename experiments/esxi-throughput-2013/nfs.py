@@ -29,7 +29,8 @@ MODULES = {
 NEEDED = {"a": "sunrpc dns_resolver", "b": "sunrpc auth_rpcgss"}
 WRITE = f"dd if=/dev/zero of=/mnt/file bs=1M count={SIZE} conv=fsync"
 READ = "dd if=/mnt/file of=/dev/null bs=1M"
-MIRROR = os.environ.get("VMLANE_DEBIAN_MIRROR", "http://deb.debian.org/debian")
+# Where the modules come from, as for the lab: the mirror that it names, or else those that apt is configured with.
+NAMED = "VMLANE_DEBIAN_MIRROR"
 SIGNED = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
 # What rpc.mountd would answer when the kernel asks: these clients may use /srv, the root of the export, which
 # has the number 0 (0x2402: any port, no check of subtrees, a number).
@@ -61,6 +62,18 @@ def in_guest(guest, line):
     return lab("exec", NAME, guest, "--", "sh", "-ec", line)
 
 
+def sources():
+    """Lines of sources.list for the lab's Debian."""
+    mirrors = {"Debian": os.environ.get(NAMED)}
+    if not mirrors["Debian"]:
+        known = run(["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"])
+        mirrors = dict(line.split(maxsplit=1) for line in reversed(known.splitlines()) if line.startswith("Debian"))
+    if "Debian" not in mirrors:
+        sys.exit(f"apt knows no mirror of Debian: name one, {NAMED}=http://HOST/debian")
+    suites = {"Debian": "trixie", "Debian-Security": "trixie-security"}
+    return "".join(f"deb {SIGNED} {mirrors[label]} {suite} main\n" for label, suite in suites.items() if label in mirrors)
+
+
 def modules(release):
     """The folder with a kernel's NFS modules."""
     kept = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vmlane" / f"nfs-{release}"
@@ -69,9 +82,8 @@ def modules(release):
     with tempfile.TemporaryDirectory() as temporary:
         tree, folder = Path(temporary, "tree"), Path(temporary, "modules")
         folder.mkdir()
-        sources = f"deb {SIGNED} {MIRROR} trixie main\ndeb {SIGNED} {MIRROR}-security trixie-security main\n"
         run(["mmdebstrap", "--variant=extract", "--architectures=amd64", "--quiet", f"--include=linux-image-{release}",
-             "--aptopt=Apt::Install-Recommends \"false\"", "trixie", str(tree), "-"], input=sources)
+             "--aptopt=Apt::Install-Recommends \"false\"", "trixie", str(tree), "-"], input=sources())
         for name in {name for names in MODULES.values() for name in names}:
             packed = tree / "usr/lib/modules" / release / "kernel" / f"{name}.ko.xz"
             run(["xz", "-d", str(packed)])
