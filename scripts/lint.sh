@@ -26,6 +26,12 @@ cargo clippy --release --locked --workspace --all-targets -- -D warnings
 echo '==> words of identifiers and of the log'
 cargo run --release --locked --quiet -p vmlane-runtests -- words
 
+echo '==> no mirror of packages by name: apt has one that works here'
+if git grep -nE 'https?://[[:alnum:]-]+(\.[[:alnum:]-]+)+(:[0-9]+)?/debian'; then
+  echo 'lint: these name a mirror; take that of apt (tools/lab/src/setup/apt.rs)' >&2
+  exit 1
+fi
+
 if ! passed doc crates tools tests fuzz Cargo.toml Cargo.lock; then
   echo '==> cargo doc'
   RUSTDOCFLAGS='-D warnings' cargo doc --release --locked --workspace --no-deps --quiet

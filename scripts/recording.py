@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "target/x86_64-unknown-linux-gnu/release"
 RECORDING, PICTURE = ROOT / "docs/recording.jsonl", ROOT / "docs/recording.svg"
-COLUMNS, PROMPT = 88, "$ "
+COLUMNS, PROMPT = 80, "$ "
 TITLES = ["terminal 1: VM a sends to VM b", "terminal 2: the host"]
 
 
@@ -69,9 +69,9 @@ def record(lab):
         stream.type(f"vmlane lab exec {lab} a -- vmlane bench stream --to vsock:4 -i 1 -l 14 | grep bit/s")
         wait(both, lines(3))
         for line, then in [
-            (f"vmlane top --once | cut -c -{COLUMNS}", 6),
+            ("vmlane top --once", 6),
             ("kill -9 $(vmlane status --json | jq .pid)", 9),
-            (f"vmlane status | cut -c -{COLUMNS}", 12),
+            ("vmlane status", 12),
         ]:
             host.type(line)
             wait(both, lambda: at_prompt(host))
