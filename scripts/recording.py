@@ -24,7 +24,10 @@ class Terminal:
         pid, self.fd = pty.fork()
         if pid == 0:
             os.execvpe("bash", ["bash", "--norc", "--noprofile"], environment)
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+        # A dumb terminal shows a part of a line that is too long, so the one of the long command is wider than
+        # the picture.
+        columns = COLUMNS if number else 2 * COLUMNS
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
 
     def read(self):
         text = os.read(self.fd, 65536).decode()
