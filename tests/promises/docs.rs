@@ -1,5 +1,5 @@
-//! The documentation agrees with the repository: the picture, the map of the crates, links between pages, and
-//! the tests that pages name.
+//! The documentation agrees with the repository: the picture, the map of the crates, links between pages, the
+//! tests that pages name, and what GitHub reads.
 
 mod chart;
 mod journeys;
@@ -8,6 +8,7 @@ mod numbers;
 mod picture;
 mod promises;
 mod rows;
+mod workflows;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,6 +19,7 @@ use vmlane_tests::tree::{crate_folder, crates, files, read, root};
 use journeys::names_of_the_journeys_are_those_of_the_code;
 use numbers::{numbers_are_those_of_rows_and_constants, the_tests_of_the_specification_exist};
 use promises::promises_and_their_tests_name_each_other;
+use workflows::workflows_have_the_right_shape;
 
 vmlane_tests::tests! {
     plain {
@@ -32,6 +34,7 @@ vmlane_tests::tests! {
         the_tests_of_the_specification_exist,
         the_threads_of_the_architecture_are_those_of_the_code,
         tests_and_sources_that_pages_name_exist,
+        workflows_have_the_right_shape,
     }
 }
 
