@@ -8,8 +8,9 @@ use vmlane_tests::alone::output;
 use vmlane_tests::tree::root;
 
 /// Where an upgrade starts while no version is tagged: the first commit whose control socket has the protocol
-/// of today, by which both versions ask each other, and whose state has the layout of today.
-const FIRST: &str = "94fa9653c3a94e52c20a68488a8a17aed8f37afc";
+/// of today, by which both versions ask each other, and which reads the state of today: the layout, and the
+/// revisions of VMXNET3 that a guest may have chosen.
+const FIRST: &str = "e6fd90ae7f919aed554637fcb73f61178dcee874";
 
 pub struct Previous {
     /// The tag, or the commit.
