@@ -12,7 +12,7 @@ mod workflows;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use vmlane_tests::tree::{crate_folder, crates, files, read, root};
 
@@ -162,6 +162,17 @@ fn the_summary_of_the_site_names_every_page_once() {
     assert_eq!(named, expected);
 }
 
+/// What `make docs` puts into the site; links to experiments become text.
+fn is_in_site(target: &Path) -> bool {
+    let target = target.canonicalize().expect("it is there");
+    let script = read("scripts/docs.sh");
+    let at_the_top = script.split("at_the_top='").nth(1).and_then(|rest| rest.split('\'').next());
+    let mut at_the_top = at_the_top.expect("pages at the top").split('|');
+    target.starts_with(root().join("docs"))
+        || target.starts_with(root().join("experiments"))
+        || at_the_top.any(|name| target == root().join(format!("{name}.md")))
+}
+
 fn links_between_pages_lead_somewhere() {
     let mut broken = Vec::new();
     for page in pages().into_iter().filter(|page| !page.ends_with("SUMMARY.md")) {
@@ -181,6 +192,8 @@ fn links_between_pages_lead_somewhere() {
                         .any(|line| anchor(line.trim_start_matches('#')) == heading));
             if !reached {
                 broken.push(format!("{}: {link}", page.display()));
+            } else if !page.ends_with("README.md") && !is_in_site(&target) {
+                broken.push(format!("{}: {link} is not in the site", page.display()));
             }
         }
     }
