@@ -35,6 +35,9 @@ pub fn workflows_have_the_right_shape() {
             continue;
         }
         unknown(&form, &FORM, &mut |what| add(&file, what));
+        if form["body"].as_vec().is_none_or(Vec::is_empty) {
+            add(&file, "it has no body".to_owned());
+        }
         for part in form["body"].as_vec().into_iter().flatten() {
             if part["type"].as_str().is_none_or(|kind| !PARTS.contains(&kind)) {
                 add(&file, format!("a part of the body is a {:?}", part["type"]));
@@ -66,6 +69,9 @@ fn faults_of_workflow(workflow: &Yaml, wrong: &mut impl FnMut(String)) {
         wrong("its permissions are not `contents: read`; a job that needs more has its own".to_owned());
     }
     let jobs = workflow["jobs"].as_hash();
+    if jobs.is_none_or(|jobs| jobs.is_empty()) {
+        wrong("it has no jobs".to_owned());
+    }
     let names: BTreeSet<&str> = jobs.into_iter().flatten().filter_map(|(name, _)| name.as_str()).collect();
     for (name, job) in jobs.into_iter().flatten() {
         let mut wrong = |what: String| wrong(format!("job {}: {what}", name.as_str().unwrap_or("?")));
@@ -73,12 +79,16 @@ fn faults_of_workflow(workflow: &Yaml, wrong: &mut impl FnMut(String)) {
         if job["runs-on"].as_str().is_none() || job["timeout-minutes"].as_i64().is_none() {
             wrong("it has no runs-on or no timeout-minutes".to_owned());
         }
-        if job["needs"].as_str().is_some_and(|needs| !names.contains(needs)) {
-            wrong(format!("there is no job {:?}", job["needs"]));
+        let needs = &job["needs"];
+        if !needs.is_badvalue() && needs.as_str().is_none_or(|needs| !names.contains(needs)) {
+            wrong(format!("it needs {needs:?}, which is no job"));
         }
         let image = job["container"].as_str().or(job["container"]["image"].as_str());
         if image.is_some_and(|image| image != IMAGE) {
             wrong(format!("its container is {image:?}, and not {IMAGE}"));
+        }
+        if job["steps"].as_vec().is_none_or(Vec::is_empty) {
+            wrong("it has no steps".to_owned());
         }
         for step in job["steps"].as_vec().into_iter().flatten() {
             faults_of_step(step, &mut wrong);
