@@ -5,6 +5,7 @@
 //! does not fit is left out, and the report names it.
 
 mod budget;
+mod counted;
 mod prepared;
 
 use std::collections::BTreeSet;
@@ -12,10 +13,12 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::thread::Scope;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use vmlane_bench::address::Family;
 use vmlane_bench::{Address, Error, Options, Questions, Reply, Report, Spec, Target, Test};
 
 use budget::Budget;
+use counted::Counted;
 use prepared::Prepared;
 
 use crate::checks::unexplained;
@@ -188,7 +191,7 @@ struct Examination<'scope, 'env> {
     progress: &'env dyn Fn(&str),
     evidence: Evidence,
     /// What both ends had counted after the run before.
-    last: Option<(Counters, Counters)>,
+    last: Option<Counted>,
     budget: Budget,
     questions: Questions<'env>,
     /// Before the measurements.
@@ -327,7 +330,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         self.keep(kind, from, result, &before, after);
     }
 
-    fn before(&mut self) -> (Counters, Counters) {
+    fn before(&mut self) -> Counted {
         let last = self.last.take();
         last.unwrap_or_else(|| self.counters())
     }
@@ -337,12 +340,12 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         kind: RunKind,
         from: PathEnd,
         result: Result<Report, Error>,
-        before: &(Counters, Counters),
-        after: (Counters, Counters),
+        before: &Counted,
+        after: Counted,
     ) {
         match result {
             Ok(report) => {
-                let (near, far) = (after.0.since(&before.0), after.1.since(&before.1));
+                let (near, far) = after.since(before);
                 self.evidence.runs.push(Run { kind, from, report, near, far });
                 self.last = Some(after);
             }
@@ -371,13 +374,27 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         reply.inspect_err(|error| note_silence(&mut self.evidence, error))
     }
 
-    fn counters(&mut self) -> (Counters, Counters) {
+    fn counters(&mut self) -> Counted {
         let interface = |facts: Option<&Facts>| facts?.path.as_ref().map(|path| path.interface.clone());
         let near = Counters::read(interface(Some(&self.evidence.near)).as_deref());
         let question = Question::Counters { interface: interface(self.evidence.far.as_ref()) };
-        let far = self.ask(&question);
-        let far = far.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
-        (near, far.unwrap_or_default())
+        Counted { near, far: self.counted(&question) }
+    }
+
+    /// What the other machine has counted; a note, if that is not known.
+    fn counted<T: DeserializeOwned>(&mut self, question: &Question) -> Option<T> {
+        let reply = self.ask(question).map_err(|error| error.to_string());
+        let counted = reply.and_then(|reply| {
+            serde_json::from_value(tame(reply.answer)).map_err(|error| format!("unreadable answer: {error}"))
+        });
+        counted
+            .map_err(|why| {
+                let note = format!("what the other machine has counted is not known: {why}");
+                if !self.evidence.notes.contains(&note) {
+                    self.evidence.notes.push(note);
+                }
+            })
+            .ok()
     }
 
     fn mtu(&self, end: PathEnd) -> Option<u32> {
@@ -503,8 +520,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let (near, far) = (path(Some(&self.evidence.near)), path(self.evidence.far.as_ref()));
         let interface = |path: &Option<crate::facts::Path>| path.as_ref().map(|path| path.interface.clone());
         let question = Question::Limits { interface: interface(&far) };
-        let answer = self.ask(&question);
-        let far = answer.ok().and_then(|reply| serde_json::from_value(tame(reply.answer)).ok());
+        let far = self.counted(&question);
         let busiest = self.began.beside_us();
         let near = Limits::read(near.as_ref().map(|path| path.peer), interface(&near).as_deref());
         (self.evidence.limits_near, self.evidence.limits_far) = (Some(Limits { busiest, ..near }), far);

@@ -21,11 +21,13 @@ struct Cause {
     remedy: fn(&Facts) -> Remedy,
     /// What else belongs to it.
     context: fn(&Facts) -> Option<String>,
+    /// What has to hold beside it, where the counters alone prove nothing.
+    holds: fn(&Evidence, PathEnd) -> bool,
 }
 
 const CONNTRACK_CAUSE: Cause = Cause {
     name: "conntrack",
-    counters: &["Conntrack.drop", "Conntrack.early_drop", "Conntrack.insert_failed"],
+    counters: &["Conntrack.drop", "Conntrack.early_drop"],
     least: 1.0,
     is_time: false,
     what: "has no room for more connections in its table (conntrack), and drops packets of new ones.",
@@ -37,10 +39,11 @@ const CONNTRACK_CAUSE: Cause = Cause {
         let number = |name: &str| facts.sysctls.number(&format!("net.netfilter.nf_conntrack_{name}"));
         Some(format!("{} entries of at most {}", number("count")?, number("max")?))
     },
+    holds: |_, _| true,
 };
 const TCP_MEMORY_CAUSE: Cause = Cause {
     name: "tcp-memory",
-    counters: &["TcpExt.TCPMemoryPressures", "TcpExt.TCPRcvQDrop", "TcpExt.TCPAbortOnMemory"],
+    counters: &["TcpExt.TCPMemoryPressures", "TcpExt.TCPAbortOnMemory"],
     least: 1.0,
     is_time: false,
     what: "has used up the memory that all of its TCP connections may have (tcp_mem): it drops what arrives and closes windows.",
@@ -60,6 +63,24 @@ const TCP_MEMORY_CAUSE: Cause = Cause {
         Remedy::sysctl("net.ipv4.tcp_mem", &format!("{} {pages} {}", pages * 3 / 4, pages * 3 / 2))
     },
     context: |facts| Some(format!("net.ipv4.tcp_mem is {} pages", facts.sysctls.0.get("net.ipv4.tcp_mem")?)),
+    // Several connections at once use up the memory of a small machine; that costs nothing.
+    holds: |evidence, end| {
+        let mut few = evidence.runs.iter().filter(|run| run.kind != RunKind::Streams);
+        few.any(|run| TCP_MEMORY_CAUSE.counters.iter().any(|name| run.counters(end).stack(name) > 0))
+    },
+};
+/// Pressure that others have caused before is not counted again. TCPRcvQDrop counts what a full socket drops,
+/// too: one duplicate of a large segment is enough.
+const TCP_MEMORY_HELD_CAUSE: Cause = Cause {
+    counters: &["TcpExt.TCPRcvQDrop"],
+    holds: |evidence, end| {
+        let Some(facts) = evidence.facts(end) else { return false };
+        let bounds = facts.sysctls.0.get("net.ipv4.tcp_mem");
+        // Below the first bound there is no pressure.
+        let least = bounds.and_then(|bounds| bounds.split_whitespace().next()?.parse::<u64>().ok());
+        facts.load.tcp_pages.zip(least).is_some_and(|(pages, least)| pages >= least)
+    },
+    ..TCP_MEMORY_CAUSE
 };
 const CPU_QUOTA_CAUSE: Cause = Cause {
     name: "cpu-quota",
@@ -89,6 +110,7 @@ const CPU_QUOTA_CAUSE: Cause = Cause {
         let quota = facts.limits.quota.as_ref()?;
         Some(format!("/sys/fs/cgroup/{}/cpu.max allows {:.2} CPUs", quota.group, quota.cpus))
     },
+    holds: |_, _| true,
 };
 const PRESSURE_CAUSE: Cause = Cause {
     name: "memory-pressure",
@@ -105,6 +127,7 @@ const PRESSURE_CAUSE: Cause = Cause {
             .run(&["free", "-m"])
     },
     context: |facts| Some(format!("{} MiB of memory in all", facts.machine.memory >> 20)),
+    holds: |_, _| true,
 };
 const ACCEPT_QUEUE_CAUSE: Cause = Cause {
     name: "accept-queue",
@@ -126,6 +149,7 @@ const ACCEPT_QUEUE_CAUSE: Cause = Cause {
         remedy.run(&["ss", "-ltn"]).run(&limits)
     },
     context: |facts| Some(format!("net.core.somaxconn is {}", facts.sysctls.number("net.core.somaxconn")?)),
+    holds: |_, _| true,
 };
 
 const PAUSES_CAUSE: Cause = Cause {
@@ -139,10 +163,17 @@ const PAUSES_CAUSE: Cause = Cause {
     explains: &["latency", "sender-limit", "zero-window", "loss", "retransmits", "policing", "bufferbloat"],
     remedy: |_| slow_answers::remedy(),
     context: |_| Some("pauses of 40 ms and more of a thread that sleeps for 10 ms".to_owned()),
+    holds: |_, _| true,
 };
 
 pub const CONNTRACK: Check = Check { name: "conntrack", examine: |seen| of(seen, &CONNTRACK_CAUSE) };
-pub const TCP_MEMORY: Check = Check { name: "tcp-memory", examine: |seen| of(seen, &TCP_MEMORY_CAUSE) };
+pub const TCP_MEMORY: Check = Check {
+    name: "tcp-memory",
+    examine: |seen| {
+        let found = of(seen, &TCP_MEMORY_CAUSE);
+        if found.is_empty() { of(seen, &TCP_MEMORY_HELD_CAUSE) } else { found }
+    },
+};
 pub const CPU_QUOTA: Check = Check { name: "cpu-quota", examine: |seen| of(seen, &CPU_QUOTA_CAUSE) };
 pub const MEMORY_PRESSURE: Check =
     Check { name: "memory-pressure", examine: |seen| of(seen, &PRESSURE_CAUSE) };
@@ -159,7 +190,7 @@ fn of(evidence: &Evidence, cause: &Cause) -> Vec<Finding> {
         let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
         let all = counts.iter().map(|(_, count)| *count as f64).fold(0.0, f64::max);
         let least = if cause.is_time { cause.least * seconds.max(1.0) * 1e6 } else { cause.least };
-        if all < least {
+        if all < least || !(cause.holds)(evidence, end) {
             return None;
         }
         let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}: {count}")).collect();
@@ -240,6 +271,29 @@ mod tests {
             let found = of(&evidence, cause);
             assert_eq!(found.len(), usize::from(is_found), "{} {count}", cause.name);
             assert!(found.iter().all(|finding| finding.end == Some(PathEnd::Far)));
+        }
+    }
+
+    #[test]
+    fn a_full_socket_is_no_lack_of_memory_for_tcp() {
+        let mut evidence = testing::healthy();
+        evidence.runs[0].far.stack.insert("TcpExt.TCPRcvQDrop".to_owned(), 9);
+        for (pages, is_found) in [(None, false), (Some(4095), false), (Some(4096), true)] {
+            let far = testing::far(&mut evidence);
+            far.sysctls.0.insert("net.ipv4.tcp_mem".to_owned(), "4096 8192 16384".to_owned());
+            far.load.tcp_pages = pages;
+            assert_eq!((TCP_MEMORY.examine)(&evidence).len(), usize::from(is_found), "{pages:?}");
+        }
+    }
+
+    #[test]
+    fn pressure_of_several_connections_at_once_is_no_fault() {
+        for (kind, is_found) in [(RunKind::Streams, false), (RunKind::Stream, true)] {
+            let mut evidence = testing::healthy();
+            let stream = evidence.runs.iter_mut().find(|run| run.kind == RunKind::Stream).unwrap();
+            stream.kind = kind;
+            stream.far.stack.insert("TcpExt.TCPMemoryPressures".to_owned(), 4);
+            assert_eq!((TCP_MEMORY.examine)(&evidence).len(), usize::from(is_found), "{kind:?}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use vmlane_bench::cpu;
 
-use super::files;
+use super::{files, tcp};
 
 /// Processes that are examined.
 const MOST: usize = 16_384;
@@ -49,6 +49,8 @@ pub struct Load {
     pub steal: f64,
     /// The busiest programs, without this one.
     pub busiest: Vec<Process>,
+    /// Pages of memory that all TCP connections have, which tcp_mem bounds.
+    pub tcp_pages: Option<u64>,
 }
 
 impl Load {
@@ -68,6 +70,7 @@ impl Load {
             busy: cpus(after.busy.saturating_sub(before.busy)),
             steal: cpus(after.steal.saturating_sub(before.steal)),
             busiest: snapshot.busiest_since(0.05),
+            tcp_pages: files::text("/proc/net/sockstat").and_then(|text| tcp::pages(&text)),
         }
     }
 }

@@ -140,6 +140,12 @@ fn table(text: &str) -> BTreeMap<String, u64> {
     counters
 }
 
+/// Pages that all TCP connections have, of /proc/net/sockstat.
+pub fn pages(text: &str) -> Option<u64> {
+    let tcp = text.lines().find(|line| line.starts_with("TCP:"))?;
+    tcp.split_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse().ok()
+}
+
 /// Microseconds in which some task had to wait for memory (/proc/pressure).
 fn memory_pressure(text: &str) -> Option<u64> {
     text.lines().find(|line| line.starts_with("some "))?.rsplit_once("total=")?.1.trim().parse().ok()
@@ -153,8 +159,9 @@ fn conntrack(text: &str) -> BTreeMap<String, u64> {
     for line in lines {
         for (name, value) in names.iter().zip(line.split_whitespace()) {
             let value = u64::from_str_radix(value, 16).unwrap_or(0);
-            // The first one is the size of the table, in each line.
-            if ["drop", "early_drop", "insert_failed"].contains(name) {
+            // The first one is the size of the table, in each line; insertions also fail where two packets
+            // of a new connection meet.
+            if ["drop", "early_drop"].contains(name) {
                 *counters.entry(format!("Conntrack.{name}")).or_default() += value;
             }
         }
@@ -180,11 +187,13 @@ mod tests {
         assert_eq!(table.get("Tcp.RetransSegs"), Some(&17));
         assert!(!table.contains_key("Tcp.MaxConn") && !table.contains_key("Icmp.InMsgs"));
         assert_eq!(memory_pressure("some avg10=0.00 avg60=0.00 total=42\nfull total=1\n"), Some(42));
-        let text = "entries  searched drop early_drop\n000000ff 1 0000000a 1\n000000ff 1 00000001 0\n";
+        let text = "entries  insert_failed drop early_drop\n000000ff 1 0000000a 1\n000000ff 1 00000001 0\n";
         assert_eq!(
             conntrack(text),
             [("Conntrack.drop".to_owned(), 11), ("Conntrack.early_drop".to_owned(), 1)].into()
         );
+        let text = "sockets: used 42\nTCP: inuse 5 orphan 0 tw 0 alloc 7 mem 96\nUDP: inuse 2 mem 1\n";
+        assert_eq!(pages(text), Some(96));
         assert_eq!(softnet("00000010 00000002 0000000a 0\n00000010 00000001 00000001 0\n").1, 3);
     }
 

@@ -145,7 +145,7 @@ const CAUSES: &[(&str, Act)] = &[
     }),
     ("tcp-memory", |evidence| {
         lossy(evidence);
-        counted_far(evidence, "TcpExt.TCPRcvQDrop", 200);
+        counted_far(evidence, "TcpExt.TCPMemoryPressures", 3);
         counted_far(evidence, "TcpExt.TCPToZeroWindowAdv", 90);
     }),
     ("socket-buffers", |evidence| {
