@@ -69,10 +69,10 @@ const TCP_MEMORY_CAUSE: Cause = Cause {
         few.any(|run| TCP_MEMORY_CAUSE.counters.iter().any(|name| run.counters(end).stack(name) > 0))
     },
 };
-/// Pressure that others have caused before is not counted again. TCPRcvQDrop counts what a full socket drops,
-/// too: one duplicate of a large segment is enough.
+/// Pressure that lasts since before is not counted again: what sockets had to give back and to drop is. A
+/// socket that is full counts there, too: one duplicate of a large segment is enough.
 const TCP_MEMORY_HELD_CAUSE: Cause = Cause {
-    counters: &["TcpExt.TCPRcvQDrop"],
+    counters: &["TcpExt.PruneCalled", "TcpExt.TCPRcvQDrop"],
     holds: |evidence, end| {
         let Some(facts) = evidence.facts(end) else { return false };
         let bounds = facts.sysctls.0.get("net.ipv4.tcp_mem");
