@@ -347,7 +347,8 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             Ok(report) => {
                 let (near, far) = after.since(before);
                 self.evidence.runs.push(Run { kind, from, report, near, far });
-                self.last = Some(after);
+                // Where the other machine did not answer, it is asked again before the next run.
+                self.last = Some(after).filter(|counted| counted.far.is_some());
             }
             Err(error) => {
                 note_silence(&mut self.evidence, &error);
