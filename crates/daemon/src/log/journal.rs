@@ -91,7 +91,7 @@ mod tests {
             .with_ansi(false)
             .event_format(Prioritized(format))
             .with_writer(move || out.clone());
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+        vmlane_testkit::with_subscriber(tracing_subscriber::registry().with(lines), || {
             let _named = tracing::error_span!("serving", device = "web/nic0").entered();
             tracing::info!("VMM connected");
             tracing::warn!("two\nlines");

@@ -112,7 +112,7 @@ impl Bed {
         let lines = Arc::new(AtomicUsize::new(0));
         let log = CountedLines(lines.clone());
         let thread = std::thread::spawn(move || {
-            tracing::subscriber::with_default(log, || helper.run().unwrap());
+            vmlane_testkit::with_subscriber(log, || helper.run().unwrap());
         });
         let (asked, _) = listener.accept().unwrap();
         let line = greet(&asked);

@@ -23,7 +23,7 @@ use vmlane_guestsim::virtio::{DriverRing, out};
 use vmlane_guestsim::{Ram, eventfd, signals};
 use vmlane_mem::{MemoryMap, Window, memfd};
 use vmlane_state::{Found, Journal, Key, Scope, Store};
-use vmlane_testkit::wait_until;
+use vmlane_testkit::{wait_until, with_subscriber};
 use vmlane_transport::vhost_user::{Prepared, Session};
 use vmlane_transport::{Caller, Listener, RingLines, SessionStats, VhostEnd};
 use vmlane_wire::vhost_user::{MemoryRegion, RingAddress, protocol, request};
@@ -359,7 +359,7 @@ impl World {
             life.serves.store(true, Ordering::SeqCst);
             session.run().to_string()
         };
-        tracing::subscriber::with_default(Watch(life.clone()), work)
+        with_subscriber(Watch(life.clone()), work)
     }
 
     /// One daemon after the other, up to the end of the session.
