@@ -326,9 +326,7 @@ mod tests {
             *seen.0.lock() = 0;
             let dispatch = dispatch.clone();
             let talk = move || {
-                tracing::dispatcher::with_default(&dispatch, || {
-                    (0..50).for_each(|_| tracing::error!("again"))
-                });
+                vmlane_testkit::with_subscriber(dispatch, || (0..50).for_each(|_| tracing::error!("again")));
             };
             std::thread::Builder::new().name(name.into()).spawn(talk).unwrap().join().unwrap();
             assert_eq!(*seen.0.lock(), lines, "{name}");

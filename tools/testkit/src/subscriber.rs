@@ -2,21 +2,18 @@
 
 use std::sync::LazyLock;
 
+use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
-use tracing::{Dispatch, Subscriber};
 
 /// While a program has one subscriber, `tracing` asks only the thread that reaches an event first whether it
 /// is wanted: if that thread has no subscriber, the others do not get this event. With two, it asks both.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// Does `work` while `subscriber` gets the events of this thread.
-pub fn with_subscriber<T>(
-    subscriber: impl Subscriber + Send + Sync + 'static,
-    work: impl FnOnce() -> T,
-) -> T {
+pub fn with_subscriber<T>(subscriber: impl Into<Dispatch>, work: impl FnOnce() -> T) -> T {
     LazyLock::force(&SECOND);
     #[expect(clippy::disallowed_methods, reason = "there is a second subscriber")]
-    tracing::subscriber::with_default(subscriber, work)
+    tracing::dispatcher::with_default(&subscriber.into(), work)
 }
 
 #[cfg(test)]
@@ -25,7 +22,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Metadata};
+    use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
 
